@@ -68,6 +68,21 @@ void AddSteps(const v1::Job& job, Table& table) {
   }
 }
 
+// Returns a text such as "2026-05-01T12:00:00Z, no damage; 3 scrubs".
+std::string VerifiedText(const v1::Job& job) {
+  const v1::DiskState& disk = job.disk();
+  if (!disk.has_last_verified_at()) return "not since the engine started";
+  return absl::StrCat(
+      HumanTime(disk.last_verified_at()), ", ",
+      disk.damaged_records() == 0
+          ? "no damage"
+          : absl::StrCat(disk.damaged_records(),
+                         " DAMAGED records, named in the log and by `optctl "
+                         "verify ",
+                         job.name(), "`"),
+      "; ", disk.scrubs(), " scrubs");
+}
+
 // Adds what is known of a job whose records are on disk.
 void AddDisk(const v1::Job& job, Table& table) {
   const bool is_nvme = job.storage().placement() == v1::PLACEMENT_NVME;
@@ -94,6 +109,7 @@ void AddDisk(const v1::Job& job, Table& table) {
                     HumanBytes(disk.step_bytes_written()), " written")});
   table.AddRow(
       {"  CPU of I/O", absl::StrFormat("%.1f ms a GB", disk.cpu_ms_per_gb())});
+  table.AddRow({"  verified", VerifiedText(job)});
   for (int i = 0; i < disk.directories_size(); ++i) {
     table.AddRow({"  directory", disk.directories(i)});
     // The engine of a former build does not tell.

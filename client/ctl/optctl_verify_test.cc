@@ -180,5 +180,22 @@ TEST_F(OptctlVerifyTest, DescribeCountsTheDirectories) {
   }
 }
 
+TEST_F(OptctlVerifyTest, DescribeTellsOfTheLastVerification) {
+  const auto session = TrainOnDisk();
+  const auto expect = [this](const char* text) {
+    const Ran ran = Optctl("describe job gpt");
+    EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
+    EXPECT_TRUE(absl::StrContains(ran.output, text)) << ran.output;
+  };
+  expect("not since the engine started");
+  EXPECT_EQ(Optctl("verify gpt").exit_code, kExitOk);
+  expect("Z, no damage; 0 scrubs");
+  DamageRecord();
+  EXPECT_EQ(Optctl("verify gpt").exit_code, kExitDamaged);
+  expect(
+      "Z, 1 DAMAGED records, named in the log and by `optctl verify gpt`; 0 "
+      "scrubs");
+}
+
 }  // namespace
 }  // namespace optstate::ctl

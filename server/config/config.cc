@@ -83,6 +83,11 @@ void CheckNvme(const v1::NvmeSettings& nvme, std::vector<Fault>* faults) {
   if (nvme.job_host_budget_bytes() == 0) {
     faults->push_back({"nvme.job_host_budget_bytes", "must be positive"});
   }
+  if (nvme.scrub_bytes_per_s() == 0) {
+    faults->push_back({"nvme.scrub_bytes_per_s",
+                       "must be positive; scrub_interval_s: 0 turns scrubs "
+                       "off"});
+  }
 }
 
 void CheckEngine(const v1::EngineSettings& engine, std::vector<Fault>* faults) {
@@ -228,6 +233,8 @@ v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
   config.set_drain_timeout_s(30);
   config.mutable_nvme()->set_job_host_budget_bytes(uint64_t{1} << 30);
   config.mutable_nvme()->set_io_engine(v1::IO_ENGINE_KIND_AUTO);
+  config.mutable_nvme()->set_scrub_interval_s(7 * 24 * 60 * 60);
+  config.mutable_nvme()->set_scrub_bytes_per_s(uint64_t{64} << 20);
 
   v1::EngineSettings& engine = *config.mutable_engine();
   engine.set_workers(0);

@@ -84,6 +84,21 @@ TEST(ConfigTest, DirectoriesOfDisksAreAbsoluteAndDiffer) {
               HasSubstr("must be positive"));
 }
 
+TEST(ConfigTest, ScrubsComeOnceAWeekAndCanBeTurnedOff) {
+  const v1::NvmeSettings defaults = DefaultConfig(kRoot).nvme();
+  EXPECT_EQ(defaults.scrub_interval_s(), 604800u);
+  EXPECT_EQ(defaults.scrub_bytes_per_s(), uint64_t{64} << 20);
+  const auto config = ParseConfig(
+      "nvme: {scrub_interval_s: 0, scrub_bytes_per_s: 1 MiB}", "", {}, kRoot);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->nvme().scrub_interval_s(), 0u);
+  EXPECT_EQ(config->nvme().scrub_bytes_per_s(), uint64_t{1} << 20);
+  EXPECT_THAT(ErrorOf("nvme: {scrub_bytes_per_s: 0}"),
+              StartsWith("f.yaml:1: nvme.scrub_bytes_per_s: must be positive"));
+  EXPECT_THAT(ErrorOf("nvme: {scrub_interval_s: -1}"),
+              HasSubstr("nvme.scrub_interval_s"));
+}
+
 TEST(ConfigTest, ZeroIsAValueNotADefault) {
   const auto config = ParseConfig(
       "engine: {doorbell_spin_us: 0, restarts_max: 0}\n", "f", {}, kRoot);

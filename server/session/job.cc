@@ -15,6 +15,7 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Open(Options options) {
   OPTSTATE_RETURN_IF_ERROR(
       Annotate(job->Adopt(), absl::StrCat("job \"", name, "\"")));
   job->ForgetKept();
+  job->StartScrubs();
   return job;
 }
 

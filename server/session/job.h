@@ -130,8 +130,9 @@ class Job {
         const Layout* layout, uint64_t sub_group_elements,
         const storage::StateArrays& arrays, uint64_t incarnation)>
         make_host_store = nullptr;
-    // The clock that ends a pause. Tests only: another clock may run ahead of
-    // the real one, and each leap must be followed by a call of the job.
+    // The clock that ends a pause and makes a scrub due; thread-safe. Tests
+    // only: another clock may run ahead of the real one, and each leap must be
+    // followed by a call of the job; for a scrub, Resume.
     std::function<absl::Time()> clock = absl::Now;
   };
 
@@ -257,11 +258,12 @@ class Job {
   virtual void Stop() = 0;
 
   // Reads the job's records on disk and compares them with their checksums, see
-  // StateStore::Verify, while steps go on. `progress` is called several times a
-  // second, the last time with `done`; false: CANCELLED. FAILED_PRECONDITION:
-  // nothing is on disk, the job is being verified already, or it drains, pauses
-  // or has stopped; ABORTED: it begins to, or its store is made anew. These
-  // wait for a read of one record at most, and never for `progress`.
+  // StateStore::Verify, while steps go on; ends a scrub. `progress` is called
+  // several times a second, the last time with `done`; false: CANCELLED.
+  // FAILED_PRECONDITION: nothing is on disk, another call verifies the job, or
+  // it drains, pauses or has stopped; ABORTED: it begins to, or its store is
+  // made anew. These wait for a read of one record at most, and never for
+  // `progress`.
   virtual absl::Status Verify(
       absl::FunctionRef<bool(const v1::VerifyJobProgress&)> progress) = 0;
 

@@ -46,7 +46,8 @@ JobContext::JobContext(Job::Options job_options)
       pool(WorkersOf(options.config.engine()),
            /*spin=*/WorkersOf(options.config.engine()) <=
                scheduler::AvailableCores(),
-           placement) {}
+           placement),
+      verifier(options.name, options.clock) {}
 
 JobContext::~JobContext() { verifier.Cancel("the engine ends"); }
 
@@ -124,14 +125,27 @@ std::string JobContext::HowToGoOn() const {
                       ") and start it again from a checkpoint");
 }
 
-absl::StatusOr<std::shared_ptr<Verification>> JobContext::BeginVerification() {
+absl::Status JobContext::CheckHasDisk() const {
   OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
-  if (!HasDisk()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "job \"", options.name,
-        "\" lies in memory alone: there is nothing on disk to verify"));
-  }
+  if (HasDisk()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job \"", options.name,
+      "\" lies in memory alone: there is nothing on disk to verify"));
+}
+
+absl::StatusOr<std::shared_ptr<Verification>> JobContext::BeginVerification() {
+  OPTSTATE_RETURN_IF_ERROR(CheckHasDisk());
   return verifier.Begin(store.get());
+}
+
+absl::StatusOr<std::shared_ptr<Verification>> JobContext::BeginScrub() {
+  OPTSTATE_RETURN_IF_ERROR(CheckHasDisk());
+  if (!failure.ok() || recovery.has_value()) {
+    return absl::FailedPreconditionError(
+        "the job has failed, or finishes the step of a former engine");
+  }
+  return verifier.BeginScrub(store.get(),
+                             options.config.nvme().scrub_bytes_per_s());
 }
 
 void JobContext::DropStore() {

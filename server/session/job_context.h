@@ -86,6 +86,7 @@ struct JobContext {
   // Returns FAILED_PRECONDITION, or why the job has failed, when there is no
   // layout.
   absl::Status CheckRegistered() const;
+  absl::Status CheckHasDisk() const;
   absl::Status CheckParameterRange(uint64_t first, uint64_t count) const;
   // Returns the UNAVAILABLE of calls that come while a former engine's step is
   // being finished.
@@ -98,6 +99,9 @@ struct JobContext {
   // Begins to verify the records on disk; see Job::Verify for its errors, of
   // which the caller has excluded those of drain and pause.
   absl::StatusOr<std::shared_ptr<Verification>> BeginVerification();
+  // Does the same for a scrub. FAILED_PRECONDITION also: the job has failed, or
+  // finishes the step of a former engine.
+  absl::StatusOr<std::shared_ptr<Verification>> BeginScrub();
   // Destroys the store, whose user, the scheduler, is gone. Waits for the end
   // of a verification.
   void DropStore();

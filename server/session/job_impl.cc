@@ -122,9 +122,15 @@ JobImpl::JobImpl(Options options)
                   .speculator = &speculator_,
                   .committer = &committer_,
                   .durability = &durability_,
-                  .state_lock = &state_lock_}) {}
+                  .state_lock = &state_lock_}),
+      scrubber_({.interval = absl::Seconds(
+                     job_.options.config.nvme().scrub_interval_s()),
+                 .clock = job_.options.clock,
+                 .begin = [this] { return BeginScrub(); }},
+                &job_.verifier) {}
 
 JobImpl::~JobImpl() {
+  scrubber_.Stop();
   JobCall lock(&job_.lock);
   durability_.CommitFinally(load_.round.active());
 }
@@ -141,6 +147,19 @@ absl::Status JobImpl::Adopt() {
 void JobImpl::LogWorkers() const {
   spdlog::info("workers: job={} count={} {}", job_.options.name,
                job_.pool.participants(), job_.placement.description);
+}
+
+void JobImpl::StartScrubs() {
+  const v1::NvmeSettings& nvme = job_.options.config.nvme();
+  if (nvme.scrub_interval_s() == 0 || nvme.directories().empty()) return;
+  const absl::Status started = scrubber_.Start();
+  if (!started.ok()) spdlog::warn("no scrubs: {}", started.ToString());
+}
+
+absl::StatusOr<std::shared_ptr<Verification>> JobImpl::BeginScrub() {
+  absl::MutexLock lock(&job_.lock.mu);
+  OPTSTATE_RETURN_IF_ERROR(gate_.CheckTakesOperations());
+  return job_.BeginScrub();
 }
 
 absl::StatusOr<RegisterResult> JobImpl::Register(const RegisterSpec& spec) {
@@ -285,8 +304,11 @@ void JobImpl::BeginDrain() {
 }
 
 void JobImpl::Resume() {
-  absl::MutexLock lock(&job_.lock.mu);
-  gate_.Resume();
+  {
+    absl::MutexLock lock(&job_.lock.mu);
+    gate_.Resume();
+  }
+  scrubber_.Wake();
 }
 
 absl::Status JobImpl::AwaitDrained(absl::Time deadline) {
@@ -329,6 +351,8 @@ absl::Status JobImpl::Verify(
     absl::FunctionRef<bool(const v1::VerifyJobProgress&)> progress) {
   std::shared_ptr<Verification> verification;
   {
+    // Ends before the wait, at whose end the job may be gone.
+    const RecordVerifier::OperatorTurn turn(&job_.verifier);
     absl::MutexLock lock(&job_.lock.mu);
     OPTSTATE_RETURN_IF_ERROR(gate_.CheckTakesOperations());
     OPTSTATE_ASSIGN_OR_RETURN(verification, job_.BeginVerification());

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@
 #include "absl/types/span.h"
 #include "server/session/drain_gate.h"
 #include "server/session/durability/job_durability.h"
+#include "server/session/durability/record_scrubber.h"
+#include "server/session/durability/record_verifier.h"
 #include "server/session/job.h"
 #include "server/session/job_context.h"
 #include "server/session/job_describer.h"
@@ -58,6 +61,9 @@ class JobImpl final : public Job {
   // Closes the segments in Options::kept that no step needs.
   void ForgetKept() { job_.options.kept.clear(); }
   void LogWorkers() const;
+  // Has the job's records verified from time to time, if the configuration says
+  // so and names disks. Called once, after Adopt.
+  void StartScrubs();
 
   absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) override;
   absl::StatusOr<const Layout*> layout() const override;
@@ -116,6 +122,8 @@ class JobImpl final : public Job {
       const v1::ListParametersRequest& request) const override;
 
  private:
+  absl::StatusOr<std::shared_ptr<Verification>> BeginScrub();
+
   // The lock of calls that need an idle job is taken in a const call too.
   mutable JobContext job_;
   RankRoster ranks_ ABSL_GUARDED_BY(job_.lock.mu);
@@ -145,6 +153,7 @@ class JobImpl final : public Job {
   JobOpener opener_ ABSL_GUARDED_BY(job_.lock.mu);
   LiveSettings settings_ ABSL_GUARDED_BY(job_.lock.mu);
   JobDescriber describer_ ABSL_GUARDED_BY(job_.lock.mu);
+  RecordScrubber scrubber_;
 };
 
 }  // namespace optstate::session

@@ -154,6 +154,7 @@ void JobDurability::DescribeDisk(v1::DiskState* disk) const {
     disk->set_cpu_ms_per_gb(static_cast<double>(counters.cpu_ns) * 1e3 /
                             static_cast<double>(bytes));
   }
+  job_.verifier.Describe(disk);
   for (const storage::DirectoryCounters& of : state->directories) {
     v1::DirectoryIo* io = disk->add_directory_io();
     io->set_bytes_read(of.bytes_read);

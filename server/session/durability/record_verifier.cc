@@ -1,9 +1,11 @@
 #include "server/session/durability/record_verifier.h"
 
+#include <string>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/session/job_facts.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::session {
@@ -28,11 +30,49 @@ v1::RecordDamage ToProto(const storage::RecordDamage& damage) {
   return proto;
 }
 
+// Says where the record is and what to do. The status of a read that failed
+// knows of the file alone.
+std::string LogText(absl::string_view job,
+                    const storage::RecordDamage& damage) {
+  std::string text(damage.status.message());
+  if (damage.tile < 0) {
+    absl::StrAppend(&text, ": the record at byte ", damage.offset_bytes, " of ",
+                    damage.file, " (", damage.bytes, " bytes, of parameters \"",
+                    damage.first_parameter, "\" to \"", damage.last_parameter,
+                    "\") is lost unless memory has it; load the job anew from "
+                    "a checkpoint");
+  }
+  return absl::StrCat(text, ". `optctl verify ", job,
+                      "` looks whether it has been written anew since");
+}
+
 }  // namespace
 
-void Verification::Read(storage::StateStore* store) {
-  const absl::StatusOr<storage::VerifyResult> result = store->Verify(
-      [this](const storage::VerifyResult& found) { return Note(found); });
+bool Verification::Note(absl::string_view job,
+                        const storage::VerifyResult& found) {
+  const absl::MutexLock lock(&mu_);
+  const uint64_t bytes = found.progress.bytes_read - progress_.bytes_read;
+  progress_ = found.progress;
+  while (damages_.size() < found.damages.size()) {
+    damages_.push_back(found.damages[damages_.size()]);
+    spdlog::error("verification: {}", LogText(job, damages_.back()));
+  }
+  Pace(bytes);
+  return cancelled_.ok();
+}
+
+void Verification::Pace(uint64_t bytes) {
+  if (bytes_per_s_ == 0) return;
+  const absl::Duration least = absl::Seconds(static_cast<double>(bytes) /
+                                             static_cast<double>(bytes_per_s_));
+  const absl::Duration taken =
+      absl::FromChrono(std::chrono::steady_clock::now() - paced_at_);
+  const auto is_cancelled = [this] { return !cancelled_.ok(); };
+  mu_.AwaitWithTimeout(absl::Condition(&is_cancelled), least - taken);
+  paced_at_ = std::chrono::steady_clock::now();
+}
+
+void Verification::End(const absl::StatusOr<storage::VerifyResult>& result) {
   const absl::MutexLock lock(&mu_);
   if (result.ok()) {
     progress_ = result->progress;
@@ -40,16 +80,6 @@ void Verification::Read(storage::StateStore* store) {
     status_ = cancelled_.ok() ? result.status() : cancelled_;
   }
   has_ended_ = true;
-}
-
-bool Verification::Note(const storage::VerifyResult& found) {
-  const absl::MutexLock lock(&mu_);
-  progress_ = found.progress;
-  while (damages_.size() < found.damages.size()) {
-    damages_.push_back(found.damages[damages_.size()]);
-    spdlog::error("verification: {}", damages_.back().status.ToString());
-  }
-  return cancelled_.ok();
 }
 
 void Verification::Cancel(const absl::Status& why) {
@@ -100,23 +130,81 @@ void Verification::AwaitEnd() const {
   mu_.Await(absl::Condition(&has_ended_));
 }
 
+RecordVerifier::OperatorTurn::OperatorTurn(RecordVerifier* verifier)
+    : verifier_(*verifier) {
+  {
+    const absl::MutexLock lock(&verifier_.mu_);
+    ++verifier_.operator_turns_;
+  }
+  verifier_.CancelScrub("an operator asked for one");
+}
+
+RecordVerifier::OperatorTurn::~OperatorTurn() {
+  const absl::MutexLock lock(&verifier_.mu_);
+  --verifier_.operator_turns_;
+}
+
 absl::StatusOr<std::shared_ptr<Verification>> RecordVerifier::Begin(
     storage::StateStore* store) {
   const absl::MutexLock lock(&mu_);
+  return BeginFor(Asker::kOperator, /*bytes_per_s=*/0, store);
+}
+
+absl::StatusOr<std::shared_ptr<Verification>> RecordVerifier::BeginScrub(
+    storage::StateStore* store, uint64_t bytes_per_s) {
+  const absl::MutexLock lock(&mu_);
+  if (operator_turns_ != 0) {
+    return absl::FailedPreconditionError(
+        "an operator has asked for a verification");
+  }
+  return BeginFor(Asker::kScrub, bytes_per_s, store);
+}
+
+absl::StatusOr<std::shared_ptr<Verification>> RecordVerifier::BeginFor(
+    Asker asker, uint64_t bytes_per_s, storage::StateStore* store) {
   if (last_ != nullptr && !last_->has_ended()) {
     return absl::FailedPreconditionError(
         "the job's records are being verified already");
   }
-  auto next = std::make_shared<Verification>();
+  auto next = std::make_shared<Verification>(bytes_per_s);
   try {
-    next->thread_ =
-        std::thread([run = next.get(), store] { run->Read(store); });
+    next->thread_ = std::thread(
+        [this, asker, store, run = next.get()] { Run(asker, store, run); });
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no thread to verify records: ", error.what()));
   }
   last_ = next;
+  last_asker_ = asker;
   return next;
+}
+
+// What was found is noted first: whoever waits for the end may ask for it.
+void RecordVerifier::Run(Asker asker, storage::StateStore* store,
+                         Verification* run) {
+  const absl::StatusOr<storage::VerifyResult> result =
+      store->Verify([this, run](const storage::VerifyResult& found) {
+        return run->Note(job_, found);
+      });
+  if (result.ok()) NoteWhole(asker, result->progress);
+  run->End(result);
+}
+
+void RecordVerifier::NoteWhole(Asker asker,
+                               const storage::VerifyProgress& found) {
+  const absl::MutexLock lock(&mu_);
+  verified_at_ = clock_();
+  damaged_records_ = found.damaged;
+  if (asker != Asker::kScrub) return;
+  ++scrubs_;
+  spdlog::info("scrub: job={} records={} skipped={} damaged={} bytes={}", job_,
+               found.records, found.skipped, found.damaged, found.bytes_read);
+}
+
+void RecordVerifier::End(Verification* verification, absl::string_view why) {
+  verification->Cancel(
+      absl::AbortedError(absl::StrCat("the verification was ended: ", why)));
+  verification->AwaitEnd();
 }
 
 void RecordVerifier::Cancel(absl::string_view why) {
@@ -125,10 +213,31 @@ void RecordVerifier::Cancel(absl::string_view why) {
     const absl::MutexLock lock(&mu_);
     last = last_;
   }
-  if (last == nullptr) return;
-  last->Cancel(
-      absl::AbortedError(absl::StrCat("the verification was ended: ", why)));
-  last->AwaitEnd();
+  if (last != nullptr) End(last.get(), why);
+}
+
+void RecordVerifier::CancelScrub(absl::string_view why) {
+  std::shared_ptr<Verification> scrub;
+  {
+    const absl::MutexLock lock(&mu_);
+    if (last_asker_ == Asker::kScrub) scrub = last_;
+  }
+  if (scrub != nullptr) End(scrub.get(), why);
+}
+
+absl::Time RecordVerifier::last_verified_at() const {
+  const absl::MutexLock lock(&mu_);
+  return verified_at_;
+}
+
+void RecordVerifier::Describe(v1::DiskState* disk) const {
+  const absl::MutexLock lock(&mu_);
+  if (verified_at_ != absl::InfinitePast()) {
+    SetTimestamp(absl::ToUnixNanos(verified_at_),
+                 disk->mutable_last_verified_at());
+  }
+  disk->set_damaged_records(damaged_records_);
+  disk->set_scrubs(scrubs_);
 }
 
 }  // namespace optstate::session

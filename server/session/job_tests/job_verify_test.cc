@@ -1,6 +1,5 @@
 // Verifying the records that a job has on disk, while it goes on.
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
@@ -16,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "server/session/testing/disk_job_fixture.h"
 #include "server/session/testing/job_harness.h"
 
 // Called before each read of a file, on the thread that reads.
@@ -34,56 +34,6 @@ namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr uint64_t kSeed = 7;
-constexpr uint64_t kSubGroup = 8192;  // elements: two tiles
-
-JobHarness::Setup SetupOf(v1::Placement placement,
-                          v1::DurabilityKind durability) {
-  JobHarness::Setup setup;
-  setup.layout.groups.resize(1);
-  setup.layout.parameters = {MakeParameter("a", 5 * kSubGroup),
-                             MakeParameter("b", 3 * kSubGroup)};
-  setup.subgroup_elements = kSubGroup;
-  setup.storage.set_placement(placement);
-  setup.storage.set_durability(durability);
-  setup.io_engine = v1::IO_ENGINE_KIND_BLOCKING;  // its reads can be held
-  return setup;
-}
-
-CommitSpec SpecOf(uint64_t step, absl::Span<const Hyperparams> groups) {
-  CommitSpec spec;
-  spec.step = step;
-  spec.groups = groups;
-  return spec;
-}
-
-void Train(JobHarness* job, uint64_t first, uint64_t last) {
-  const std::vector<Hyperparams> groups(
-      1, DefaultHyperparams(job->layout().optimizer()));
-  for (uint64_t step = first; step <= last; ++step) {
-    job->Step(step, job->RandomTensors(kSeed + step), SpecOf(step, groups));
-  }
-}
-
-struct Verified {
-  absl::Status status;
-  v1::VerifyJobProgress last;
-  std::vector<v1::RecordDamage> damages;
-};
-
-Verified Verify(JobHarness* job) {
-  Verified verified;
-  verified.status =
-      job->job().Verify([&verified](const v1::VerifyJobProgress& progress) {
-        verified.last = progress;
-        for (const v1::RecordDamage& damage : progress.damages()) {
-          verified.damages.push_back(damage);
-        }
-        return true;
-      });
-  return verified;
-}
 
 // Holds the first read from now on until Release().
 class HeldRead {
@@ -119,35 +69,7 @@ void AwaitAsleep(const std::atomic<int64_t>& thread,
   }
 }
 
-class JobVerifyTest : public testing::Test {
- protected:
-  void Start(v1::Placement placement = v1::PLACEMENT_NVME,
-             v1::DurabilityKind durability = v1::DURABILITY_KIND_STEP) {
-    job_ = std::make_unique<JobHarness>(SetupOf(placement, durability));
-    job_->Start(job_->RandomTensors(kSeed));
-    Train(job_.get(), 1, 2);
-  }
-  std::string RecordsFile() const {
-    return job_->disk() + "/jobs/test/records";
-  }
-  uint64_t SlotBytes() { return job_->job().Describe().disk().frame_bytes(); }
-  // Damages a bit of both slots of a record.
-  void Flip(uint64_t record, uint64_t at) {
-    const int fd = ::open(RecordsFile().c_str(), O_RDWR | O_CLOEXEC);
-    ASSERT_GE(fd, 0) << RecordsFile();
-    for (uint64_t slot = 0; slot < 2; ++slot) {
-      const auto offset =
-          static_cast<off_t>((2 * record + slot) * SlotBytes() + at);
-      char byte = 0;
-      ASSERT_EQ(::pread(fd, &byte, 1, offset), 1);
-      byte = static_cast<char>(byte ^ 4);
-      ASSERT_EQ(::pwrite(fd, &byte, 1, offset), 1);
-    }
-    ::close(fd);
-  }
-
-  std::unique_ptr<JobHarness> job_;
-};
+using JobVerifyTest = DiskJobFixture;
 
 TEST_F(JobVerifyTest, AWholeJobHasNoDamage) {
   for (const v1::Placement placement :
@@ -193,7 +115,7 @@ TEST_F(JobVerifyTest, DamagesAreNamed) {
 
 TEST_F(JobVerifyTest, AJobInMemoryHasNothingToVerify) {
   job_ = std::make_unique<JobHarness>(
-      SetupOf(v1::PLACEMENT_HOST, v1::DURABILITY_KIND_UNSPECIFIED));
+      DiskJobSetup(v1::PLACEMENT_HOST, v1::DURABILITY_KIND_UNSPECIFIED));
   EXPECT_TRUE(absl::IsFailedPrecondition(Verify(job_.get()).status));
   job_->Start(job_->RandomTensors(kSeed));
   const absl::Status status = Verify(job_.get()).status;
@@ -203,7 +125,7 @@ TEST_F(JobVerifyTest, AJobInMemoryHasNothingToVerify) {
 
 TEST_F(JobVerifyTest, TrainingGoesOnBitByBit) {
   JobHarness in_memory(
-      SetupOf(v1::PLACEMENT_HOST, v1::DURABILITY_KIND_UNSPECIFIED));
+      DiskJobSetup(v1::PLACEMENT_HOST, v1::DURABILITY_KIND_UNSPECIFIED));
   in_memory.Start(in_memory.RandomTensors(kSeed));
   Train(&in_memory, 1, 2);
   Start();

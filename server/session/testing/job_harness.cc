@@ -168,6 +168,9 @@ absl::Status JobHarness::OpenWith(std::vector<KeptGradients> kept) {
   *options.config.mutable_limits() = setup_.limits;
   options.config.mutable_nvme()->add_directories(disk_);
   options.config.mutable_nvme()->set_io_engine(setup_.io_engine);
+  options.config.mutable_nvme()->set_scrub_interval_s(setup_.scrub_interval_s);
+  options.config.mutable_nvme()->set_scrub_bytes_per_s(
+      setup_.scrub_bytes_per_s);
   options.config.set_lock_memory(setup_.lock_memory);
   absl::StatusOr<std::unique_ptr<Job>> job = Job::Open(std::move(options));
   if (!job.ok()) return job.status();

@@ -47,6 +47,8 @@ class JobHarness {
     // PLACEMENT_NVME: on a disk, in as few frames as can be.
     v1::StorageSettings storage;
     v1::IoEngineKind io_engine = v1::IO_ENGINE_KIND_UNSPECIFIED;
+    uint32_t scrub_interval_s = 0;  // never
+    uint64_t scrub_bytes_per_s = 0;
     v1::LockMemory lock_memory = v1::LOCK_MEMORY_UNSPECIFIED;
     uint32_t uid = 0;  // owner of the job
     scheduler::StepObserver* observer = nullptr;

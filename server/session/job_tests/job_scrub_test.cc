@@ -1,0 +1,138 @@
+// Scrubs of a job: verifications that nobody asks for.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "absl/time/clock.h"
+#include "server/session/durability/record_scrubber.h"
+#include "server/session/testing/captured_log.h"
+#include "server/session/testing/disk_job_fixture.h"
+#include "server/session/testing/job_harness.h"
+
+namespace optstate::session {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint32_t kIntervalS = 7 * 24 * 60 * 60;
+
+class JobScrubTest : public DiskJobFixture {
+ protected:
+  // The records are in memory too, so that steps read nothing from disk.
+  void StartWith(uint64_t bytes_per_s) {
+    JobHarness::Setup setup =
+        DiskJobSetup(v1::PLACEMENT_HOST, v1::DURABILITY_KIND_STEP);
+    setup.scrub_interval_s = kIntervalS;
+    setup.scrub_bytes_per_s = bytes_per_s;
+    setup.clock = [this] { return Now(); };
+    Start(setup);
+    reads_before_ = Reads();
+  }
+  absl::Time Now() const { return absl::FromUnixSeconds(now_s_); }
+  // Moves the clock, and lets the scrubber look at it.
+  void Leap(int64_t seconds) {
+    now_s_ += seconds;
+    job_->job().Resume();
+  }
+  v1::DiskState Disk() const { return job_->job().Describe().disk(); }
+  uint64_t Reads() const { return Disk().directory_io(0).reads(); }
+  void AwaitScrub() {
+    while (Disk().scrubs() == 0) absl::SleepFor(absl::Milliseconds(1));
+  }
+  // Waits until a scrub, or the next one, has read a record.
+  void AwaitRead() {
+    while (Reads() == reads_before_) absl::SleepFor(absl::Milliseconds(1));
+    reads_before_ = Reads();
+  }
+
+  std::atomic<int64_t> now_s_ = 1'000'000'000;
+  uint64_t reads_before_ = 0;
+};
+
+TEST_F(JobScrubTest, ComesAfterTheInterval) {
+  StartWith(/*bytes_per_s=*/0);
+  Leap(kIntervalS - 1);
+  EXPECT_FALSE(Disk().has_last_verified_at());
+  Leap(1);
+  AwaitScrub();
+  EXPECT_EQ(Disk().last_verified_at().seconds(), now_s_);
+  EXPECT_EQ(Disk().damaged_records(), 0u);
+  EXPECT_GE(Reads() - reads_before_, Disk().records());
+}
+
+TEST_F(JobScrubTest, GivesWayToAnOperator) {
+  StartWith(/*bytes_per_s=*/1);
+  Leap(kIntervalS);
+  AwaitRead();
+  const Verified verified = Verify(job_.get());
+  EXPECT_TRUE(verified.status.ok()) << verified.status;
+  EXPECT_TRUE(verified.last.done());
+  EXPECT_EQ(Disk().last_verified_at().seconds(), now_s_);
+  EXPECT_EQ(Disk().scrubs(), 0u);
+}
+
+TEST_F(JobScrubTest, DamageIsToldAndTrainingGoesOn) {
+  const CapturedLog log;
+  StartWith(/*bytes_per_s=*/0);
+  Flip(6, kTileElements * 4 + 8);
+  Leap(kIntervalS);
+  AwaitScrub();
+  EXPECT_EQ(Disk().damaged_records(), 1u);
+  EXPECT_EQ(job_->job().Describe().phase(), v1::JOB_PHASE_READY);
+  // Each step writes one slot of each record.
+  Train(job_.get(), 3, 4);
+  EXPECT_TRUE(Verify(job_.get()).status.ok());
+  EXPECT_EQ(Disk().damaged_records(), 0u);
+  job_->Close();
+  for (const std::string& text :
+       {"error verification: " + RecordsFile() + ": the record at byte ",
+        std::string("tile 1, of parameters \"b\" to \"b\""),
+        std::string("load the job anew from a checkpoint. `optctl verify "
+                    "test` looks")}) {
+    EXPECT_THAT(log.Text(), HasSubstr(text));
+  }
+}
+
+// Else this test does not end.
+TEST_F(JobScrubTest, EndsWithTheJob) {
+  for (const bool stops_first : {true, false}) {
+    StartWith(/*bytes_per_s=*/1);
+    Leap(kIntervalS);
+    AwaitRead();
+    if (stops_first) job_->job().Stop();
+    job_->Close();
+  }
+}
+
+TEST_F(JobScrubTest, ComesBackAfterADrain) {
+  StartWith(/*bytes_per_s=*/1);
+  Leap(kIntervalS);
+  AwaitRead();
+  job_->job().BeginDrain();
+  EXPECT_TRUE(job_->job().AwaitDrained(absl::InfiniteFuture()).ok());
+  const uint64_t reads = Reads();
+  // It has noted the end of the former scrub before it looks at the new time.
+  while (Reads() == reads) {
+    Leap(absl::ToInt64Seconds(RecordScrubber::kRetry));
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_FALSE(Disk().has_last_verified_at());
+}
+
+TEST_F(JobScrubTest, AJobInMemoryHasNone) {
+  JobHarness::Setup setup =
+      DiskJobSetup(v1::PLACEMENT_HOST, v1::DURABILITY_KIND_NONE);
+  setup.scrub_interval_s = kIntervalS;
+  setup.clock = [this] { return Now(); };
+  Start(setup);
+  for (int i = 0; i < 3; ++i) Leap(kIntervalS);
+  Train(job_.get(), 3, 3);
+  EXPECT_FALSE(job_->job().Describe().has_disk());
+}
+
+}  // namespace
+}  // namespace optstate::session
