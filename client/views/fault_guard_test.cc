@@ -68,6 +68,7 @@ TEST(FaultGuardTest, MoreRangesThanOneBlockOfSlots) {
   constexpr int kGuards = 600;
   const Mapped file(kGuards * kPage);
   std::vector<FaultGuard> guards;
+  guards.reserve(kGuards);
   for (int i = 0; i < kGuards; ++i) {
     guards.emplace_back(file.bytes().subspan(i * kPage, kPage), PROT_READ);
   }
@@ -98,6 +99,7 @@ TEST(FaultGuardTest, ManyThreadsMeetTheCut) {
   const FaultGuard guard(file.bytes(), PROT_READ);
   file.Cut(kPage);
   std::vector<std::thread> threads;
+  threads.reserve(8);
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back([&file, i] {
       for (uint64_t page = 511 - i; page > 8; page -= 8) {

@@ -157,6 +157,26 @@ def test_without_a_step_after_the_cut(end, size, daemon, job):
     assert ranks.run(_never_steps, 1, daemon.shm, state, job, size, end) == ["well"]
 
 
+def _forks(connection, rank, endpoint, state, job):
+    """A fork copies all views before, and says what it could not copy."""
+    model = _model()
+    optimizer = _made(model, endpoint, job)
+    _step(model, optimizer)
+    os.truncate(_file_of(state, job), 8192)
+    with pytest.warns(UserWarning, match="cut short by another process"):
+        child = os.fork()
+        if child == 0:
+            os._exit(int(model[0].weight.flatten()[-1].item() != 0))
+    assert os.waitpid(child, 0)[1] == 0
+    _raises(_step, model, optimizer)
+    return "well"
+
+
+def test_a_fork_after_the_cut(daemon, job):
+    state = str(daemon.directory / "state")
+    assert ranks.run(_forks, 1, daemon.shm, state, job) == ["well"]
+
+
 def _reads(connection, rank, endpoint, state, job, options):
     """State is the engine's, and may be had or not; a signal is neither."""
     found = []
