@@ -41,7 +41,8 @@ void Fill(const OptimizerInfo& from, Info* to) {
               .state_array_count = to->state_arrays.size(),
               .options = to->options.data(),
               .option_count = to->options.size(),
-              .scalar = from.scalar.data()};
+              // C strings: one that is not set has no data.
+              .scalar = from.scalar.empty() ? "" : from.scalar.data()};
 }
 
 const std::vector<Info>& Infos() {

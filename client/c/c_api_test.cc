@@ -283,6 +283,22 @@ TEST_F(CApiTest, ErrorTextBelongsToTheThread) {
   EXPECT_THAT(optstate_last_error(), HasSubstr("optimizer 77"));
 }
 
+TEST_F(CApiTest, OptimizersHaveNoNullStrings) {
+  optstate_optimizer_info info = {};
+  info.struct_size = sizeof(info);
+  uint32_t count = 0;
+  for (; optstate_optimizer(count, &info) == 0; ++count) {
+    ASSERT_NE(info.name, nullptr);
+    ASSERT_NE(info.scalar, nullptr) << info.name;
+    EXPECT_EQ(std::strcmp(info.scalar, "") != 0,
+              std::strcmp(info.name, "nadam") == 0);
+    for (size_t k = 0; k < info.option_count; ++k) {
+      EXPECT_NE(info.options[k], nullptr) << info.name;
+    }
+  }
+  EXPECT_GT(count, 10u);
+}
+
 TEST_F(CApiTest, HasAVersion) { EXPECT_STRNE(optstate_version(), ""); }
 
 }  // namespace
