@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/cast.h"
 #include "proto/types/os_error.h"
@@ -33,7 +34,26 @@ constexpr char kRestoringFile[] = "/restoring";
 
 }  // namespace
 
-absl::Status JobOpener::Adopt() {
+absl::Status JobOpener::Adopt() { return WithWayBack(AdoptFiles()); }
+
+// Adds the way back to the last durable step to the error of a job whose files
+// in memory are damaged.
+absl::Status JobOpener::WithWayBack(const absl::Status& status) const {
+  const std::vector<std::string> directories =
+      DiskDirectoriesOf(job_.options.config, job_.options.name);
+  const std::string state = job_.options.directory + storage::kStateFolder;
+  if (!absl::IsDataLoss(status) || directories.empty() ||
+      absl::StrContains(status.message(), "--to-durable") ||
+      ::access(state.c_str(), F_OK) != 0 ||
+      ::access((directories[0] + "/commits").c_str(), F_OK) != 0) {
+    return status;
+  }
+  return absl::DataLossError(absl::StrCat(
+      status.message(), ". The last durable step is on disk: optctl recover ",
+      job_.options.name, " --to-durable goes back to it"));
+}
+
+absl::Status JobOpener::AdoptFiles() {
   OPTSTATE_RETURN_IF_ERROR(DropHalfRestored());
   OPTSTATE_RETURN_IF_ERROR(GiveUpMemoryIfAsked());
   const absl::StatusOr<storage::CheckedFile> file =

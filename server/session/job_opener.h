@@ -47,6 +47,8 @@ class JobOpener {
   absl::Status Adopt();
 
  private:
+  absl::Status AdoptFiles();
+  absl::Status WithWayBack(const absl::Status& status) const;
   void RepairScaler();
   absl::Status GiveUpMemoryIfAsked() const;
   absl::Status RestoreFromDisk();

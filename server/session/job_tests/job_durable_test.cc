@@ -158,6 +158,23 @@ TEST(JobDurabilityTest, MemoryIsGivenUpForTheDurableStepOnRequest) {
   EXPECT_EQ(job.StateBytes(), in_memory.StateBytes());
 }
 
+TEST(JobDurabilityTest, DamagedMemoryNamesTheWayBack) {
+  JobHarness job(
+      SetupOf(v1::PLACEMENT_NVME, DType::kFloat32, v1::DURABILITY_KIND_STEP));
+  job.Start(job.RandomTensors(kSeed));
+  Train(&job, 1, 2);
+  const std::string state = job.StateBytes();
+  job.Close();
+  std::filesystem::resize_file(job.directory() + "/state/control", 100);
+  const absl::Status damaged = job.Open();
+  EXPECT_TRUE(absl::IsDataLoss(damaged)) << damaged;
+  EXPECT_THAT(damaged.message(), testing::HasSubstr("--to-durable"));
+  std::ofstream{NoteOf(job)};
+  ASSERT_TRUE(job.Open().ok());
+  job.AttachAll();
+  EXPECT_EQ(job.StateBytes(), state);
+}
+
 TEST(JobDurabilityTest, MemoryIsKeptWithoutADurableStep) {
   JobHarness job(SetupOf(v1::PLACEMENT_NVME, DType::kFloat32,
                          v1::DURABILITY_KIND_UNSPECIFIED));
