@@ -29,8 +29,8 @@ kernels::UpdateInput StepCounts::InputOf(uint32_t parameter,
 }
 
 void StepCounts::Count(const StepUpdate& update) {
-  // Loads the hook once: loads for each parameter would be a quarter of the time
-  // of a loop as short as this one.
+  // Loads the hook once: loads for each parameter would be a quarter of the
+  // time of a loop as short as this one.
   const storage::PersistHook hook =
       storage::persist_hook.load(std::memory_order_relaxed);
   storage::ControlFile& control = *memory_.control;

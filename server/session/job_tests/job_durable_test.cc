@@ -127,6 +127,12 @@ std::string NoteOf(const JobHarness& job) {
   return job.directory() + "/to_durable";
 }
 
+// Asks the next engine for the durable step, as `optctl recover` does.
+void LeaveNote(const JobHarness& job) {
+  const std::ofstream note(NoteOf(job));
+  ASSERT_TRUE(note.good());
+}
+
 // The memory is that of step 5, the disk that of step 3.
 TEST(JobDurabilityTest, MemoryIsGivenUpForTheDurableStepOnRequest) {
   JobHarness::Setup setup =
@@ -148,7 +154,7 @@ TEST(JobDurabilityTest, MemoryIsGivenUpForTheDurableStepOnRequest) {
   job.Close();
   // An orderly end makes step 5 durable, a kill does not.
   std::filesystem::rename(commits + "-aside", commits);
-  std::ofstream{NoteOf(job)};
+  LeaveNote(job);
   ASSERT_TRUE(job.Open().ok());
   job.AttachAll();
   EXPECT_EQ(job.job().Describe().committed_step(), 3u);
@@ -169,7 +175,7 @@ TEST(JobDurabilityTest, DamagedMemoryNamesTheWayBack) {
   const absl::Status damaged = job.Open();
   EXPECT_TRUE(absl::IsDataLoss(damaged)) << damaged;
   EXPECT_THAT(damaged.message(), testing::HasSubstr("--to-durable"));
-  std::ofstream{NoteOf(job)};
+  LeaveNote(job);
   ASSERT_TRUE(job.Open().ok());
   job.AttachAll();
   EXPECT_EQ(job.StateBytes(), state);
@@ -182,7 +188,7 @@ TEST(JobDurabilityTest, MemoryIsKeptWithoutADurableStep) {
   Train(&job, 1, 2);
   const std::string state = job.StateBytes();
   job.Close();
-  std::ofstream{NoteOf(job)};
+  LeaveNote(job);
   const absl::Status refused = job.Open();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
   EXPECT_THAT(refused.message(), testing::HasSubstr("memory is kept"));
