@@ -187,6 +187,7 @@ TEST_P(StateStoreSuite, ThreadsShareAPass) {
     std::atomic<size_t> next{0};
     std::atomic<size_t> wrong{0};
     std::vector<std::thread> threads;
+    threads.reserve(6);
     for (int t = 0; t < 6; ++t) {
       threads.emplace_back([&, seed = random_()] {
         std::mt19937_64 random(seed);

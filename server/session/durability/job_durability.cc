@@ -31,7 +31,7 @@ absl::Status JobDurability::ChangeFrames(uint64_t bytes, uint64_t frame_bytes) {
                                     // Operators may look at the job while a
                                     // pass is made.
                                     const absl::MutexLock lock(&job_.lock.mu);
-                                    const absl::Status resized =
+                                    absl::Status resized =
                                         job_.tier->ResizeFrames(bytes);
                                     *frames = job_.tier->frames();
                                     return resized;
@@ -60,7 +60,7 @@ absl::Status JobDurability::MakeDurable() {
       SerializeDurableJob(job_.shape->text, job_.record(), *job_.store);
   const bool waits =
       job_.shape->description.storage.durability() == v1::DURABILITY_KIND_STEP;
-  const absl::Status status = job_.MakePass([&] {
+  absl::Status status = job_.MakePass([&] {
     absl::Status requested = job_.store->RequestCommit(step, std::move(job));
     return requested.ok() && waits ? job_.store->AwaitCommit() : requested;
   });

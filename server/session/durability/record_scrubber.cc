@@ -67,7 +67,7 @@ bool RecordScrubber::AwaitDue(absl::Time earliest) {
 
 // A scrub that the job or an operator ends is usual: operators need not see it.
 absl::Status RecordScrubber::Scrub() {
-  const absl::Status status = [this] {
+  absl::Status status = [this] {
     OPTSTATE_ASSIGN_OR_RETURN(const std::shared_ptr<Verification> scrub,
                               options_.begin());
     return scrub->Await(

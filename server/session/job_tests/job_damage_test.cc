@@ -101,12 +101,11 @@ std::vector<Tensors> Checkpoint(JobHarness* job) {
 }
 
 absl::Status Load(JobHarness* job, const std::vector<Tensors>& arrays) {
-  const absl::Status begun = job->job().BeginLoad(0);
+  absl::Status begun = job->job().BeginLoad(0);
   if (!begun.ok()) return begun;
   for (size_t k = 0; k < arrays.size(); ++k) {
     for (uint32_t p = 0; p < arrays[k].size(); ++p) {
-      const absl::Status loaded =
-          job->LoadArray(0, kArrays[k], p, arrays[k][p]);
+      absl::Status loaded = job->LoadArray(0, kArrays[k], p, arrays[k][p]);
       if (!loaded.ok()) return loaded;
     }
   }

@@ -99,7 +99,7 @@ absl::Status ReplaceDamaged(storage::StateStore* store,
   const std::vector<Coverage> coverage = CoverageOf(*store, load);
   for (size_t i = 0; i < coverage.size(); ++i) {
     if (coverage[i].loaded == 0) continue;
-    const absl::Status readable =
+    absl::Status readable =
         store->PinSubGroup(i, storage::StateStore::Access::kRead).status();
     if (readable.ok()) continue;
     if (!absl::IsDataLoss(readable)) return readable;
