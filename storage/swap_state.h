@@ -6,14 +6,14 @@
 
 namespace optstate::storage {
 
-// What one pass over the records took.
+// Counts the I/O and the CPU time of one pass over the records.
 struct PassCounters {
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;
   uint64_t cpu_ns = 0;
 };
 
-// What a store with records on disk has done since it was opened.
+// Counts the work of a store with records on disk since it was opened.
 struct SwapCounters {
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;
@@ -29,8 +29,8 @@ struct SwapCounters {
   PassCounters last_pass;
 };
 
-// What the files of one directory have seen since the store was opened. Bytes
-// and operations are those that succeeded.
+// Counts the requests to the files of one directory since the store was opened.
+// Bytes and operations are those that succeeded.
 struct DirectoryCounters {
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;

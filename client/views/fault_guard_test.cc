@@ -59,7 +59,7 @@ TEST(FaultGuardTest, WhatIsMissingIsZerosAndLost) {
   EXPECT_TRUE(guard.lost());
   EXPECT_EQ(file.At(3 * kPage), 0);
   EXPECT_EQ(file.At(16 * kPage - 1), 0);
-  // What is left of the file is still the file's.
+  // The pages that remain in the file are still the file's.
   ASSERT_EQ(pwrite(file.fd(), "\x08", 1, 1), 1);
   EXPECT_EQ(file.At(1), 8);
 }
@@ -116,7 +116,7 @@ TEST(FaultGuardTest, TheErrorNamesTheFile) {
   const FaultGuard guard(file.bytes(), PROT_READ);
   EXPECT_TRUE(CheckNotCutShort(file.fd(), 4 * kPage, guard).ok());
   file.Cut(8);
-  // Nobody has touched a missing page yet.
+  // No missing page has been touched yet.
   const absl::Status status = CheckNotCutShort(file.fd(), 4 * kPage, guard);
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(status.message()), HasSubstr("memfd:guarded"));

@@ -7,10 +7,10 @@
 
 namespace optstate {
 
-// What a rank commits a step with. Every rank commits with equal content,
-// found_inf aside. The two arrays are owned by a script that commits (a
-// vector), and are borrowed where a commit is received (a span), because that
-// allocates nothing.
+// The settings with which a rank commits a step. Every rank commits with equal
+// content, found_inf aside. The two arrays are owned by a script that commits
+// (a vector), and are borrowed where a commit is received (a span), because
+// that allocates nothing.
 template <typename GroupArray, typename ClipArray>
 struct StepCommit {
   uint64_t step = 0;  // committed_step + 1

@@ -21,8 +21,8 @@ namespace {
 constexpr uint32_t kSpareFrames = 4;
 // Positions of a pass that are asked for before they are taken.
 constexpr size_t kAhead = 4;
-// Of so many records whose last pin ends, one is evicted at once. Of so many
-// that are pinned out of memory, one waits for the thread that fills frames;
+// One in so many records is evicted at once when its last pin ends. One in so
+// many that are pinned out of memory waits for the thread that fills frames;
 // each wait costs a test more time than all the rest of the pin.
 constexpr size_t kEvictedOneOf = 4;
 constexpr size_t kLateOneOf = 8;

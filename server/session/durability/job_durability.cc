@@ -115,6 +115,7 @@ void JobDurability::CommitFinally(bool loading) {
     return;
   }
   const auto await = [&] { return job_.store->AwaitCommit(); };
+  // An error ends the store, so MakeDurable() below returns and reports it.
   job_.MakePass(await).IgnoreError();
   const Durable durable = WhatIsDurable();
   if (durable.step && durable.loads) return;

@@ -153,7 +153,7 @@ class RecordScrubberTest : public testing::Test {
   void AwaitScrubs(uint64_t count) {
     while (Describe().scrubs() < count) absl::SleepFor(absl::Milliseconds(1));
   }
-  // What the job says when it is asked for a scrub; OK: it begins.
+  // Sets the job's answer to a request for a scrub; OK: it begins.
   void Refuse(const absl::Status& why) {
     const absl::MutexLock lock(&mu_);
     refusal_ = why;

@@ -179,7 +179,8 @@ absl::StatusOr<std::shared_ptr<Verification>> RecordVerifier::BeginFor(
   return next;
 }
 
-// What was found is noted first: whoever waits for the end may ask for it.
+// Notes the result first, because a caller that waits for the end may ask for
+// it.
 void RecordVerifier::Run(Asker asker, storage::StateStore* store,
                          Verification* run) {
   const absl::StatusOr<storage::VerifyResult> result =

@@ -169,7 +169,7 @@ TEST_F(JobDamageTest, AJobThatFailedAtADamagedRecordIsLoadedAnew) {
   const absl::Status failed = TryStep(&job_, 3);
   EXPECT_TRUE(absl::IsDataLoss(failed)) << failed;
   EXPECT_EQ(Describe().phase(), v1::JOB_PHASE_FAILED);
-  // What the load leaves out is that of a new job.
+  // Arrays that the load leaves out are those of a new job.
   const Tensors masters = job_.RandomTensors(kSeed + 100);
   ASSERT_EQ(Load(&job_, {masters}), absl::OkStatus());
   EXPECT_EQ(Describe().phase(), v1::JOB_PHASE_READY);

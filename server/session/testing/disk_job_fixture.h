@@ -48,7 +48,7 @@ inline void Train(JobHarness* job, uint64_t first, uint64_t last) {
   }
 }
 
-// What a verification of a job gave.
+// The result of a verification of a job.
 struct Verified {
   absl::Status status;
   v1::VerifyJobProgress last;

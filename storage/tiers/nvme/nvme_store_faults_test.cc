@@ -422,9 +422,8 @@ TEST_F(NvmeStoreFaultsTest, AFailedCommitLeavesTheOneBefore) {
       MakeDisk(UINT64_MAX);
       Start(/*is_durable=*/true);
       // Opening writes and syncs both copies of the last commit.
-      ReopenWith({.kind = kind,
-                  .path = path,
-                  .skip = path == kCommits ? kCommitCopies : 0});
+      const uint64_t skip = path == kCommits ? kCommitCopies : 0;
+      ReopenWith({.kind = kind, .path = path, .skip = skip});
       absl::Status status;
       for (size_t i = 0; i < kRecordCount && status.ok(); ++i) {
         status = job_->Write(i, &random_);
