@@ -1,0 +1,261 @@
+"""A step over AdamW state on disk: does it overlap I/O with the update, at every size?
+
+bfloat16 parameters and gradients with float32 masters: 12 bytes of state an element, of which a
+budget holds a share. At each size the sides take turns in one process and on one disk. Printed for
+each, as medians: the step; its time an element; its time beside the larger of the two that it
+overlaps (raw reads and writes of as many bytes, and the step of a job in memory); the CPU time of
+the engine for each GB that it moved. --plot draws the time an element over the size.
+
+    nvme_overlap_benchmark.py [--dir DIR] [--sizes 64,256] [--shares 8,2] [--plot FILE.svg]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from interleave import Times, take_turns
+from raw_disk import BLOCK_BYTES, RawDisk
+from served import Daemon, available_bytes, optstate, running_daemon
+
+MiB = 1 << 20
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+STATE_BYTES = 12  # of an element: master, exp_avg, exp_avg_sq
+# Of an element in the trainer and in shared memory: parameters and gradients.
+MEMORY_BYTES = 4 * 2
+RESERVE_BYTES = 3 << 30
+WARM_UP = 3
+PARAMETER_ELEMENTS = 2 * MiB
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A way to keep the state; `share`: one part of so many is in memory, 0: all is."""
+
+    what: str
+    share: int
+    durability: str = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What a process has done since it began."""
+
+    disk_bytes: int
+    cpu_s: float
+
+    @classmethod
+    def of(cls, process: int) -> Counts:
+        lines = pathlib.Path(f"/proc/{process}/io").read_text().splitlines()
+        found = dict(line.split(": ") for line in lines)
+        moved = int(found["read_bytes"]) + int(found["write_bytes"])
+        ticks = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return cls(moved, sum(map(int, ticks)) / TICKS_PER_S)
+
+
+class Served:
+    """A job of one kind, with an optimizer that steps it."""
+
+    def __init__(self, kind: Kind, elements: int, gradients, daemon: Daemon) -> None:
+        self.kind, self.elements = kind, elements
+        self._parameters = [torch.nn.Parameter(gradient.clone()) for gradient in gradients]
+        self._gradients = gradients
+        job = f"share-{kind.share}-{kind.durability}"
+        options = {}
+        if kind.share:
+            budget = elements * STATE_BYTES // kind.share
+            options = {"placement": "nvme", "host_budget": budget, "durability": kind.durability}
+        self.optimizer = optstate.AdamW(
+            self._parameters, lr=1e-4, job=job, endpoint=daemon.shm, **options
+        )
+        self._engine = int(daemon.optctl("describe", "job", job)["engine_pid"])
+        self.moved_bytes: list[int] = []
+        self.cpu_s: list[float] = []
+
+    def step(self) -> float:
+        for parameter, gradient in zip(self._parameters, self._gradients):
+            parameter.grad = gradient
+        before = Counts.of(self._engine)
+        begin = time.perf_counter()
+        self.optimizer.step()
+        seconds = time.perf_counter() - begin
+        after = Counts.of(self._engine)
+        self.moved_bytes.append(after.disk_bytes - before.disk_bytes)
+        self.cpu_s.append(after.cpu_s - before.cpu_s)
+        return seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    elements: int
+    what: str
+    step_s: float
+    overlap: float | None  # step / the larger of I/O and update
+    io_over_update: float | None
+    cpu_s_per_gb: float | None
+
+    @property
+    def ns_per_element(self) -> float:
+        return self.step_s * 1e9 / self.elements
+
+
+def raw_step(raw: RawDisk) -> Callable[[], float]:
+    def step() -> float:
+        begin = time.perf_counter()
+        raw.step()
+        return time.perf_counter() - begin
+
+    return step
+
+
+def row_of(job: Served, times: Times, raw_bytes: int, update_ns: float | None) -> Row:
+    """update_ns: of an element, in memory; None: not known."""
+    step_s = times.median_s(job.kind.what)
+    moved = sum(job.moved_bytes) / len(job.moved_bytes)
+    if not job.kind.share:
+        return Row(job.elements, job.kind.what, step_s, None, None, None)
+    # A raw step reads and writes raw_bytes.
+    io_s = times.median_s("raw") * moved / (2 * raw_bytes)
+    update_s = (update_ns or 0) * job.elements / 1e9
+    return Row(
+        job.elements,
+        job.kind.what,
+        step_s,
+        step_s / max(io_s, update_s),
+        io_s / update_s if update_s else None,
+        sum(job.cpu_s) / (sum(job.moved_bytes) / 1e9),
+    )
+
+
+def measure_size(
+    elements: int, kinds: Sequence[Kind], folder: pathlib.Path, seconds: float, update_ns: float
+) -> list[Row]:
+    generator = torch.Generator().manual_seed(elements)
+    gradients = [
+        (torch.randn(PARAMETER_ELEMENTS, generator=generator) * 1e-2).bfloat16()
+        for _ in range(elements // PARAMETER_ELEMENTS)
+    ]
+    with contextlib.ExitStack() as stack:
+        records, raw_file = folder / "records", folder / "raw"
+        records.mkdir(mode=0o700)
+        daemon = stack.enter_context(running_daemon("--nvme-dir", str(records)))
+        jobs = [Served(kind, elements, gradients, daemon) for kind in kinds]
+        for job in jobs:
+            stack.enter_context(job.optimizer)
+        raw_bytes = min(elements * STATE_BYTES, 1 << 30) // BLOCK_BYTES * BLOCK_BYTES
+        raw = stack.enter_context(RawDisk(raw_file, raw_bytes))
+        for _ in range(WARM_UP):
+            for job in jobs:
+                job.step()
+        for job in jobs:
+            job.moved_bytes.clear()
+            job.cpu_s.clear()
+        timed = {job.kind.what: job.step for job in jobs}
+        times = take_turns({**timed, "raw": raw_step(raw)}, seconds)
+        in_memory = [job for job in jobs if not job.kind.share]
+        if in_memory:
+            update_ns = times.median_s(in_memory[0].kind.what) * 1e9 / elements
+        return [row_of(job, times, raw_bytes, update_ns) for job in jobs]
+
+
+def kinds_at(elements: int, shares: Sequence[int], all_of_them: bool) -> list[Kind]:
+    swapped = [Kind(f"1/{share} in memory", share) for share in shares]
+    if not all_of_them:
+        return swapped[:1]
+    durable = Kind(f"1/{shares[0]} in memory, durability step", shares[0], "step")
+    return [Kind("memory", 0), *swapped, durable]
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    print("| elements, Mi | state | step, ms | ns an element | / larger of I/O and update | I/O"
+          " / update | engine's CPU s a GB |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|")
+    for row in rows:
+        cells = [
+            f"{row.elements // MiB}",
+            row.what,
+            f"{row.step_s * 1e3:.0f}",
+            f"{row.ns_per_element:.2f}",
+            *("" if x is None else f"{x:.2f}" for x in (row.overlap, row.io_over_update)),
+            "" if row.cpu_s_per_gb is None else f"{row.cpu_s_per_gb:.2f}",
+        ]
+        print("| " + " | ".join(cells) + " |")
+
+
+def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams.update({"svg.hashsalt": "optstate", "svg.fonttype": "none"})
+    figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
+    for what in dict.fromkeys(row.what for row in rows):
+        line = [row for row in rows if row.what == what]
+        places = [row.elements * STATE_BYTES / 2**30 for row in line]
+        axes.plot(places, [row.ns_per_element for row in line], "o-", label=what)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("state, GiB")
+    axes.set_ylabel("step, ns an element")
+    axes.legend(fontsize=7)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def why_not(elements: int, folder: pathlib.Path) -> str:
+    """Returns why a size cannot be measured here; empty when it can."""
+    memory = elements * (MEMORY_BYTES + STATE_BYTES // 8) + RESERVE_BYTES
+    if memory > available_bytes():
+        return f"needs {memory / 2**30:.0f} GiB of memory"
+    disk = elements * STATE_BYTES + RESERVE_BYTES
+    room = os.statvfs(folder)
+    if disk > room.f_bavail * room.f_frsize:
+        return f"needs {disk / 2**30:.0f} GiB of {folder}"
+    return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dir", type=pathlib.Path, default=ROOT, help="on the disk; not tmpfs")
+    parser.add_argument("--sizes", default="64,256", help="in Mi elements; the first has all kinds")
+    parser.add_argument("--shares", default="8,2", help="one part of so many is in memory")
+    parser.add_argument("--seconds", type=float, default=40, help="of a size's rounds, about")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--plot", type=pathlib.Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    rows: list[Row] = []
+    update_ns = 0.0
+    before = os.getloadavg()[0]
+    for index, size in enumerate(int(text) * MiB for text in arguments.sizes.split(",")):
+        why = why_not(size, arguments.dir)
+        if why:
+            print(f"{size // MiB} Mi elements are left out: {why}")
+            continue
+        kinds = kinds_at(size, [int(text) for text in arguments.shares.split(",")], index == 0)
+        with tempfile.TemporaryDirectory(prefix="nvme-overlap-", dir=arguments.dir) as folder:
+            path = pathlib.Path(folder)
+            found = measure_size(size, kinds, path, arguments.seconds, update_ns)
+        if index == 0:
+            update_ns = found[0].ns_per_element
+        rows += found
+    print_table(rows)
+    print(
+        f"\n{arguments.threads} threads; load {before:.1f} before, {os.getloadavg()[0]:.1f} after."
+    )
+    if arguments.plot:
+        plot(rows, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()
