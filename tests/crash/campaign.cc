@@ -11,7 +11,7 @@ namespace optstate::crash {
 
 absl::Status RunCampaign(const CampaignOptions& options, Tally* tally) {
   std::mt19937_64 random(options.seed);
-  RandomScenarios scenarios;
+  RandomScenarios scenarios(options.on_disk);
   while (!tally->Reaches(options.quota)) {
     RandomScenarios::Drawn drawn = scenarios.Next(random);
     Scenario& scenario = drawn.scenario;
@@ -28,7 +28,8 @@ absl::Status RunCampaign(const CampaignOptions& options, Tally* tally) {
         RunRound(drawn.wire, scenario, options.quota, &round_random, tally);
     std::cerr << "round " << tally->rounds << ": " << name << ": kills "
               << tally->engine << " " << tally->supervisor << " " << tally->rank
-              << ", upgrades " << tally->upgrades << std::endl;
+              << ", losses of power " << tally->power << ", upgrades "
+              << tally->upgrades << std::endl;
     if (!status.ok()) {
       return absl::Status(
           status.code(),

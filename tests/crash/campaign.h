@@ -14,6 +14,9 @@ struct CampaignOptions {
   uint64_t elements_min = 1 << 20;
   uint64_t elements_max = 1 << 20;
   uint64_t steps = 1;  // of a round
+  // Jobs have their records on disk, are durable, or both; otherwise they are
+  // in memory. Quota::power needs it.
+  bool on_disk = false;
 };
 
 // Runs rounds of random scenarios, one after the other, until there were as

@@ -37,8 +37,18 @@ int Main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--upgrades", options.quota.upgrade, "some of them disturbed")
       ->capture_default_str();
+  app.add_option("--power-cuts", options.quota.power,
+                 "of the machine: all processes and all memory; with --on-disk")
+      ->capture_default_str();
+  app.add_flag("--on-disk", options.on_disk,
+               "records are swapped to a disk, steps are durable, or both");
   app.add_option("--seed", options.seed, "repeats a schedule");
   CLI11_PARSE(app, argc, argv);
+  if (options.quota.power > 0 && !options.on_disk) {
+    std::cerr << "--power-cuts needs --on-disk: memory does not survive them"
+              << std::endl;
+    return 2;
+  }
   std::cout << "seed " << options.seed << std::endl;
   Tally tally;
   const absl::Time begin = absl::Now();

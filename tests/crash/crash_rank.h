@@ -36,6 +36,7 @@ class CrashRank {
   // Returns the steps run again, with those of the ranks whose place this one
   // took.
   uint64_t steps_again() const { return board().steps_again; }
+  uint64_t answered_step() const { return board().answered_step; }
   // Sends SIGKILL; returns when the process is dead.
   absl::Status Kill();
   // Returns the result of a rank that has ended by itself: the hash of the

@@ -1,5 +1,8 @@
 #include "tests/crash/crash_round.h"
 
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
@@ -8,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/client.h"
+#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "tests/conformance/step_script.h"
 #include "tests/crash/crash_script.h"
@@ -27,6 +31,31 @@ constexpr char kConfig[] =
     "  restarts_max: 1000000\n"
     "  restart_window_s: 1\n"
     "  doorbell_spin_us: 0\n";
+// A folder that outlives losses of power, until it is destroyed.
+class DiskFolder {
+ public:
+  static absl::StatusOr<std::unique_ptr<DiskFolder>> Make() {
+    const char* temporary = std::getenv("TEST_TMPDIR");
+    std::string path = absl::StrCat(
+        temporary == nullptr ? "/var/tmp" : temporary, "/optstate-test-XXXXXX");
+    if (mkdtemp(path.data()) == nullptr) return OsError(errno, path);
+    return std::unique_ptr<DiskFolder>(new DiskFolder(path));
+  }
+  ~DiskFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  DiskFolder(const DiskFolder&) = delete;
+  DiskFolder& operator=(const DiskFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit DiskFolder(std::string path) : path_(std::move(path)) {}
+
+  const std::string path_;
+};
+
 // The most steps between two disturbances.
 constexpr uint64_t kStepsApartMax = 2;
 
@@ -51,6 +80,7 @@ absl::Status RunUndisturbedRank(const TestDaemon& daemon,
   client::SessionOptions options =
       script.Options(daemon.shm_endpoint(), "undisturbed", rank);
   options.world_size = world_size;
+  options.storage = {};  // in memory, whatever the disturbed job's place
   OPTSTATE_ASSIGN_OR_RETURN(const auto session, Session::Open(options));
   OPTSTATE_RETURN_IF_ERROR(script.Load(*session));
   RankBoard board;
@@ -157,6 +187,8 @@ absl::Status RunRound(Wire wire, const Scenario& scenario, const Quota& quota,
                       std::mt19937_64* random, Tally* tally) {
   TestDaemon::Options options;
   options.config = kConfig;
+  OPTSTATE_ASSIGN_OR_RETURN(const auto disk, DiskFolder::Make());
+  options.flags = {"--nvme-dir", disk->path()};
   OPTSTATE_ASSIGN_OR_RETURN(const auto daemon,
                             TestDaemon::Start(std::move(options)));
   absl::Status status =

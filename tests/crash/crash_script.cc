@@ -18,6 +18,11 @@ using client::StateArray;
 
 // The number of places where windows may begin.
 constexpr size_t kWindowStarts = 1 << 16;
+// Small, so that a few frames hold a small part of the state. A record of a
+// whole parameter may be larger.
+constexpr uint64_t kSubGroupElements = 4 * kTileElements;
+constexpr uint64_t kFrames = 4;
+constexpr uint64_t kElementBytesMax = 24;  // in a frame
 // The divisor of gradients that are divided at all.
 constexpr double kScale = 1024;
 
@@ -153,7 +158,27 @@ client::SessionOptions CrashScript::Options(const std::string& endpoint,
   if (scenario_.scaling != Scaling::kRanks) {
     options.loss_scaler = ScalerOf(scenario_.scaling);
   }
+  if (scenario_.swapped()) {
+    options.storage.placement = client::Placement::kNvme;
+    options.storage.host_budget_bytes = FramesBytes();
+  }
+  if (scenario_.durable()) {
+    options.storage.durability = client::Durability::kStep;
+  }
+  if (scenario_.swapped() || scenario_.durable()) {
+    options.storage.sub_group_elements = kSubGroupElements;
+  }
   return options;
+}
+
+uint64_t CrashScript::FramesBytes() const {
+  uint64_t elements = kSubGroupElements;
+  if (!InfoOf(layout_.optimizer).is_separable) {
+    for (const ParameterSpec& parameter : layout_.parameters) {
+      elements = std::max(elements, static_cast<uint64_t>(parameter.numel));
+    }
+  }
+  return kFrames * (elements + kTileElements) * kElementBytesMax;
 }
 
 uint64_t CrashScript::Source(uint32_t rank) const {
@@ -363,6 +388,7 @@ absl::Status CrashScript::PushAndCommit(client::Session& session, uint64_t step,
     return absl::InternalError(
         absl::StrCat("committed step ", step, ", got ", outcome.step));
   }
+  board->answered_step = step;
   // A job that speculates may have begun the next step, in which another rank
   // is already.
   if (!outcome.applied || scenario_.speculates()) return absl::OkStatus();

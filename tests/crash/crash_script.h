@@ -42,6 +42,8 @@ class CrashScript {
                        RankBoard* board) const;
 
  private:
+  // Returns a budget that has room for a few records.
+  uint64_t FramesBytes() const;
   // Returns whose gradients are pushed: each rank's own where the engine sums
   // them, else a common source, for ranks push parts of the same.
   uint64_t Source(uint32_t rank) const;

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <csignal>
 #include <iterator>
 
@@ -309,6 +310,44 @@ absl::Status Killer::KillRankAndEngine() {
   return Unit() < 0.3 ? KillEngineAgain() : absl::OkStatus();
 }
 
+// Kills all processes and removes all memory, as a loss of power does but for
+// what a disk's cache loses. The job goes on from its disk.
+absl::Status Killer::CutPower() {
+  if (Unit() < 0.7) {
+    OPTSTATE_RETURN_IF_ERROR(AwaitInsideStep());
+  } else {
+    Spin(kAnyInstant);
+  }
+  ++tally_.power;
+  if (job_.in_step()) ++tally_.power_in_step;
+  OPTSTATE_RETURN_IF_ERROR(job_.daemon().Kill());
+  if (const pid_t pid = job_.engine(); pid != 0) {
+    const Process engine(pid);
+    engine.Signal(SIGKILL);
+    OPTSTATE_RETURN_IF_ERROR(engine.AwaitEnd(absl::Now() + kPatience));
+  }
+  const uint32_t ranks = job_.scenario().world_size;
+  uint64_t answered = 0;
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    OPTSTATE_RETURN_IF_ERROR(job_.rank(rank).Kill());
+    answered = std::max(answered, job_.rank(rank).answered_step());
+  }
+  const uint64_t committed = job_.committed_step();
+  OPTSTATE_RETURN_IF_ERROR(job_.DropMemory());
+  OPTSTATE_RETURN_IF_ERROR(RestartSupervisor());
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    OPTSTATE_RETURN_IF_ERROR(job_.StartRank(rank));
+  }
+  OPTSTATE_RETURN_IF_ERROR(job_.AwaitFiles());
+  // Ranks may have taken steps since.
+  const uint64_t restored = job_.committed_step();
+  if (restored < committed) ++tally_.power_lost_steps;
+  if (restored >= answered) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      "step ", restored, " is there after a loss of power, and step ", answered,
+      " was answered"));
+}
+
 absl::Status Killer::DisturbByUpgrade() {
   switch (Below(3)) {
     case 0:
@@ -434,13 +473,16 @@ absl::Status Killer::Disturb() {
   const uint64_t supervisor = Left(quota_.supervisor, tally_.supervisor);
   const uint64_t rank = Left(quota_.rank, tally_.rank);
   const uint64_t upgrade = Left(quota_.upgrade, tally_.upgrades);
-  const uint64_t all = engine + supervisor + rank + upgrade;
+  const uint64_t power =
+      job_.scenario().durable() ? Left(quota_.power, tally_.power) : 0;
+  const uint64_t all = engine + supervisor + rank + upgrade + power;
   if (all == 0) return absl::OkStatus();
   const uint64_t drawn = Below(all);
   if (drawn < engine) return DisturbEngine();
   if (drawn < engine + supervisor) return DisturbSupervisor();
-  return drawn < engine + supervisor + rank ? DisturbRanks()
-                                            : DisturbByUpgrade();
+  if (drawn < engine + supervisor + rank) return DisturbRanks();
+  return drawn < engine + supervisor + rank + upgrade ? DisturbByUpgrade()
+                                                      : CutPower();
 }
 
 }  // namespace optstate::crash

@@ -46,6 +46,8 @@ class Killer {
   absl::Status KillRanks();
   absl::Status KillRankAndEngine();
 
+  absl::Status CutPower();
+
   absl::Status UpgradeAlone();
   absl::Status UpgradeAndKillEngine();
   absl::Status UpgradeAndKillSupervisor();

@@ -20,9 +20,15 @@ DTypes WithSplitMasters(DTypes dtypes) {
   return dtypes == DTypes::kMixed ? DTypes::kMixed : DTypes::kBFloat16;
 }
 
+std::vector<StatePlace> StatePlaces(bool on_disk) {
+  if (!on_disk) return {StatePlace::kMemory};
+  return {StatePlace::kDisk, StatePlace::kDiskDurable,
+          StatePlace::kMemoryDurable};
+}
+
 }  // namespace
 
-RandomScenarios::RandomScenarios()
+RandomScenarios::RandomScenarios(bool on_disk)
     : wires_({Wire::kShm, Wire::kGrpc}),
       world_sizes_({1, 2}),
       optimizers_(AllOptimizers()),
@@ -42,7 +48,8 @@ RandomScenarios::RandomScenarios()
       clip_elements_({0, 1}),
       speculative_({0, 1}),
       norm_types_({NormType::kL1, NormType::kL2, NormType::kInfinity}),
-      scalings_({Scaling::kRanks, Scaling::kStatic, Scaling::kDynamic}) {}
+      scalings_({Scaling::kRanks, Scaling::kStatic, Scaling::kDynamic}),
+      state_places_(StatePlaces(on_disk)) {}
 
 RandomScenarios::Drawn RandomScenarios::Next(std::mt19937_64& random) {
   Drawn drawn;
@@ -65,6 +72,7 @@ RandomScenarios::Drawn RandomScenarios::Next(std::mt19937_64& random) {
   scenario.speculative = speculative_.Draw(random) != 0;
   scenario.state_format = state_formats_.Draw(random);
   scenario.master_format = master_formats_.Draw(random);
+  scenario.state_place = state_places_.Draw(random);
   if (scenario.master_format == MasterFormat::kSplit) {
     scenario.parameters = WithSplitMasters(scenario.parameters);
   }

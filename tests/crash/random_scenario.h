@@ -39,7 +39,9 @@ class Deck {
 // Draws what rounds do, one by one.
 class RandomScenarios {
  public:
-  RandomScenarios();
+  // `on_disk`: draws jobs whose records are on disk, or steps durable, alone;
+  // otherwise jobs in memory alone.
+  explicit RandomScenarios(bool on_disk);
 
   struct Drawn {
     Wire wire = Wire::kShm;
@@ -62,6 +64,7 @@ class RandomScenarios {
   Deck<int> clip_, skip_, missing_, clip_groups_, clip_elements_, speculative_;
   Deck<NormType> norm_types_;
   Deck<Scaling> scalings_;
+  Deck<StatePlace> state_places_;
 };
 
 }  // namespace optstate::crash

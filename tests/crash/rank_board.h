@@ -15,6 +15,8 @@ struct RankBoard {
   // The number of times that the rank, and those whose place it took, were told
   // to run a step again.
   std::atomic<uint64_t> steps_again = 0;
+  // The last step whose commit was answered.
+  std::atomic<uint64_t> answered_step = 0;
 };
 
 }  // namespace optstate::crash

@@ -1,9 +1,11 @@
 #include "tests/crash/running_job.h"
 
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "tests/crash/find_engine.h"
 #include "tests/crash/poll_until.h"
@@ -17,23 +19,39 @@ absl::StatusOr<std::unique_ptr<RunningJob>> RunningJob::Start(
   for (uint32_t rank = 0; rank < scenario.world_size; ++rank) {
     OPTSTATE_RETURN_IF_ERROR(job->StartRank(rank));
   }
-  const std::string control = absl::StrCat(daemon->directory(), "/state/jobs/",
-                                           job->name_, "/state/control");
+  OPTSTATE_RETURN_IF_ERROR(job->AwaitFiles());
   absl::Status ranks;
-  OPTSTATE_RETURN_IF_ERROR(PollUntil("the job's files", [&] {
-    ranks = job->CheckRanks();
-    return !ranks.ok() || std::filesystem::exists(control);
-  }));
-  OPTSTATE_RETURN_IF_ERROR(ranks);
-  OPTSTATE_ASSIGN_OR_RETURN(
-      SharedPage page, SharedPage::Map(control, SharedPage::Access::kRead));
-  job->control_ = std::make_unique<SharedPage>(std::move(page));
   OPTSTATE_RETURN_IF_ERROR(PollUntil("the first step", [&] {
     ranks = job->CheckRanks();
     return !ranks.ok() || job->committed_step() > 0;
   }));
   OPTSTATE_RETURN_IF_ERROR(ranks);
   return job;
+}
+
+absl::Status RunningJob::AwaitFiles() {
+  const std::string folder =
+      absl::StrCat(daemon_->state_dir(), "/jobs/", name_);
+  const std::string control = folder + "/state/control";
+  absl::Status ranks;
+  OPTSTATE_RETURN_IF_ERROR(PollUntil("the job's files", [&] {
+    ranks = CheckRanks();
+    return !ranks.ok() || (std::filesystem::exists(control) &&
+                           !std::filesystem::exists(folder + "/restoring"));
+  }));
+  OPTSTATE_RETURN_IF_ERROR(ranks);
+  OPTSTATE_ASSIGN_OR_RETURN(
+      SharedPage page, SharedPage::Map(control, SharedPage::Access::kRead));
+  control_ = std::make_unique<SharedPage>(std::move(page));
+  return absl::OkStatus();
+}
+
+absl::Status RunningJob::DropMemory() {
+  control_.reset();
+  std::error_code error;
+  std::filesystem::remove_all(daemon_->state_dir(), error);
+  return error ? OsError(error.value(), daemon_->state_dir())
+               : absl::OkStatus();
 }
 
 std::string RunningJob::endpoint() const {

@@ -55,6 +55,12 @@ class RunningJob {
   // Returns the error of a rank that ended early.
   absl::Status CheckRanks();
 
+  // Removes all that is in memory, while no process of the job or the daemon
+  // lives. control() comes back with AwaitFiles().
+  absl::Status DropMemory();
+  // Waits until an engine has made the job's files, also from what is on disk.
+  absl::Status AwaitFiles();
+
   // Returns the engine's pid; 0: there is none.
   pid_t engine() const;
 

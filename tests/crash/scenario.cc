@@ -53,20 +53,46 @@ absl::string_view NameOf(Scaling scaling) {
   return "invalid";
 }
 
+absl::string_view NameOf(StatePlace place) {
+  switch (place) {
+    case StatePlace::kMemory:
+      return "memory";
+    case StatePlace::kMemoryDurable:
+      return "memory, durable";
+    case StatePlace::kDisk:
+      return "disk";
+    case StatePlace::kDiskDurable:
+      return "disk, durable";
+  }
+  return "invalid";
+}
+
 absl::string_view YesOrNo(bool value) { return value ? "yes" : "no"; }
 
 }  // namespace
 
 std::string Scenario::ToWord() const {
   return absl::StrJoin(
-      {seed, elements, steps, uint64_t{world_size},
-       static_cast<uint64_t>(optimizer), static_cast<uint64_t>(state_format),
-       static_cast<uint64_t>(master_format), static_cast<uint64_t>(partition),
+      {seed,
+       elements,
+       steps,
+       uint64_t{world_size},
+       static_cast<uint64_t>(optimizer),
+       static_cast<uint64_t>(state_format),
+       static_cast<uint64_t>(master_format),
+       static_cast<uint64_t>(partition),
        accumulation.has_value() ? static_cast<uint64_t>(*accumulation) : 0,
-       static_cast<uint64_t>(parameters), static_cast<uint64_t>(gradients),
-       uint64_t{clip}, uint64_t{skip}, uint64_t{missing}, uint64_t{clip_groups},
-       uint64_t{clip_elements}, static_cast<uint64_t>(norm_type),
-       static_cast<uint64_t>(scaling), uint64_t{speculative}},
+       static_cast<uint64_t>(parameters),
+       static_cast<uint64_t>(gradients),
+       uint64_t{clip},
+       uint64_t{skip},
+       uint64_t{missing},
+       uint64_t{clip_groups},
+       uint64_t{clip_elements},
+       static_cast<uint64_t>(norm_type),
+       static_cast<uint64_t>(scaling),
+       uint64_t{speculative},
+       static_cast<uint64_t>(state_place)},
       ",");
 }
 
@@ -79,7 +105,7 @@ absl::StatusOr<Scenario> Scenario::FromWord(const std::string& word) {
     }
     numbers.push_back(number);
   }
-  if (numbers.size() != 19) return absl::InvalidArgumentError(word);
+  if (numbers.size() != 20) return absl::InvalidArgumentError(word);
   Scenario scenario = {.seed = numbers[0],
                        .elements = numbers[1],
                        .steps = numbers[2],
@@ -98,7 +124,8 @@ absl::StatusOr<Scenario> Scenario::FromWord(const std::string& word) {
                        .clip_elements = numbers[15] != 0,
                        .norm_type = static_cast<NormType>(numbers[16]),
                        .scaling = static_cast<Scaling>(numbers[17]),
-                       .speculative = numbers[18] != 0};
+                       .speculative = numbers[18] != 0,
+                       .state_place = static_cast<StatePlace>(numbers[19])};
   if (numbers[8] != 0) {
     scenario.accumulation = static_cast<AccumulateDType>(numbers[8]);
   }
@@ -122,7 +149,8 @@ std::vector<std::pair<std::string, std::string>> Scenario::Choices() const {
           {"loss scale", text(NameOf(scaling))},
           {"skipped steps", text(YesOrNo(skip))},
           {"missing gradients", text(YesOrNo(missing))},
-          {"speculation", text(YesOrNo(speculative))}};
+          {"speculation", text(YesOrNo(speculative))},
+          {"state on", text(NameOf(state_place))}};
 }
 
 std::string Scenario::Describe() const {

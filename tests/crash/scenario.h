@@ -25,6 +25,14 @@ enum class Scaling : uint8_t { kRanks = 1, kStatic, kDynamic };
 // The norm that max_norm limits.
 enum class NormType : uint8_t { kL1 = 1, kL2, kInfinity };
 
+// The place of a job's records, and whether each step survives a loss of power.
+enum class StatePlace : uint8_t {
+  kMemory = 1,
+  kMemoryDurable,
+  kDisk,
+  kDiskDurable,
+};
+
 // The actions of a round's ranks. Everything else follows from it, so that a
 // rank that takes another's place needs nothing more.
 struct Scenario {
@@ -47,16 +55,28 @@ struct Scenario {
   NormType norm_type = NormType::kL2;
   Scaling scaling = Scaling::kRanks;
   bool speculative = false;  // the job asks for it, where it may
+  StatePlace state_place = StatePlace::kMemory;
 
   // Says whether a gradient is infinite in some steps: without, a scaler only
   // grows.
   bool overflows() const { return skip || scaling == Scaling::kDynamic; }
   // Says whether the daemon begins steps early. Updates that need whole
-  // parameters are not rolled back.
+  // parameters, and records with a disk, are not rolled back.
   bool speculates() const {
-    return speculative && optimizer != OptimizerKind::kLamb &&
+    return speculative && state_place == StatePlace::kMemory &&
+           optimizer != OptimizerKind::kLamb &&
            optimizer != OptimizerKind::kAdafactor &&
            optimizer != OptimizerKind::kMuon;
+  }
+  // Says whether each answered step survives a loss of power.
+  bool durable() const {
+    return state_place == StatePlace::kMemoryDurable ||
+           state_place == StatePlace::kDiskDurable;
+  }
+  // Says whether records are swapped.
+  bool swapped() const {
+    return state_place == StatePlace::kDisk ||
+           state_place == StatePlace::kDiskDurable;
   }
   uint32_t micro_steps() const { return accumulation.has_value() ? 3 : 1; }
   // Says whether the engine sums the ranks' micro-steps, so that a rank that is

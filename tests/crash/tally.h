@@ -17,6 +17,7 @@ struct Quota {
   uint64_t supervisor = 0;
   uint64_t rank = 0;
   uint64_t upgrade = 0;
+  uint64_t power = 0;  // all processes, and all that is in memory
 };
 
 // Counts of what has been done, and of its outcomes.
@@ -49,6 +50,10 @@ struct Tally {
   uint64_t upgrades_done = 0;         // to the end, as the daemon itself says
   uint64_t upgrades_keep_engine = 0;  // of those: accumulating all the time
 
+  uint64_t power = 0;
+  uint64_t power_in_step = 0;
+  uint64_t power_lost_steps = 0;  // that were committed, but not answered
+
   uint64_t steps_recovered = 0;
   uint64_t runs_rolled_back = 0;
   uint64_t steps_again = 0;  // that ranks were told to run again
@@ -58,7 +63,8 @@ struct Tally {
 
   bool Reaches(const Quota& quota) const {
     return engine >= quota.engine && supervisor >= quota.supervisor &&
-           rank >= quota.rank && upgrades >= quota.upgrade;
+           rank >= quota.rank && upgrades >= quota.upgrade &&
+           power >= quota.power;
   }
   void NoteRound(Wire wire, const Scenario& scenario);
 };
