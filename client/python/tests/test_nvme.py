@@ -23,12 +23,12 @@ def disk_daemon(tmp_path):
     running.stop()
 
 
-def model_of(dtype=torch.float32):
+def model_of(dtype=torch.float32, width=256):
     generator = torch.Generator().manual_seed(1)
     model = torch.nn.Sequential(
-        torch.nn.Linear(64, 256),
+        torch.nn.Linear(64, width),
         torch.nn.Tanh(),
-        torch.nn.Linear(256, 100),
+        torch.nn.Linear(width, 100),
         torch.nn.LayerNorm(100),
     )
     with torch.no_grad():
@@ -236,3 +236,27 @@ def test_a_disk_that_is_not_mounted_makes_no_new_job(tmp_path, job):
         assert same(again, model)
     finally:
         daemon.stop()
+
+
+def test_a_state_of_eight_budgets_trains_as_in_memory(disk_daemon, job):
+    """Over 200 steps, and as torch's own AdamW does."""
+    steps, sub_group_elements = 200, 4096
+    models = [model_of(torch.float32, width=4096) for _ in range(3)]
+    state_bytes = 8 * sum(parameter.numel() for parameter in models[0].parameters())
+    assert state_bytes > 8 * 3 * 8 * sub_group_elements
+    budget = state_bytes // 8
+    where = {"placement": "nvme", "host_budget": budget, "sub_group_size": sub_group_elements}
+    endpoint = disk_daemon.shm
+    with (
+        optstate.AdamW(models[0].parameters(), endpoint=endpoint) as in_memory,
+        optstate.AdamW(models[1].parameters(), job=job, endpoint=endpoint, **where) as swapped,
+    ):
+        theirs = torch.optim.AdamW(models[2].parameters())
+        for model, optimizer in zip(models, (in_memory, swapped, theirs)):
+            train(model, optimizer, range(steps))
+        disk = disk_daemon.optctl("describe", "job", job)["disk"]
+        assert int(disk["frames"]) * int(disk["frame_bytes"]) <= budget
+        assert int(disk["bytes_read"]) > steps * state_bytes // 2
+    assert same(models[0], models[1])
+    for ours, others in zip(models[1].parameters(), models[2].parameters()):
+        torch.testing.assert_close(ours, others, rtol=2e-4, atol=2e-6)
