@@ -1,5 +1,6 @@
 """All external repositories. Everything is taken from the machine: Debian packages, no downloads."""
 
+load("//deploy/bazel:cuda_toolkit.bzl", "cuda_toolkit")
 load("//deploy/bazel:debian_source.bzl", "debian_source")
 load("//deploy/bazel:system_library.bzl", "system_library")
 
@@ -134,3 +135,4 @@ def optstate_repositories():
     _debian_rules()
     _libraries()
     _library_sources()
+    cuda_toolkit(name = "cuda")

@@ -19,6 +19,7 @@
 #include "kernels/cpu/rule_calls.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/cuda/serial_block.h"
+#include "kernels/cuda/test_tiles.h"
 #include "kernels/cuda/tile_task.h"
 #include "kernels/ops/scalar_ops.h"
 // This include comes after scalar_ops.h.
@@ -62,32 +63,8 @@ bool UpdateSerially(Order order, const UpdateKernelKey& key,
 template <Order kOrder, size_t kTileElements>
 bool ApplyTiles(const UpdateKernelKey& key, const UpdateFactors& factors,
                 const TileView& view) {
-  std::vector<TileTask> tasks;
-  const scalar::TileElements whole = scalar::TileElementsOf(key, factors, view);
-  const auto advance = [](void* array, size_t bytes) -> void* {
-    return array == nullptr ? nullptr : static_cast<uint8_t*>(array) + bytes;
-  };
-  const size_t state_bytes = key.state == StateFormat::kFloat32    ? 4
-                             : key.state == StateFormat::kBFloat16 ? 2
-                                                                   : 1;
-  for (size_t begin = 0; begin < view.numel; begin += kTileElements) {
-    TileTask task = {whole, std::min(kTileElements, view.numel - begin), 0, 1};
-    scalar::TileElements& tile = task.tile;
-    tile.parameter =
-        advance(tile.parameter, begin * SizeInBytes(key.parameter));
-    tile.master =
-        advance(tile.master, begin * scalar::BytesOfMaster(key.master));
-    for (int k = 0; k < kStateArraysMax; ++k) {
-      tile.state[k] = advance(tile.state[k], begin * state_bytes);
-      if (tile.scale[k] != nullptr) {
-        tile.scale[k] += begin / kQuantizedBlockElements;
-      }
-    }
-    tile.gradient.begin = begin;
-    tile.flat = view.flat_begin + begin;
-    tile.random = scalar::RandomKeysOf(factors.random_seed, tile.flat);
-    tasks.push_back(task);
-  }
+  const std::vector<TileTask> tasks =
+      TilesOf(key, factors, view, kTileElements);
   const UpdateFactors all[] = {{}, factors};
   return UpdateSerially(kOrder, key, tasks, all);
 }
