@@ -158,7 +158,8 @@ absl::Status JobOpener::RestoreFromDisk() {
         "commits: counts of ", job.step_counts.size(), " and scalars of ",
         job.scalars.size(), " parameters, the layout has ", parameters));
   }
-  OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
+  // Other jobs wait for the lock, so the records are read without it.
+  OPTSTATE_ASSIGN_OR_RETURN(std::optional<AdmissionLock> lock,
                             AdmissionLock::Take(job_.StateDir()));
   OPTSTATE_RETURN_IF_ERROR(registrar_.AdmitShape(what));
   const std::string marker = job_.options.directory + kRestoringFile;
@@ -171,6 +172,7 @@ absl::Status JobOpener::RestoreFromDisk() {
                                            commit.incarnation));
   storage::PublishRecord(job.record, job_.tier->control());
   OPTSTATE_RETURN_IF_ERROR(registrar_.UseShape(std::move(shape), &commit));
+  lock.reset();
   std::copy(job.step_counts.begin(), job.step_counts.end(),
             job_.store->step_counts().begin());
   std::copy(job.scalars.begin(), job.scalars.end(),

@@ -1,7 +1,9 @@
 // Changing the number of frames of a store that is in use.
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
@@ -13,6 +15,7 @@
 #include "proto/types/random_layout.h"
 #include "storage/io/simulated_disk.h"
 #include "storage/io/simulated_io_engine.h"
+#include "storage/persist_in_order.h"
 #include "storage/tiers/nvme/nvme_store.h"
 #include "storage/tiers/nvme/nvme_test_job.h"
 
@@ -131,6 +134,40 @@ TEST_F(NvmeFramesTest, AVerificationGoesOn) {
   }
   changed = true;
   verifier.join();
+  EXPECT_EQ(job_->CompareAll(), absl::OkStatus());
+}
+
+// What the hook of kFramesGivenUp has seen.
+std::byte* given_up_table = nullptr;
+std::atomic<uint32_t> frames_named = 0;
+std::atomic<int> times_given_up = 0;
+
+// A process killed after this point leaves a file that is cut, and a table that
+// names none of its frames.
+TEST_F(NvmeFramesTest, NoPlaceNamesAFrameWhoseMemoryGoes) {
+  given_up_table = job_->table().span().data();
+  times_given_up = 0;
+  frames_named = 0;
+  storage::persist_hook = [](storage::PersistPoint point) {
+    if (point != storage::PersistPoint::kFramesGivenUp) return;
+    ++times_given_up;
+    // Places, see FORMAT.md: 1 + the frame, in the lower half.
+    for (uint32_t i = 0; i < kRecords; ++i) {
+      uint32_t frame = 0;
+      std::memcpy(&frame, given_up_table + 64 + 8 * i, sizeof(frame));
+      if (frame > NvmeStore::kFramesMin) ++frames_named;
+    }
+  };
+  int times_before_resize = 0;
+  EXPECT_EQ(job_->ChangeFrames(NvmeStore::kFramesMin,
+                               [&times_before_resize] {
+                                 times_before_resize = times_given_up;
+                                 return absl::OkStatus();
+                               }),
+            absl::OkStatus());
+  storage::persist_hook = nullptr;
+  EXPECT_EQ(times_before_resize, 1);
+  EXPECT_EQ(frames_named, 0);
   EXPECT_EQ(job_->CompareAll(), absl::OkStatus());
 }
 
