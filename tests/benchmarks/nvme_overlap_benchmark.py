@@ -28,7 +28,7 @@ from served import Daemon, available_bytes, optstate, running_daemon
 MiB = 1 << 20
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STATE_BYTES = 12  # of an element: master, exp_avg, exp_avg_sq
-# Of an element in the trainer and in shared memory: parameters and gradients.
+# Parameters and gradients of an element, in the trainer and in shared memory.
 MEMORY_BYTES = 4 * 2
 RESERVE_BYTES = 3 << 30
 WARM_UP = 3

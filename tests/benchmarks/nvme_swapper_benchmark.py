@@ -41,7 +41,7 @@ FACTORS = (1.0, -0.5, 0.25, 2.0)
 # The first steps make the files of DeepSpeed's state and bring optstate's records to disk.
 WARM_UP = 3
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-# What a side's threads do after they have worked (OpenMP's look for more) shall not hit the next.
+# A side's threads look for more work for a moment (OpenMP's do), which shall not hit the next.
 PAUSE_S = 0.1
 JOB = "nvme-swapper"
 

@@ -120,7 +120,7 @@ def test_on_two_ranks(reduction, way, daemon):
 
     wire, options = WAYS[way]
     cases = list(itertools.product([*CHANGES, _average_weights], WHENS[:2]))
-    # What hooks of backward() have sent is a matter of gradients: a few of each kind are enough.
+    # Hooks of backward() send gradients alone: a few changes of each kind are enough.
     few = [data_clamp, data_one_element, by_set, by_load_state_dict_assign, _average_weights]
     cases += [(change, "after backward") for change in few]
     found = ranks.run(_on_ranks, 2, getattr(daemon, wire), options, reduction, cases)

@@ -41,7 +41,7 @@ def _made(model, endpoint, job, **options):
     return optstate.AdamW(model.named_parameters(), lr=0.01, endpoint=endpoint, job=job, **options)
 
 
-# What the trainer does next: act(model, optimizer).
+# The trainer's next act: act(model, optimizer).
 
 
 def step(model, optimizer):
@@ -114,7 +114,7 @@ def _cut(connection, rank, endpoint, state, job, cuts, options):
         optimizer.close()
         # No script can go on with the job.
         _raises(functools.partial(_made, **options), _model(), endpoint, name)
-    # What is left is memory of the process, and the next job begins with it.
+    # The rest is memory of the process, and the next job begins with it.
     with _made(model, endpoint, f"{job}-next", **options) as following:
         _step(model, following)
     return len(cuts)
@@ -139,7 +139,7 @@ def _never_steps(connection, rank, endpoint, state, job, size, end):
     elif end == "with":
         with pytest.raises(optstate.DataLossError), optimizer:
             pass
-    # What is left of the parameters stays, and a daemon that is still there takes them.
+    # The rest of the parameters stays, and a daemon that is still there takes them.
     assert torch.equal(model[0].weight.flatten()[: size // 4], before[0].flatten()[: size // 4])
     kept = model[0].weight.detach().clone()
     following = _made(model, endpoint, f"{job}-next")

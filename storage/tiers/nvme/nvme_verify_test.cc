@@ -197,7 +197,7 @@ TEST_F(NvmeVerifyTest, WhatIsNewerInMemoryIsPassedOver) {
             (kRecordCount - result->progress.skipped) * 2 * kArrayBytes);
 }
 
-// What memory still has of a damaged record is not given up for it.
+// A damaged record keeps the values that memory still has of it.
 TEST_F(NvmeVerifyTest, ADamagedRecordInMemoryIsWrittenAnew) {
   for (const bool is_durable : {false, true}) {
     Start(is_durable);
