@@ -24,6 +24,8 @@ namespace {
 // Sub-groups are whole tiles.
 constexpr uint32_t kTileElements = 4096;
 constexpr size_t kConfigBytesMax = 1 << 20;
+// As storage/tiers/nvme/record_split.h has it.
+constexpr uint32_t kDirectoryWeightMax = 1'000'000;
 
 struct Fault {
   std::string field;
@@ -57,6 +59,27 @@ void CheckPaths(const v1::DaemonConfig& config, std::vector<Fault>* faults) {
   }
 }
 
+// Checks lists that have an entry for each directory, or none.
+void CheckPerDirectory(const v1::NvmeSettings& nvme,
+                       std::vector<Fault>* faults) {
+  const auto check_count = [&](const char* field, int count) {
+    if (count == 0 || count == nvme.directories_size()) return;
+    faults->push_back(
+        {field,
+         absl::StrCat("has ", count, " entries for ", nvme.directories_size(),
+                      " directories: give each directory one, or none")});
+  };
+  check_count("nvme.directory_weights", nvme.directory_weights_size());
+  check_count("nvme.directory_bytes_max", nvme.directory_bytes_max_size());
+  for (const uint32_t weight : nvme.directory_weights()) {
+    if (weight >= 1 && weight <= kDirectoryWeightMax) continue;
+    faults->push_back(
+        {"nvme.directory_weights",
+         absl::StrCat("must be from 1 to ", kDirectoryWeightMax)});
+    return;
+  }
+}
+
 void CheckNvme(const v1::NvmeSettings& nvme, std::vector<Fault>* faults) {
   std::set<std::string> directories;
   for (const std::string& directory : nvme.directories()) {
@@ -80,6 +103,7 @@ void CheckNvme(const v1::NvmeSettings& nvme, std::vector<Fault>* faults) {
     }
     directories.insert(path);
   }
+  CheckPerDirectory(nvme, faults);
   if (nvme.job_host_budget_bytes() == 0) {
     faults->push_back({"nvme.job_host_budget_bytes", "must be positive"});
   }

@@ -80,6 +80,22 @@ TEST(ConfigTest, DirectoriesOfDisksAreAbsoluteAndDiffer) {
   }
   EXPECT_TRUE(
       ParseConfig("nvme: {directories: [/d, /d2]}", "", {}, kRoot).ok());
+  for (const char* list : {"directory_weights", "directory_bytes_max"}) {
+    EXPECT_THAT(
+        ErrorOf(absl::StrCat("nvme: {directories: [/a, /b], ", list, ": [1]}")),
+        StartsWith(absl::StrCat("f.yaml:1: nvme.", list,
+                                ": has 1 entries for 2 directories")));
+  }
+  for (const char* weight : {"0", "1000001"}) {
+    EXPECT_THAT(
+        ErrorOf(absl::StrCat("nvme: {directories: [/a], directory_weights: [",
+                             weight, "]}")),
+        StartsWith("f.yaml:1: nvme.directory_weights: must be from 1"));
+  }
+  EXPECT_TRUE(ParseConfig("nvme: {directories: [/a, /b], directory_weights: "
+                          "[3, 1], directory_bytes_max: [1 TiB, 0]}",
+                          "", {}, kRoot)
+                  .ok());
   EXPECT_THAT(ErrorOf("nvme: {job_host_budget_bytes: 0}"),
               HasSubstr("must be positive"));
 }

@@ -205,13 +205,21 @@ class Reader {
     OPTSTATE_ASSIGN_OR_RETURN(const uint64_t value, ParseUnsigned(field, text));
     const Reflection& reflection = *message->GetReflection();
     if (field.cpp_type() == FieldDescriptor::CPPTYPE_UINT64) {
-      reflection.SetUInt64(message, &field, value);
+      if (field.is_repeated()) {
+        reflection.AddUInt64(message, &field, value);
+      } else {
+        reflection.SetUInt64(message, &field, value);
+      }
       return absl::OkStatus();
     }
     if (value > std::numeric_limits<uint32_t>::max()) {
       return absl::InvalidArgumentError("is larger than 4294967295");
     }
-    reflection.SetUInt32(message, &field, static_cast<uint32_t>(value));
+    if (field.is_repeated()) {
+      reflection.AddUInt32(message, &field, static_cast<uint32_t>(value));
+    } else {
+      reflection.SetUInt32(message, &field, static_cast<uint32_t>(value));
+    }
     return absl::OkStatus();
   }
 
@@ -308,13 +316,25 @@ std::string ScalarText(const Message& message, const FieldDescriptor& field) {
   }
 }
 
+std::string ElementText(const Message& message, const FieldDescriptor& field,
+                        int index) {
+  const Reflection& reflection = *message.GetReflection();
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return absl::StrCat(reflection.GetRepeatedUInt32(message, &field, index));
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return absl::StrCat(reflection.GetRepeatedUInt64(message, &field, index));
+    default:
+      return YamlString(reflection.GetRepeatedString(message, &field, index));
+  }
+}
+
 std::string RepeatedText(const Message& message, const FieldDescriptor& field) {
   const Reflection& reflection = *message.GetReflection();
   std::vector<std::string> elements;
   elements.reserve(static_cast<size_t>(reflection.FieldSize(message, &field)));
   for (int i = 0; i < reflection.FieldSize(message, &field); ++i) {
-    elements.push_back(
-        YamlString(reflection.GetRepeatedString(message, &field, i)));
+    elements.push_back(ElementText(message, field, i));
   }
   return absl::StrCat("[", absl::StrJoin(elements, ", "), "]");
 }

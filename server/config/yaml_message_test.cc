@@ -167,6 +167,9 @@ TEST(YamlMessageTest, ToYamlReadsBack) {
   config.mutable_engine()->add_job_weights("a*=5");
   config.mutable_nvme()->add_directories("/disk");
   config.mutable_nvme()->set_io_engine(v1::IO_ENGINE_KIND_BLOCKING);
+  config.mutable_nvme()->add_directory_weights(3);
+  config.mutable_nvme()->add_directory_weights(4294967295);
+  config.mutable_nvme()->add_directory_bytes_max(~uint64_t{0});
   config.set_lock_memory(v1::LOCK_MEMORY_NEVER);
   config.mutable_limits()->set_state_bytes_max(~uint64_t{0});
   v1::DaemonConfig read;

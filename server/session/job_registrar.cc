@@ -10,6 +10,9 @@
 #include "server/session/durability/job_storage.h"
 #include "server/session/durability/store_maker.h"
 #include "server/session/steps/loss_scaler.h"
+#include "server/session/tiers/disk_rates.h"
+#include "server/session/tiers/job_placer.h"
+#include "server/session/tiers/node_budget.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::session {
@@ -100,8 +103,18 @@ absl::Status JobRegistrar::AdmitShape(const JobDescription& description) const {
   request.uid = job_.options.uid;
   request.limits = job_.options.config.limits();
   absl::Status admitted = Admit(request);
+  if (admitted.ok()) admitted = AdmitFrames(files.frames);
   if (admitted.ok()) admitted = state_lock_.Admit(request.job_state_bytes);
   return Annotate(admitted, absl::StrCat("job \"", job_.options.name, "\""));
+}
+
+// Checks the node's budget when the job needs more frames than it has.
+absl::Status JobRegistrar::AdmitFrames(uint64_t bytes) const {
+  const uint64_t present =
+      job_.tier.has_value() ? job_.tier->frames().size() : 0;
+  if (bytes <= present) return absl::OkStatus();
+  return CheckNodeBudget(job_.StateDir(), job_.options.config.nvme(),
+                         job_.options.name, bytes);
 }
 
 storage::HostTier::StepFileBytes JobRegistrar::StepFilesOf(
@@ -121,8 +134,6 @@ storage::HostTier::StepFileBytes JobRegistrar::StepFilesOf(
 
 absl::Status JobRegistrar::Create(const RegisterSpec& spec,
                                   JobDescription description) {
-  OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
-                            AdmissionLock::Take(job_.StateDir()));
   const v1::StorageSettings asked = description.storage;
   OPTSTATE_RETURN_IF_ERROR(CheckStorage(asked, job_.options.config));
   if (description.ephemeral && IsDurable(asked)) {
@@ -130,16 +141,20 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
         "a durability is for a job with a name: this one is private, and ends "
         "with its last session (job=None, or ephemeral)");
   }
-  description.storage = ResolveStorage(asked, job_.options.config,
-                                       /*fits_in_memory=*/true);
-  absl::Status admitted = AdmitShape(description);
-  if (absl::IsResourceExhausted(admitted) &&
-      asked.placement() == v1::PLACEMENT_AUTO) {
-    description.storage = ResolveStorage(asked, job_.options.config,
-                                         /*fits_in_memory=*/false);
-    admitted = AdmitShape(description);
+  // Measuring takes seconds, which other jobs need not wait for.
+  const DiskRates rates = RatesFor(asked, &job_);
+  OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
+                            AdmissionLock::Take(job_.StateDir()));
+  OPTSTATE_RETURN_IF_ERROR(PlaceJob(
+      job_, rates,
+      [this](const JobDescription& what) { return AdmitShape(what); },
+      &description));
+  // A job that exists has its files, whatever the limits are now.
+  if (UsesDisk(description.storage)) {
+    OPTSTATE_RETURN_IF_ERROR(
+        CheckDirectoryLimits(job_.options.config.nvme(), job_.options.name,
+                             SwapSizesOf(job_, description).directories));
   }
-  OPTSTATE_RETURN_IF_ERROR(admitted);
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<JobShape> shape,
                             MakeShape(std::move(description)));
   const JobDescription& what = shape->description;

@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_SERVER_SESSION_JOB_REGISTRAR_H_
 #define OPTSTATE_SERVER_SESSION_JOB_REGISTRAR_H_
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -59,6 +60,7 @@ class JobRegistrar {
  private:
   storage::HostTier::StepFileBytes StepFilesOf(
       const JobDescription& description) const;
+  absl::Status AdmitFrames(uint64_t bytes) const;
   absl::Status Create(const RegisterSpec& spec, JobDescription description);
   absl::Status RegisterAgain(const RegisterSpec& spec,
                              JobDescription description);

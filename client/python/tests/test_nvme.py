@@ -12,13 +12,24 @@ import torch
 from daemon import Daemon
 
 # Few frames of small sub-groups, so that most records are swapped in each step.
-SWAPPED = {"placement": "nvme", "host_budget": 1, "sub_group_size": 4096}
+SWAPPED = {"placement": "nvme", "sub_group_size": 4096}
+
+
+def start_daemon(tmp_path, *names, **limits):
+    """A daemon with these directories whose jobs have as few frames as can be by default."""
+    lines = ["nvme:", "  job_host_budget_bytes: 1", "limits:", "  operator_reserve_percent: 0"]
+    lines += [f"  {name}: {value}" for name, value in limits.items()]
+    (tmp_path / "optstated.yaml").write_text("\n".join(lines) + "\n")
+    arguments = ["--config", str(tmp_path / "optstated.yaml")]
+    for name in names:
+        (tmp_path / name).mkdir(mode=0o700)
+        arguments += ["--nvme-dir", str(tmp_path / name)]
+    return Daemon(*arguments)
 
 
 @pytest.fixture
 def disk_daemon(tmp_path):
-    (tmp_path / "disk").mkdir(mode=0o700)
-    running = Daemon("--nvme-dir", str(tmp_path / "disk"))
+    running = start_daemon(tmp_path, "disk")
     yield running
     running.stop()
 
@@ -186,6 +197,43 @@ def test_a_job_stays_where_it_is(disk_daemon, job):
         assert optimizer.committed_step == 1
 
 
+def placement_of(daemon, job):
+    return daemon.optctl("describe", "job", job)["storage"]["placement"]
+
+
+@pytest.mark.parametrize("durability", [None, "step"])
+def test_auto_takes_memory_or_the_disk_and_keeps_the_durability(tmp_path, durability, job):
+    options = {"placement": "auto", "durability": durability, "sub_group_size": 4096}
+    models = []
+    for limit, placement in ((0, "PLACEMENT_HOST"), (900_000, "PLACEMENT_NVME")):
+        folder = tmp_path / placement
+        folder.mkdir()
+        daemon = start_daemon(folder, "disk", job_state_bytes_max=limit)
+        try:
+            model = model_of()
+            with optstate.AdamW(
+                model.parameters(), job=job, endpoint=daemon.shm, **options
+            ) as optimizer:
+                train(model, optimizer, range(3))
+                assert placement_of(daemon, job) == placement
+                if durability:
+                    assert optimizer.last_outcome.durable_step == 3
+            reason = daemon.optctl("describe", "job", job)["storage"]["placement_reason"]
+            assert reason.startswith("auto: "), reason
+            models.append(model)
+        finally:
+            daemon.stop()
+    assert same(*models)
+
+
+def test_a_budget_for_less_than_three_records_names_the_least(disk_daemon, job):
+    options = {**SWAPPED, "host_budget": 1, "job": job, "endpoint": disk_daemon.shm}
+    with pytest.raises(ValueError, match="set at least 147456"):
+        optstate.AdamW(model_of().parameters(), **options)
+    options["host_budget"] = 147456
+    optstate.AdamW(model_of().parameters(), **options).close()
+
+
 @pytest.mark.parametrize(
     "options, text",
     [
@@ -209,10 +257,8 @@ def test_durability_needs_a_disk(job):
 
 
 def test_a_disk_that_is_not_mounted_makes_no_new_job(tmp_path, job):
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir(mode=0o700)
-    second.mkdir(mode=0o700)
-    daemon = Daemon("--nvme-dir", str(first), "--nvme-dir", str(second))
+    first = tmp_path / "first"
+    daemon = start_daemon(tmp_path, "first", "second")
     try:
         options = {**SWAPPED, "durability": "step", "job": job, "endpoint": daemon.shm}
         model = model_of()

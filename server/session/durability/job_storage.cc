@@ -57,15 +57,22 @@ absl::Status CheckBudget(const v1::StorageSettings& now, uint64_t bytes,
         "For less memory, take a state_dict, delete the job and load it into "
         "one with placement=\"nvme\"");
   }
-  const uint64_t least = nvme::kNvmeFramesMin * sizes.frame;
-  if (bytes >= least) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "a host_budget of ", bytes, " bytes has room for ", bytes / sizes.frame,
-      " of the job's records of ", sizes.frame, " bytes; it must hold ",
-      nvme::kNvmeFramesMin, ": set at least ", least));
+  return CheckBudgetHolds(bytes, sizes);
 }
 
 }  // namespace
+
+uint64_t LeastBudget(const nvme::NvmeSizes& sizes) {
+  return nvme::kNvmeFramesMin * sizes.frame;
+}
+
+absl::Status CheckBudgetHolds(uint64_t bytes, const nvme::NvmeSizes& sizes) {
+  if (bytes >= LeastBudget(sizes)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a host_budget of ", bytes, " bytes has room for ", bytes / sizes.frame,
+      " of the job's records of ", sizes.frame, " bytes; it must hold ",
+      nvme::kNvmeFramesMin, ": set at least ", LeastBudget(sizes)));
+}
 
 absl::Status CheckStorage(const v1::StorageSettings& storage,
                           const v1::DaemonConfig& config) {
@@ -101,15 +108,13 @@ absl::Status CheckStorage(const v1::StorageSettings& storage,
 }
 
 v1::StorageSettings ResolveStorage(const v1::StorageSettings& asked,
-                                   const v1::DaemonConfig& config,
-                                   bool fits_in_memory) {
+                                   const v1::DaemonConfig& config) {
   v1::StorageSettings storage = asked;
-  storage.clear_made_with();  // the daemon's own
-  const bool has_disk = !config.nvme().directories().empty();
+  storage.clear_made_with();
+  storage.clear_directory_weights();
+  storage.clear_placement_reason();
   if (asked.placement() != v1::PLACEMENT_NVME) {
-    const bool must_swap =
-        asked.placement() == v1::PLACEMENT_AUTO && has_disk && !fits_in_memory;
-    storage.set_placement(must_swap ? v1::PLACEMENT_NVME : v1::PLACEMENT_HOST);
+    storage.set_placement(v1::PLACEMENT_HOST);
   }
   if (storage.sub_group_elements() == 0) {
     storage.set_sub_group_elements(config.engine().subgroup_elements());

@@ -23,11 +23,15 @@ absl::Status CheckStorage(const v1::StorageSettings& storage,
                           const v1::DaemonConfig& config);
 
 // Returns the settings of a new job, with the node's defaults in place of what
-// is not set. Placement is HOST or NVME: PLACEMENT_AUTO is NVME when
-// `fits_in_memory` is false.
+// is not set, and without what only the daemon sets. Placement is HOST or NVME;
+// PLACEMENT_AUTO is decided before (tiers/auto_placement.h).
 v1::StorageSettings ResolveStorage(const v1::StorageSettings& asked,
-                                   const v1::DaemonConfig& config,
-                                   bool fits_in_memory);
+                                   const v1::DaemonConfig& config);
+
+// Returns the least host budget of a job with PLACEMENT_NVME.
+uint64_t LeastBudget(const nvme::NvmeSizes& sizes);
+// Returns INVALID_ARGUMENT, with the least, when a budget is less.
+absl::Status CheckBudgetHolds(uint64_t bytes, const nvme::NvmeSizes& sizes);
 
 // Returns FAILED_PRECONDITION, naming it, when a setting that is set differs
 // from the job's, and from what the job was made with.

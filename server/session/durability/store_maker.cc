@@ -22,6 +22,12 @@ uint64_t SubGroupElements(const JobContext& job,
              : job.options.config.engine().subgroup_elements();
 }
 
+// None of a job of a former build, whose table knows them.
+std::vector<uint32_t> WeightsOf(const JobDescription& description) {
+  const auto& weights = description.storage.directory_weights();
+  return {weights.begin(), weights.end()};
+}
+
 }  // namespace
 
 nvme::NvmeSizes SwapSizesOf(const JobContext& job,
@@ -32,7 +38,8 @@ nvme::NvmeSizes SwapSizesOf(const JobContext& job,
        .directories =
            static_cast<uint32_t>(job.options.config.nvme().directories_size()),
        .job_bytes = DurableJobBytes(description.layout,
-                                    SerializeDescription(description))});
+                                    SerializeDescription(description)),
+       .weights = WeightsOf(description)});
 }
 
 absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
@@ -72,6 +79,7 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
   options.frames = frames.first(frames.size() / sizes.frame * sizes.frame);
   options.table = job->tier->frame_table();
   options.incarnation = job->tier->control()->incarnation;
+  options.weights = WeightsOf(what);
   options.is_durable = IsDurable(what.storage);
   options.job_bytes = DurableJobBytes(what.layout, SerializeDescription(what));
   options.restored = restored;

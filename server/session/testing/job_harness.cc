@@ -65,10 +65,6 @@ v1::StorageSettings StorageOf(v1::StorageSettings given) {
       given.placement() == v1::PLACEMENT_UNSPECIFIED) {
     given.set_placement(v1::PLACEMENT_NVME);
   }
-  if (given.placement() == v1::PLACEMENT_NVME &&
-      given.host_budget_bytes() == 0) {
-    given.set_host_budget_bytes(1);
-  }
   return given;
 }
 
@@ -126,6 +122,15 @@ JobHarness::~JobHarness() {
   if (!frames_.empty()) std::filesystem::remove_all(frames_, ignored);
 }
 
+std::vector<std::string> JobHarness::Disks() const {
+  if (setup_.disks == 1) return {disk_};
+  std::vector<std::string> disks;
+  for (uint32_t i = 0; i < setup_.disks; ++i) {
+    disks.push_back(absl::StrCat(disk_, "/", i));
+  }
+  return disks;
+}
+
 void JobHarness::DropMemory() {
   std::error_code ignored;
   std::filesystem::remove_all(directory_ + "/state", ignored);
@@ -166,7 +171,15 @@ absl::Status JobHarness::OpenWith(std::vector<KeptGradients> kept) {
   options.config.mutable_engine()->set_subgroup_elements(
       setup_.subgroup_elements);
   *options.config.mutable_limits() = setup_.limits;
-  options.config.mutable_nvme()->add_directories(disk_);
+  *options.config.mutable_nvme() = setup_.nvme;
+  // Becomes the least, as a node's default does.
+  if (setup_.nvme.job_host_budget_bytes() == 0) {
+    options.config.mutable_nvme()->set_job_host_budget_bytes(1);
+  }
+  for (const std::string& directory : Disks()) {
+    std::filesystem::create_directories(directory);
+    options.config.mutable_nvme()->add_directories(directory);
+  }
   options.config.mutable_nvme()->set_io_engine(setup_.io_engine);
   options.config.mutable_nvme()->set_scrub_interval_s(setup_.scrub_interval_s);
   options.config.mutable_nvme()->set_scrub_bytes_per_s(

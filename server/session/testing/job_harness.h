@@ -44,8 +44,10 @@ class JobHarness {
     uint64_t client_instance = 0;
     std::vector<RankProcess> processes;  // by rank; missing: unknown
     v1::Limits limits;
-    // PLACEMENT_NVME: on a disk, in as few frames as can be.
+    // PLACEMENT_NVME without a budget: on a disk, in as few frames as can be.
     v1::StorageSettings storage;
+    v1::NvmeSettings nvme;  // but for `directories` and the settings below
+    uint32_t disks = 1;     // how many directories the daemon has
     v1::IoEngineKind io_engine = v1::IO_ENGINE_KIND_UNSPECIFIED;
     uint32_t scrub_interval_s = 0;  // never
     uint64_t scrub_bytes_per_s = 0;
@@ -61,8 +63,9 @@ class JobHarness {
 
   Job& job() { return *job_; }
   const std::string& directory() const { return directory_; }
-  // The daemon's directory on disk.
+  // The daemon's directory on disk; of several, the one that they are in.
   const std::string& disk() const { return disk_; }
+  std::vector<std::string> Disks() const;
   // Removes all that lies in memory, as a power cut does; the job is closed.
   void DropMemory();
   const Layout& layout() const { return layout_; }

@@ -47,7 +47,8 @@ struct NvmeSizes {
   uint64_t frame = 0;
   uint64_t records = 0;  // how many there are
   uint64_t table = 0;
-  uint64_t disk = 0;  // over all directories
+  uint64_t disk = 0;                       // over all directories
+  std::vector<uint64_t> directories = {};  // the part of each
 };
 
 // With fewer frames, reading, updating and writing could not overlap.

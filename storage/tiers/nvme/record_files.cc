@@ -31,15 +31,6 @@ RecordFiles::RecordFiles(const RecordLayout& layout, const Shape& shape)
   }
 }
 
-uint64_t RecordFiles::BytesNeeded(const RecordLayout& layout, uint32_t records,
-                                  uint32_t slots) {
-  uint64_t bytes = 0;
-  for (uint32_t record = 0; record < records; ++record) {
-    bytes += slots * layout.bytes(record);
-  }
-  return bytes;
-}
-
 absl::StatusOr<RecordFiles> RecordFiles::Create(io::IoEngine* engine,
                                                 const RecordLayout& layout,
                                                 const Shape& shape) {

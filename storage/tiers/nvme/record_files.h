@@ -33,9 +33,6 @@ class RecordFiles {
     uint32_t slots = 1;
   };
 
-  // Returns the bytes of all files.
-  static uint64_t BytesNeeded(const RecordLayout& layout, uint32_t records,
-                              uint32_t slots);
   // Makes the files, reserved whole; on an error none is left. `engine`
   // outlives this.
   static absl::StatusOr<RecordFiles> Create(io::IoEngine* engine,

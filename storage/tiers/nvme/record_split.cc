@@ -1,6 +1,7 @@
 #include "storage/tiers/nvme/record_split.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -34,6 +35,37 @@ std::vector<uint32_t> SmallestWeights(absl::Span<const uint32_t> weights) {
                                      [](uint32_t w) { return w == 1; });
   if (are_equal) smallest.clear();
   return smallest;
+}
+
+std::vector<uint32_t> WeightsByRate(absl::Span<const double> bytes_per_s) {
+  constexpr double kAlike = 1.1;
+  constexpr double kUnits = 10;  // of the slowest
+  std::vector<size_t> order(bytes_per_s.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  for (const double rate : bytes_per_s) {
+    if (!(rate > 0)) return {};
+  }
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return bytes_per_s[a] < bytes_per_s[b];
+  });
+  std::vector<uint32_t> weights(order.size());
+  double slowest = 0;
+  for (size_t begin = 0, end = 0; begin < order.size(); begin = end) {
+    double sum = 0;
+    for (; end < order.size() &&
+           bytes_per_s[order[end]] <= bytes_per_s[order[begin]] * kAlike;
+         ++end) {
+      sum += bytes_per_s[order[end]];
+    }
+    const double mean = sum / static_cast<double>(end - begin);
+    if (begin == 0) slowest = mean;
+    const double weight = std::min(std::round(kUnits * mean / slowest),
+                                   static_cast<double>(kDirectoryWeightMax));
+    for (size_t i = begin; i < end; ++i) {
+      weights[order[i]] = static_cast<uint32_t>(weight);
+    }
+  }
+  return SmallestWeights(weights);
 }
 
 // Each record goes to the directory that lags most behind its share: each turn

@@ -29,6 +29,12 @@ absl::Status CheckWeights(absl::Span<const uint32_t> weights,
 // when all are equal. `weights` are valid.
 std::vector<uint32_t> SmallestWeights(absl::Span<const uint32_t> weights);
 
+// Returns weights in proportion to what directories move in a second, in their
+// smallest form. Rates within a tenth of each other count as one, and each is
+// rounded to a tenth of the least. None, for equal parts, also when one is not
+// known (0).
+std::vector<uint32_t> WeightsByRate(absl::Span<const double> bytes_per_s);
+
 // Returns the directory of each record. Neighbours are in different directories
 // as far as the weights allow, so that they are read and written side by side;
 // with equal weights record r is in directory r % n.

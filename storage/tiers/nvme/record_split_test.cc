@@ -1,5 +1,6 @@
 #include "storage/tiers/nvme/record_split.h"
 
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <random>
@@ -66,6 +67,21 @@ TEST(RecordSplitTest, SmallestWeightsAreTheSame) {
   EXPECT_EQ(SmallestWeights({}), Weights());
   EXPECT_EQ(WeightsText(Weights{2, 1}), "2:1");
   EXPECT_EQ(WeightsText({}), "equal parts");
+}
+
+TEST(RecordSplitTest, WeightsFollowRatesThatDiffer) {
+  EXPECT_EQ(WeightsByRate({}), Weights());
+  EXPECT_EQ(WeightsByRate({5}), Weights());
+  EXPECT_EQ(WeightsByRate({3e9, 1e9}), (Weights{3, 1}));
+  EXPECT_EQ(WeightsByRate({1e9, 2.46e9}), (Weights{2, 5}));
+  // Alike within a tenth.
+  EXPECT_EQ(WeightsByRate({1.09e9, 1e9}), Weights());
+  EXPECT_EQ(WeightsByRate({1.2e9, 1e9}), (Weights{6, 5}));
+  EXPECT_EQ(WeightsByRate({2.1e9, 1e9, 1.92e9}), (Weights{2, 1, 2}));
+  // One is not known.
+  EXPECT_EQ(WeightsByRate({1e9, 0}), Weights());
+  EXPECT_EQ(WeightsByRate({std::nan(""), 1e9}), Weights());
+  EXPECT_EQ(WeightsByRate({1, 1e30}), (Weights{1, kDirectoryWeightMax / 10}));
 }
 
 TEST(RecordSplitTest, WeightsThatDoNotFitAreRefused) {

@@ -50,15 +50,24 @@ NvmeSizes StoreOpener::SizesOf(const Layout& layout,
   sizes.frame = records.frame_bytes();
   sizes.records = shape.records;
   sizes.table = FrameTable::BytesNeeded(shape);
-  sizes.disk = RecordFiles::BytesNeeded(
-                   records, static_cast<uint32_t>(shape.records), shape.slots) +
-               options.directories * io::kSectorBytes;
-  if (options.is_durable) {
-    sizes.disk += io::kSectorBytes +
-                  2 * DurableLog::RegionBytes(shape.records, shape.checksums,
-                                              RoomFor(options.job_bytes),
-                                              shape.weights.size());
+  sizes.directories.assign(options.directories, io::kSectorBytes);
+  if (options.directories == 0) return sizes;
+  // Weights of other directories are refused when the job is opened.
+  const std::vector<uint32_t> split = SplitRecords(
+      static_cast<uint32_t>(shape.records), options.directories,
+      shape.weights.size() == options.directories ? shape.weights
+                                                  : std::vector<uint32_t>());
+  for (uint32_t i = 0; i < shape.records; ++i) {
+    sizes.directories[split[i]] += shape.slots * records.bytes(i);
   }
+  if (options.is_durable) {
+    sizes.directories[0] +=
+        io::kSectorBytes +
+        2 * DurableLog::RegionBytes(shape.records, shape.checksums,
+                                    RoomFor(options.job_bytes),
+                                    shape.weights.size());
+  }
+  for (const uint64_t bytes : sizes.directories) sizes.disk += bytes;
   return sizes;
 }
 

@@ -1,0 +1,204 @@
+#include "server/session/tiers/disk_rates.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+#include "proto/types/unique_fd.h"
+#include "server/os/small_file.h"
+#include "server/session/durability/job_storage.h"
+#include "spdlog/spdlog.h"
+#include "storage/format/checked_file.h"
+#include "storage/tiers/nvme/record_split.h"
+
+namespace optstate::session {
+namespace {
+
+constexpr char kBootIdPath[] = "/proc/sys/kernel/random/boot_id";
+// Those of AdamW with float32 state.
+constexpr uint64_t kBytesOfElement = 12;
+constexpr uint64_t kRequestBytesMin = uint64_t{64} << 10;
+constexpr uint64_t kRequestBytesMax = uint64_t{8} << 20;
+
+std::string PathOf(const std::string& state_dir) {
+  return state_dir + "/disk_rates";
+}
+
+// Empty: not known, and so the record of no boot.
+std::string BootId() {
+  const absl::StatusOr<std::string> text = os::ReadSmallFile(kBootIdPath, 256);
+  return text.ok() ? std::string(absl::StripAsciiWhitespace(*text)) : "";
+}
+
+absl::StatusOr<v1::DiskRates> Read(const std::string& path) {
+  OPTSTATE_ASSIGN_OR_RETURN(const storage::CheckedFile file,
+                            storage::ReadCheckedFile(path));
+  v1::DiskRates rates;
+  if (rates.ParseFromString(file.payload)) return rates;
+  return absl::DataLossError(absl::StrCat(path, " holds no rates"));
+}
+
+absl::Status Write(const std::string& path, const v1::DiskRates& rates) {
+  return storage::WriteCheckedFile(path,
+                                   {.layout_hash = std::string(32, '\0'),
+                                    .payload = rates.SerializeAsString()});
+}
+
+// Sets what says which file system the directory is on.
+absl::Status SetPlace(const std::string& directory, v1::DirectoryRates* rates) {
+  struct stat info;
+  struct statvfs space;
+  if (::stat(directory.c_str(), &info) != 0 ||
+      ::statvfs(directory.c_str(), &space) != 0) {
+    return OsError(errno, absl::StrCat("stat of ", directory));
+  }
+  rates->set_directory(directory);
+  rates->set_device(info.st_dev);
+  rates->set_file_system_bytes(uint64_t{space.f_blocks} * space.f_frsize);
+  return absl::OkStatus();
+}
+
+bool IsKnown(const v1::DirectoryRates& rates) {
+  return rates.measured_at_ns() != 0;
+}
+
+// Held while a process measures: two at once would halve each other's rates.
+absl::StatusOr<UniqueFd> TakeTurn(const std::string& state_dir) {
+  const std::string path = PathOf(state_dir) + ".lock";
+  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!fd.ok()) return OsError(errno, absl::StrCat("open ", path));
+  int failed;
+  do {
+    failed = ::flock(fd.get(), LOCK_EX);
+  } while (failed != 0 && errno == EINTR);
+  if (failed != 0) return OsError(errno, absl::StrCat("flock ", path));
+  return fd;
+}
+
+absl::StatusOr<v1::DirectoryRates> MeasureWith(const v1::DaemonConfig& config,
+                                               const std::string& directory) {
+  OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<io::IoEngine> engine,
+                            MakeDiskEngine(config, /*done_bytes=*/nullptr));
+  io::DiskBandwidthOptions options;
+  options.request_bytes =
+      std::clamp(config.engine().subgroup_elements() * kBytesOfElement,
+                 kRequestBytesMin, kRequestBytesMax);
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const io::DiskBandwidth bandwidth,
+      io::MeasureDiskBandwidth(engine.get(), directory, options));
+  v1::DirectoryRates rates;
+  rates.set_read_bytes_per_s(bandwidth.read_bytes_per_s);
+  rates.set_write_bytes_per_s(bandwidth.write_bytes_per_s);
+  rates.set_mixed_bytes_per_s(bandwidth.mixed_bytes_per_s);
+  rates.set_io_engine(engine->name());
+  return rates;
+}
+
+absl::Status MeasureOne(const std::string& directory,
+                        const MeasureDirectory& measure,
+                        v1::DirectoryRates* rates) {
+  absl::StatusOr<v1::DirectoryRates> measured = measure(directory);
+  OPTSTATE_RETURN_IF_ERROR(measured.status());
+  OPTSTATE_RETURN_IF_ERROR(SetPlace(directory, &*measured));
+  measured->set_measured_at_ns(absl::ToUnixNanos(absl::Now()));
+  *rates = *std::move(measured);
+  spdlog::info(
+      "disk bandwidth of {} by {}: reads {:.2f} GB/s, writes {:.2f}, both "
+      "together {:.2f}",
+      directory, rates->io_engine(), rates->read_bytes_per_s() / 1e9,
+      rates->write_bytes_per_s() / 1e9, rates->mixed_bytes_per_s() / 1e9);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+DiskRates RecordedDiskRates(const std::string& state_dir,
+                            const v1::NvmeSettings& nvme) {
+  DiskRates rates;
+  rates.directories.resize(nvme.directories_size());
+  const absl::StatusOr<v1::DiskRates> record = Read(PathOf(state_dir));
+  if (!record.ok() && !absl::IsNotFound(record.status())) {
+    spdlog::warn("disk bandwidth is not known: {}", record.status().ToString());
+  }
+  if (!record.ok() || record->boot_id().empty() ||
+      record->boot_id() != BootId()) {
+    return rates;
+  }
+  for (int i = 0; i < nvme.directories_size(); ++i) {
+    v1::DirectoryRates place;
+    if (!SetPlace(nvme.directories(i), &place).ok()) continue;
+    for (const v1::DirectoryRates& one : record->directories()) {
+      if (one.directory() == place.directory() &&
+          one.device() == place.device() &&
+          one.file_system_bytes() == place.file_system_bytes()) {
+        rates.directories[i] = one;
+      }
+    }
+  }
+  return rates;
+}
+
+DiskRates MeasureDiskRates(const std::string& state_dir,
+                           const v1::NvmeSettings& nvme, bool anew,
+                           const MeasureDirectory& measure) {
+  const absl::StatusOr<UniqueFd> turn = TakeTurn(state_dir);
+  DiskRates rates = RecordedDiskRates(state_dir, nvme);
+  rates.problems.assign(rates.directories.size(), turn.status());
+  v1::DiskRates record;
+  record.set_boot_id(BootId());
+  bool has_measured = false;
+  for (size_t i = 0; i < rates.directories.size(); ++i) {
+    const std::string& directory = nvme.directories(static_cast<int>(i));
+    v1::DirectoryRates& one = rates.directories[i];
+    if (turn.ok() && (anew || !IsKnown(one))) {
+      rates.problems[i] = MeasureOne(directory, measure, &one);
+      has_measured |= rates.problems[i].ok();
+    }
+    if (!rates.problems[i].ok()) {
+      spdlog::warn("disk bandwidth of {} was not measured: {}", directory,
+                   rates.problems[i].ToString());
+    }
+    if (IsKnown(one)) *record.add_directories() = one;
+  }
+  if (!has_measured) return rates;
+  const absl::Status written = Write(PathOf(state_dir), record);
+  if (!written.ok()) {
+    spdlog::warn("disk bandwidth is not recorded: {}", written.ToString());
+  }
+  return rates;
+}
+
+DiskRates MeasureDiskRates(const std::string& state_dir,
+                           const v1::DaemonConfig& config, bool anew) {
+  return MeasureDiskRates(state_dir, config.nvme(), anew,
+                          [&config](const std::string& directory) {
+                            return MeasureWith(config, directory);
+                          });
+}
+
+std::vector<uint32_t> DirectoryWeights(const v1::NvmeSettings& settings,
+                                       const DiskRates& rates) {
+  if (!settings.directory_weights().empty()) {
+    return nvme::SmallestWeights(
+        {settings.directory_weights().data(),
+         static_cast<size_t>(settings.directory_weights_size())});
+  }
+  std::vector<double> bytes_per_s;
+  for (const v1::DirectoryRates& one : rates.directories) {
+    bytes_per_s.push_back(one.mixed_bytes_per_s());
+  }
+  return nvme::WeightsByRate(bytes_per_s);
+}
+
+}  // namespace optstate::session
