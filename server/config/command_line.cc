@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/version.h"
+#include "server/config/nvme_directory.h"
 #include "server/config/own_flags.h"
 
 namespace optstate::config {
@@ -21,6 +22,10 @@ constexpr char kDescription[] =
 // Refuses an empty value, which would mean the default.
 std::string CheckGiven(const std::string& value) {
   return value.empty() ? "is empty: give a value, or leave the flag out" : "";
+}
+
+std::string CheckNvmeDirectory(const std::string& value) {
+  return std::string(ParseNvmeDirectory(value).status().message());
 }
 
 void AddFlags(CLI::App* app, CommandLine* line) {
@@ -44,8 +49,10 @@ void AddFlags(CLI::App* app, CommandLine* line) {
       ->allow_extra_args(false);
   app->add_option("--nvme-dir", line->config.nvme_directories,
                   "Directory on a disk for jobs whose state is larger than "
-                  "memory, or durable; repeatable")
-      ->type_name("DIR")
+                  "memory, or durable; with a device, their records lie there, "
+                  "and the directory has their small files; repeatable")
+      ->type_name("DIR[,device=DEVICE]")
+      ->check(CheckNvmeDirectory)
       ->allow_extra_args(false);
   app->add_option("--lock-memory", line->config.lock_memory,
                   "Whether jobs' state is locked in memory, so that it never "
