@@ -34,6 +34,16 @@ void AddFlags(CLI::App* app, CommandLine* line) {
       ->check(CheckGiven);
   app->add_flag("--check-config", line->check_config,
                 "Check the configuration and exit: 0 when it is good, else 1");
+  CLI::Option* const format =
+      app->add_option("--format-device", line->format_device,
+                      "Give all of a block device to the records of a "
+                      "directory's jobs, and exit; refused where it has other "
+                      "content")
+          ->type_name("DIR,device=DEVICE")
+          ->check(CheckNvmeDirectory);
+  app->add_flag("--force", line->force,
+                "With --format-device: overwrite other content")
+      ->needs(format);
   app->add_option("--state-dir", line->config.state_dir,
                   "Where the jobs' state lives, a tmpfs as a rule")
       ->type_name("DIR")

@@ -50,6 +50,16 @@ TEST(CommandLineTest, ADirectoryWithAnotherSettingThanADeviceIsRefused) {
   EXPECT_THAT(line.config.nvme_directories, ElementsAre("/d,device=/x"));
 }
 
+TEST(CommandLineTest, FormattingADevice) {
+  CommandLine line;
+  ASSERT_EQ(
+      Parse({"optstated", "--format-device", "/d,device=/x", "--force"}, &line),
+      std::nullopt);
+  EXPECT_EQ(line.format_device, "/d,device=/x");
+  EXPECT_TRUE(line.force);
+  EXPECT_NE(Parse({"optstated", "--force"}, &line), std::nullopt);
+}
+
 TEST(CommandLineTest, OfAnEngine) {
   CommandLine line;
   ASSERT_EQ(Parse({"optstated", "--engine", "gpt", "--engine-config-fd", "3",

@@ -1,5 +1,6 @@
 #include "storage/tiers/nvme/store_opener.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -50,9 +51,11 @@ NvmeSizes StoreOpener::SizesOf(const Layout& layout,
   sizes.frame = records.frame_bytes();
   sizes.records = shape.records;
   sizes.table = FrameTable::BytesNeeded(shape);
-  sizes.disk = RecordFiles::BytesNeeded(
-                   records, static_cast<uint32_t>(shape.records), shape.slots) +
-               options.directories * io::kSectorBytes;
+  sizes.records_by_directory = RecordFiles::BytesNeeded(
+      records, std::max(options.directories, 1u), shape.weights,
+      static_cast<uint32_t>(shape.records), shape.slots);
+  sizes.disk = options.directories * io::kSectorBytes;
+  for (const uint64_t bytes : sizes.records_by_directory) sizes.disk += bytes;
   if (options.is_durable) {
     sizes.disk += io::kSectorBytes +
                   2 * DurableLog::RegionBytes(shape.records, shape.checksums,
@@ -153,7 +156,8 @@ absl::Status StoreOpener::OpenFiles(bool is_new,
   }
   if (restored != nullptr) OPTSTATE_RETURN_IF_ERROR(CheckRestored(*restored));
   const RecordFiles::Shape shape = {directories, context_.weights,
-                                    context_.records(), context_.slots};
+                                    context_.records(), context_.slots,
+                                    context_.options.extents};
   OPTSTATE_ASSIGN_OR_RETURN(
       RecordFiles files,
       is_new ? RecordFiles::Create(engine, context_.record_layout, shape)
