@@ -25,6 +25,7 @@
 #include "server/engine/engine.h"
 #include "server/observe/logging.h"
 #include "server/observe/peer_log.h"
+#include "server/supervisor/device_formatter.h"
 #include "server/upgrade/build_check.h"
 #include "server/upgrade/handover.h"
 
@@ -84,6 +85,13 @@ int Run(CommandLine line) {
     return 0;
   }
   if (!line.engine_job.empty()) return RunEngineMode(line);
+  if (!line.format_device.empty()) {
+    const absl::StatusOr<std::string> formatted =
+        supervisor::FormatDeviceOf(line.format_device, line.force);
+    if (!formatted.ok()) return Fail(formatted.status());
+    std::cout << *formatted << "\n";
+    return 0;
+  }
   const bool embedded = line.lifeline_fd >= 0;
   // A private daemon logs less: the terminal belongs to the trainer.
   if (embedded && line.config.log_level.empty()) {

@@ -24,21 +24,6 @@ namespace {
 constexpr char kBootIdPath[] = "/proc/sys/kernel/random/boot_id";
 constexpr size_t kTextBytesMax = 8192;  // a path and some
 
-// NOT_FOUND: there is no such file.
-absl::StatusOr<std::string> ReadText(const std::string& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.ok()) {
-    const bool is_gone = errno == ENOENT || errno == ENOTDIR;
-    const absl::Status status = OsError(errno, absl::StrCat("open ", path));
-    return is_gone ? absl::NotFoundError(status.message()) : status;
-  }
-  std::string text(kTextBytesMax, '\0');
-  const ssize_t bytes = ::read(fd.get(), text.data(), text.size());
-  if (bytes < 0) return OsError(errno, absl::StrCat("read ", path));
-  text.resize(static_cast<size_t>(bytes));
-  return text;
-}
-
 absl::Status IsNot(const std::string& path, absl::string_view what) {
   return absl::DataLossError(absl::StrCat(path, " holds no ", what));
 }
@@ -47,6 +32,26 @@ bool IsLocked(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.ok()) return errno != ENOENT && errno != ENOTDIR;
   return ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0;
+}
+
+// An engine, and the writes of one that was killed, have the extent locked.
+bool IsLocked(const std::string& device, const io::Extent& extent) {
+  const UniqueFd fd(::open(device.c_str(), O_RDWR | O_CLOEXEC));
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(extent.begin_bytes);
+  lock.l_len = static_cast<off_t>(extent.bytes);
+  return !fd.ok() || ::fcntl(fd.get(), F_OFD_GETLK, &lock) != 0 ||
+         lock.l_type != F_UNLCK;
+}
+
+// Returns whether an engine may have the folder's records.
+bool AreRecordsLocked(const std::string& folder, const std::string& device) {
+  if (IsLocked(folder + kDiskRecordsFile)) return true;
+  const auto extent = ReadDiskExtent(folder);
+  if (!extent.ok()) return true;
+  return extent->has_value() && IsLocked(device, (*extent)->extent);
 }
 
 std::string ParentOf(const std::string& path) {
@@ -64,6 +69,25 @@ bool MayExist(const std::string& path) {
          (errno != ENOENT && errno != ENOTDIR);
 }
 
+absl::StatusOr<std::string> ReadDiskText(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.ok()) {
+    const bool is_gone = errno == ENOENT || errno == ENOTDIR;
+    const absl::Status status = OsError(errno, absl::StrCat("open ", path));
+    return is_gone ? absl::NotFoundError(status.message()) : status;
+  }
+  std::string text(kTextBytesMax, '\0');
+  const ssize_t bytes = ::read(fd.get(), text.data(), text.size());
+  if (bytes < 0) return OsError(errno, absl::StrCat("read ", path));
+  text.resize(static_cast<size_t>(bytes));
+  return text;
+}
+
+bool HasRecords(const std::string& folder) {
+  return MayExist(folder + kDiskRecordsFile) ||
+         MayExist(folder + kDiskExtentFile);
+}
+
 bool IsDurableFolder(const std::string& folder) {
   return MayExist(folder + kDiskDurableFile) ||
          MayExist(folder + kDiskCommitsFile);
@@ -72,7 +96,7 @@ bool IsDurableFolder(const std::string& folder) {
 absl::StatusOr<std::optional<uint32_t>> ReadDiskOwner(
     const std::string& folder) {
   const std::string path = folder + kDiskOwnerFile;
-  const absl::StatusOr<std::string> text = ReadText(path);
+  const absl::StatusOr<std::string> text = ReadDiskText(path);
   if (absl::IsNotFound(text.status())) return std::nullopt;
   OPTSTATE_RETURN_IF_ERROR(text.status());
   uint32_t owner = 0;
@@ -83,7 +107,7 @@ absl::StatusOr<std::optional<uint32_t>> ReadDiskOwner(
 absl::StatusOr<std::optional<DiskIdentity>> ReadDiskIdentity(
     const std::string& folder) {
   const std::string path = folder + kDiskIdentityFile;
-  const absl::StatusOr<std::string> text = ReadText(path);
+  const absl::StatusOr<std::string> text = ReadDiskText(path);
   if (absl::IsNotFound(text.status())) return std::nullopt;
   OPTSTATE_RETURN_IF_ERROR(text.status());
   const std::vector<absl::string_view> words =
@@ -110,18 +134,50 @@ absl::Status WriteDiskIdentity(const std::string& folder,
           "\ndirectory ", identity.index + 1, " of ", identity.count, "\n"));
 }
 
+absl::StatusOr<std::optional<DiskExtent>> ReadDiskExtent(
+    const std::string& folder) {
+  const std::string path = folder + kDiskExtentFile;
+  const absl::StatusOr<std::string> text = ReadDiskText(path);
+  if (absl::IsNotFound(text.status())) return std::nullopt;
+  OPTSTATE_RETURN_IF_ERROR(text.status());
+  const std::vector<std::string> words =
+      absl::StrSplit(*text, absl::ByAnyChar(" \n"), absl::SkipEmpty());
+  DiskExtent found;
+  uint64_t& begin = found.extent.begin_bytes;
+  uint64_t& bytes = found.extent.bytes;
+  if (words.size() != 6 || words[0] != "device" || words[2] != "begin" ||
+      !absl::SimpleAtoi(words[3], &begin) || words[4] != "bytes" ||
+      !absl::SimpleAtoi(words[5], &bytes) || bytes == 0 ||
+      begin % io::kSectorBytes != 0 || bytes % io::kSectorBytes != 0 ||
+      begin + bytes < begin) {
+    return IsNot(path, "\"device X begin B bytes N\"");
+  }
+  found.device_id = words[1];
+  return found;
+}
+
+absl::Status WriteDiskExtent(const std::string& folder,
+                             const DiskExtent& extent) {
+  return WriteDurably(folder + kDiskExtentFile,
+                      absl::StrCat("device ", extent.device_id, "\nbegin ",
+                                   extent.extent.begin_bytes, "\nbytes ",
+                                   extent.extent.bytes, "\n"));
+}
+
 absl::Status WriteDiskMemory(const std::string& folder,
                              absl::string_view job_directory) {
-  OPTSTATE_ASSIGN_OR_RETURN(const std::string boot, ReadText(kBootIdPath));
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string boot, ReadDiskText(kBootIdPath));
   return WriteDurably(folder + kDiskMemoryFile,
                       absl::StrCat(boot, job_directory, "\n"));
 }
 
-bool IsDiskFolderInUse(const std::string& folder, absl::string_view except) {
-  if (IsLocked(folder + kDiskRecordsFile)) return true;
-  const absl::StatusOr<std::string> text = ReadText(folder + kDiskMemoryFile);
+bool IsDiskFolderInUse(const std::string& folder, absl::string_view except,
+                       const std::string& device) {
+  if (AreRecordsLocked(folder, device)) return true;
+  const absl::StatusOr<std::string> text =
+      ReadDiskText(folder + kDiskMemoryFile);
   if (absl::IsNotFound(text.status())) return false;
-  const absl::StatusOr<std::string> boot = ReadText(kBootIdPath);
+  const absl::StatusOr<std::string> boot = ReadDiskText(kBootIdPath);
   if (!text.ok() || !boot.ok()) return true;
   const std::vector<std::string> lines = absl::StrSplit(*text, '\n');
   if (lines.size() < 2) return true;

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "storage/io/io_engine.h"
 
 namespace optstate::storage {
 
@@ -20,6 +21,8 @@ inline constexpr char kDiskRecordsFile[] = "/records";
 inline constexpr char kDiskDurableFile[] = "/durable";
 inline constexpr char kDiskIdentityFile[] = "/identity";
 inline constexpr char kDiskMemoryFile[] = "/memory";
+// In place of `records`, where they lie on a device.
+inline constexpr char kDiskExtentFile[] = "/extent";
 
 inline constexpr char kDiskJobsFolder[] = "/jobs";
 
@@ -33,6 +36,9 @@ bool MayExist(const std::string& path);
 // Returns whether the folder belongs to a durable job: it may be all that is
 // left of the job after a power cut.
 bool IsDurableFolder(const std::string& folder);
+
+// Returns whether the folder has records, in a file or on a device.
+bool HasRecords(const std::string& folder);
 
 // Returns the owner's uid; nullopt: there is no such file. DATA_LOSS: it holds
 // no uid.
@@ -55,16 +61,35 @@ absl::StatusOr<std::optional<DiskIdentity>> ReadDiskIdentity(
 absl::Status WriteDiskIdentity(const std::string& folder,
                                const DiskIdentity& identity);
 
+// The part of a device on which a folder's records lie.
+struct DiskExtent {
+  std::string device_id;  // that of the device's superblock
+  io::Extent extent;
+
+  bool operator==(const DiskExtent&) const = default;
+};
+
+// Nullopt: there is no such file. DATA_LOSS: its content is not what was
+// written.
+absl::StatusOr<std::optional<DiskExtent>> ReadDiskExtent(
+    const std::string& folder);
+absl::Status WriteDiskExtent(const std::string& folder,
+                             const DiskExtent& extent);
+
 // Notes where the rest of the job's state is: in `job_directory`, in memory of
 // the machine as it runs now.
 absl::Status WriteDiskMemory(const std::string& folder,
                              absl::string_view job_directory);
 // Returns whether the rest of the state of the folder's job may be somewhere,
 // or an engine has the folder's records: then the folder must not be given up.
-// `except`: a job directory that is known to have no state, or empty. Of a
+// `except`: a job directory that is known to have no state, or empty; `device`:
+// that of the folder's directory, without which an extent counts as used. Of a
 // folder without `memory` only the engine is looked for.
-bool IsDiskFolderInUse(const std::string& folder,
-                       absl::string_view except = "");
+bool IsDiskFolderInUse(const std::string& folder, absl::string_view except = "",
+                       const std::string& device = "");
+
+// Reads a small text. NOT_FOUND: there is no such file.
+absl::StatusOr<std::string> ReadDiskText(const std::string& path);
 
 // Writes a small file so that a loss of power leaves the former one or this
 // one, whole.

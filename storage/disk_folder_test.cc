@@ -84,6 +84,42 @@ TEST_F(DiskFolderTest, AFolderIsInUseWhileAnEngineHasItsRecords) {
   EXPECT_TRUE(IsDiskFolderInUse(folder_, "/nowhere/jobs/a"));
 }
 
+TEST_F(DiskFolderTest, TheExtentIsReadAsItWasWritten) {
+  EXPECT_EQ(*ReadDiskExtent(folder_), std::nullopt);
+  EXPECT_FALSE(HasRecords(folder_));
+  const DiskExtent extent = {"0123456789abcdef", {1 << 20, 8192}};
+  ASSERT_TRUE(WriteDiskExtent(folder_, extent).ok());
+  EXPECT_EQ(*ReadDiskExtent(folder_), extent);
+  EXPECT_TRUE(HasRecords(folder_));
+  for (const char* text :
+       {"", "device a\nbegin 4096\n", "device a\nbegin 1\nbytes 4096\n",
+        "device a\nbegin 4096\nbytes 0\n",
+        "device a\nbegin 18446744073709547520\nbytes 8192\n",
+        "device a\nbegin 4096\nbytes -4096\n"}) {
+    Write(kDiskExtentFile, text);
+    EXPECT_TRUE(absl::IsDataLoss(ReadDiskExtent(folder_).status())) << text;
+  }
+}
+
+TEST_F(DiskFolderTest, AFolderIsInUseWhileAnEngineHasItsExtent) {
+  const std::string device = root_ + "/device";
+  std::ofstream(device) << "x";
+  ASSERT_TRUE(WriteDiskExtent(folder_, {"id", {8192, 8192}}).ok());
+  EXPECT_FALSE(IsDiskFolderInUse(folder_, "", device));
+  EXPECT_TRUE(IsDiskFolderInUse(folder_)) << "nobody knows";
+  EXPECT_TRUE(IsDiskFolderInUse(folder_, "", root_ + "/none"));
+  const UniqueFd engine(::open(device.c_str(), O_RDWR | O_CLOEXEC));
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_start = 16384;
+  lock.l_len = 4096;
+  ASSERT_EQ(::fcntl(engine.get(), F_OFD_SETLK, &lock), 0);
+  EXPECT_FALSE(IsDiskFolderInUse(folder_, "", device)) << "that of another job";
+  lock.l_start = 12288;
+  ASSERT_EQ(::fcntl(engine.get(), F_OFD_SETLK, &lock), 0);
+  EXPECT_TRUE(IsDiskFolderInUse(folder_, "", device));
+}
+
 TEST_F(DiskFolderTest, OnlyWhatIsSurelyAbsentIsGone) {
   EXPECT_FALSE(MayExist(folder_ + "/none"));
   Write("/file", "");

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/version.h"
+#include "server/config/nvme_directory.h"
 #include "server/config/own_flags.h"
 
 namespace optstate::config {
@@ -23,12 +24,26 @@ std::string CheckGiven(const std::string& value) {
   return value.empty() ? "is empty: give a value, or leave the flag out" : "";
 }
 
+std::string CheckNvmeDirectory(const std::string& value) {
+  return std::string(ParseNvmeDirectory(value).status().message());
+}
+
 void AddFlags(CLI::App* app, CommandLine* line) {
   app->add_option("--config", line->config_file, "YAML configuration")
       ->type_name("FILE")
       ->check(CheckGiven);
   app->add_flag("--check-config", line->check_config,
                 "Check the configuration and exit: 0 when it is good, else 1");
+  CLI::Option* const format =
+      app->add_option("--format-device", line->format_device,
+                      "Give all of a block device to the records of a "
+                      "directory's jobs, and exit; refused where it has other "
+                      "content")
+          ->type_name("DIR,device=DEVICE")
+          ->check(CheckNvmeDirectory);
+  app->add_flag("--force", line->force,
+                "With --format-device: overwrite other content")
+      ->needs(format);
   app->add_option("--state-dir", line->config.state_dir,
                   "Where the jobs' state lives, a tmpfs as a rule")
       ->type_name("DIR")
@@ -44,8 +59,10 @@ void AddFlags(CLI::App* app, CommandLine* line) {
       ->allow_extra_args(false);
   app->add_option("--nvme-dir", line->config.nvme_directories,
                   "Directory on a disk for jobs whose state is larger than "
-                  "memory, or durable; repeatable")
-      ->type_name("DIR")
+                  "memory, or durable; with a device, their records lie there, "
+                  "and the directory has their small files; repeatable")
+      ->type_name("DIR[,device=DEVICE]")
+      ->check(CheckNvmeDirectory)
       ->allow_extra_args(false);
   app->add_option("--lock-memory", line->config.lock_memory,
                   "Whether jobs' state is locked in memory, so that it never "

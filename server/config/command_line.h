@@ -16,6 +16,9 @@ inline constexpr int kExitUsage = 2;
 struct CommandLine {
   std::string config_file;
   bool check_config = false;
+  std::string
+      format_device;  // DIR,device=DEVICE; empty: no device is formatted
+  bool force = false;
   ConfigFlags config;
 
   // The fields below come from another process of optstated; see own_flags.h.

@@ -41,6 +41,25 @@ TEST(CommandLineTest, OfADaemon) {
   EXPECT_FALSE(line.format_versions);
 }
 
+TEST(CommandLineTest, ADirectoryWithAnotherSettingThanADeviceIsRefused) {
+  CommandLine line;
+  EXPECT_EQ(Parse({"optstated", "--nvme-dir", "/d,devise=/x"}, &line),
+            kExitUsage);
+  EXPECT_EQ(Parse({"optstated", "--nvme-dir", "/d,device=/x"}, &line),
+            std::nullopt);
+  EXPECT_THAT(line.config.nvme_directories, ElementsAre("/d,device=/x"));
+}
+
+TEST(CommandLineTest, FormattingADevice) {
+  CommandLine line;
+  ASSERT_EQ(
+      Parse({"optstated", "--format-device", "/d,device=/x", "--force"}, &line),
+      std::nullopt);
+  EXPECT_EQ(line.format_device, "/d,device=/x");
+  EXPECT_TRUE(line.force);
+  EXPECT_NE(Parse({"optstated", "--force"}, &line), std::nullopt);
+}
+
 TEST(CommandLineTest, OfAnEngine) {
   CommandLine line;
   ASSERT_EQ(Parse({"optstated", "--engine", "gpt", "--engine-config-fd", "3",

@@ -15,6 +15,7 @@
 #include "proto/types/status_macros.h"
 #include "server/config/job_weight.h"
 #include "server/config/listen_address.h"
+#include "server/config/nvme_directory.h"
 #include "server/config/yaml_message.h"
 #include "server/os/small_file.h"
 
@@ -80,6 +81,34 @@ void CheckPerDirectory(const v1::NvmeSettings& nvme,
   }
 }
 
+// Checks that each entry is of one directory, and each device of one entry.
+void CheckDirectorySettings(const v1::NvmeSettings& nvme,
+                            std::vector<Fault>* faults) {
+  constexpr char kField[] = "nvme.directory_settings";
+  std::set<std::string> paths;
+  std::set<std::string> devices;
+  for (const v1::NvmeDirectory& settings : nvme.directory_settings()) {
+    const std::string& device = settings.device();
+    if (!absl::c_linear_search(nvme.directories(), settings.path())) {
+      faults->push_back({kField, absl::StrCat("\"", settings.path(),
+                                              "\" is none of "
+                                              "nvme.directories")});
+    }
+    if (!paths.insert(settings.path()).second) {
+      faults->push_back({kField, settings.path() + " is named twice"});
+    }
+    if (device.empty()) continue;
+    if (!absl::StartsWith(device, "/")) {
+      faults->push_back({kField, absl::StrCat("device ", device,
+                                              " must be an absolute path")});
+    }
+    if (!devices.insert(device).second) {
+      faults->push_back(
+          {kField, absl::StrCat("device ", device, " is named twice")});
+    }
+  }
+}
+
 void CheckNvme(const v1::NvmeSettings& nvme, std::vector<Fault>* faults) {
   std::set<std::string> directories;
   for (const std::string& directory : nvme.directories()) {
@@ -104,6 +133,7 @@ void CheckNvme(const v1::NvmeSettings& nvme, std::vector<Fault>* faults) {
     directories.insert(path);
   }
   CheckPerDirectory(nvme, faults);
+  CheckDirectorySettings(nvme, faults);
   if (nvme.job_host_budget_bytes() == 0) {
     faults->push_back({"nvme.job_host_budget_bytes", "must be positive"});
   }
@@ -192,7 +222,8 @@ std::string FlagOf(const std::string& field, const ConfigFlags& flags) {
   if (field == "lock_memory" && !flags.lock_memory.empty()) {
     return "--lock-memory";
   }
-  if (field == "nvme.directories" && !flags.nvme_directories.empty()) {
+  if ((field == "nvme.directories" || field == "nvme.directory_settings") &&
+      !flags.nvme_directories.empty()) {
     return "--nvme-dir";
   }
   return "";
@@ -224,8 +255,17 @@ void ApplyFlags(const ConfigFlags& flags, v1::DaemonConfig* config) {
     config->set_lock_memory(LockMemoryOf(flags.lock_memory));
   }
   if (!flags.nvme_directories.empty()) {
-    *config->mutable_nvme()->mutable_directories() = {
-        flags.nvme_directories.begin(), flags.nvme_directories.end()};
+    v1::NvmeSettings& nvme = *config->mutable_nvme();
+    nvme.clear_directories();
+    nvme.clear_directory_settings();
+    for (const std::string& text : flags.nvme_directories) {
+      const auto directory = ParseNvmeDirectory(text);
+      // The command line was refused already where this is no directory.
+      nvme.add_directories(directory.ok() ? directory->path() : text);
+      if (directory.ok() && !directory->device().empty()) {
+        *nvme.add_directory_settings() = *directory;
+      }
+    }
   }
 }
 

@@ -30,8 +30,8 @@ struct ConfigFlags {
   std::string socket;
   std::vector<std::string> listen;
   std::string log_level;
-  std::vector<std::string> nvme_directories;
-  std::string lock_memory;  // auto, always or never
+  std::vector<std::string> nvme_directories;  // see ParseNvmeDirectory()
+  std::string lock_memory;                    // auto, always or never
 };
 
 // Returns INVALID_ARGUMENT, naming the flag, when a flag's value is wrong

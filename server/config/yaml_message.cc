@@ -143,9 +143,13 @@ class Reader {
     if (!node.IsSequence()) {
       return Error(node, path, "expected a list: [a, b] or lines with \"- \"");
     }
-    message->GetReflection()->ClearField(message, &field);
+    const Reflection& reflection = *message->GetReflection();
+    reflection.ClearField(message, &field);
     for (const YAML::Node& element : node) {
-      OPTSTATE_RETURN_IF_ERROR(Scalar(element, path, field, message));
+      OPTSTATE_RETURN_IF_ERROR(
+          field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE
+              ? Mapping(element, path, reflection.AddMessage(message, &field))
+              : Scalar(element, path, field, message));
     }
     return absl::OkStatus();
   }
@@ -340,14 +344,36 @@ std::string RepeatedText(const Message& message, const FieldDescriptor& field) {
 }
 
 void AppendYaml(const Message& message, const std::string& indent,
+                std::string* out);
+
+// Writes each element's first line behind a dash.
+void AppendMessages(const Message& message, const FieldDescriptor& field,
+                    const std::string& indent, std::string* out) {
+  const Reflection& reflection = *message.GetReflection();
+  const int size = reflection.FieldSize(message, &field);
+  absl::StrAppend(out, size == 0 ? " []\n" : "\n");
+  for (int i = 0; i < size; ++i) {
+    std::string element;
+    AppendYaml(reflection.GetRepeatedMessage(message, &field, i), indent + "  ",
+               &element);
+    element[indent.size()] = '-';
+    *out += element;
+  }
+}
+
+void AppendYaml(const Message& message, const std::string& indent,
                 std::string* out) {
   const Descriptor& type = *message.GetDescriptor();
   for (int i = 0; i < type.field_count(); ++i) {
     const FieldDescriptor& field = *type.field(i);
     absl::StrAppend(out, indent, field.name(), ":");
-    if (field.is_repeated()) {
+    const bool is_message =
+        field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
+    if (field.is_repeated() && is_message) {
+      AppendMessages(message, field, indent + "  ", out);
+    } else if (field.is_repeated()) {
       absl::StrAppend(out, " ", RepeatedText(message, field), "\n");
-    } else if (field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+    } else if (is_message) {
       absl::StrAppend(out, "\n");
       AppendYaml(message.GetReflection()->GetMessage(message, &field),
                  indent + "  ", out);

@@ -20,7 +20,8 @@ using FieldLines = std::map<std::string, int>;
 
 // Sets the fields of `message` that the YAML text names; the others keep what
 // they have. Works on any message by reflection:
-//   messages are mappings; repeated fields are sequences, which replace;
+//   messages are mappings; repeated fields are sequences, also of mappings,
+//   which replace;
 //   enum values are written in lower case without their prefix ("auto");
 //   fields with "bytes" in their name take KiB, MiB, GiB, TiB ("256 MiB");
 //   fields named *_mode are octal, with or without a leading 0 ("0660").

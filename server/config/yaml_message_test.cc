@@ -166,6 +166,12 @@ TEST(YamlMessageTest, ToYamlReadsBack) {
   config.mutable_engine()->set_pinning(v1::PINNING_NEVER);
   config.mutable_engine()->add_job_weights("a*=5");
   config.mutable_nvme()->add_directories("/disk");
+  for (const char* path : {"/disk", "/other"}) {
+    v1::NvmeDirectory& settings =
+        *config.mutable_nvme()->add_directory_settings();
+    settings.set_path(path);
+    settings.set_device("/dev/d");
+  }
   config.mutable_nvme()->set_io_engine(v1::IO_ENGINE_KIND_BLOCKING);
   config.mutable_nvme()->add_directory_weights(3);
   config.mutable_nvme()->add_directory_weights(4294967295);

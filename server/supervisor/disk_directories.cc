@@ -15,7 +15,9 @@
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "server/accept/hello_check.h"
+#include "server/config/nvme_directory.h"
 #include "server/os/private_directory.h"
+#include "storage/device/extents.h"
 #include "storage/disk_folder.h"
 #include "storage/tmpfs_info.h"
 
@@ -53,9 +55,9 @@ absl::Status Rename(const std::string& from, const std::string& to) {
 }  // namespace
 
 absl::StatusOr<DiskDirectories> DiskDirectories::Open(
-    std::vector<std::string> paths) {
+    const v1::NvmeSettings& nvme) {
   DiskDirectories disks;
-  for (const std::string& path : paths) {
+  for (const std::string& path : nvme.directories()) {
     if (!storage::MayExist(path)) {
       return absl::FailedPreconditionError(absl::StrCat(
           "nvme.directories: ", path,
@@ -72,9 +74,28 @@ absl::StatusOr<DiskDirectories> DiskDirectories::Open(
                            absl::StrCat("disk directory ", path)));
     disks.locks_.push_back(std::move(lock));
     OPTSTATE_RETURN_IF_ERROR(disks.DescribeAndClean(path));
+    disks.paths_.push_back(path);
+    disks.devices_.push_back(config::DeviceOf(nvme, path));
+    if (disks.devices_.back().empty()) continue;
+    OPTSTATE_RETURN_IF_ERROR(disks.TakeDevice(path, disks.devices_.back()));
   }
-  disks.paths_ = std::move(paths);
   return disks;
+}
+
+absl::Status DiskDirectories::TakeDevice(const std::string& directory,
+                                         const std::string& device) {
+  OPTSTATE_ASSIGN_OR_RETURN(
+      storage::OwnedDevice owned,
+      storage::OpenDeviceOf(directory, device, storage::DeviceUse::kOwn));
+  OPTSTATE_ASSIGN_OR_RETURN(const uint64_t free_bytes,
+                            storage::FreeBytes(directory, owned.superblock));
+  spdlog::info(
+      "disk directory {}: records of new jobs are on device {} ({}), of whose "
+      "{} bytes {} are free",
+      directory, device, owned.superblock.device_id,
+      owned.superblock.device_bytes, free_bytes);
+  owned_.push_back(std::move(owned.device));
+  return absl::OkStatus();
 }
 
 absl::Status DiskDirectories::DescribeAndClean(const std::string& path) const {
@@ -183,15 +204,18 @@ void DiskDirectories::RemoveEnded(
     const std::function<bool(const std::string&)>& is_known) {
   for (const std::string& name : Jobs()) {
     if (is_known(name) || IsDurable(name)) continue;
-    const auto used =
-        std::find_if(paths_.begin(), paths_.end(), [&](const auto& path) {
-          return storage::IsDiskFolderInUse(storage::DiskFolder(path, name));
-        });
-    if (used != paths_.end()) {
+    size_t used = 0;
+    while (used < paths_.size() &&
+           !storage::IsDiskFolderInUse(storage::DiskFolder(paths_[used], name),
+                                       "", devices_[used])) {
+      ++used;
+    }
+    if (used < paths_.size()) {
       spdlog::warn(
           "{} is of a job that is not here, and may go on elsewhere ({} says "
           "where): left alone",
-          storage::DiskFolder(*used, name), storage::kDiskMemoryFile + 1);
+          storage::DiskFolder(paths_[used], name),
+          storage::kDiskMemoryFile + 1);
       continue;
     }
     const auto folders = Discard(name);

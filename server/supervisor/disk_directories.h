@@ -12,7 +12,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "optstate/v1/config.pb.h"
 #include "server/os/file_lock.h"
+#include "storage/device/device.h"
 
 namespace optstate::supervisor {
 
@@ -20,6 +22,8 @@ namespace optstate::supervisor {
 // alone.
 //
 //   DIR/lock                the daemon's lock, with its pid
+//   DIR/device, extents.lock  of a directory whose records are on a device:
+//                           see storage/device
 //   DIR/jobs/NAME/          a job's folder, which its engine makes: see
 //                           storage/disk_folder.h
 //   DIR/jobs/.deleted-N/    being removed: renamed first, so that half a job
@@ -34,11 +38,11 @@ namespace optstate::supervisor {
 class DiskDirectories {
  public:
   DiskDirectories() = default;
-  // Takes the directories, logs what each has, and removes what a former daemon
-  // had renamed for that. FAILED_PRECONDITION: one is not there, as when its
-  // disk is not mounted, another daemon has it, or other users could write to
-  // it.
-  static absl::StatusOr<DiskDirectories> Open(std::vector<std::string> paths);
+  // Takes the directories and their devices, logs what each has, and removes
+  // what a former daemon had renamed for that. FAILED_PRECONDITION: one is not
+  // there, as when its disk is not mounted, another daemon has it, or other
+  // users could write to it; or a device cannot be used (OpenDeviceOf).
+  static absl::StatusOr<DiskDirectories> Open(const v1::NvmeSettings& nvme);
 
   // FAILED_PRECONDITION: a path names another directory than when the daemon
   // started.
@@ -64,8 +68,12 @@ class DiskDirectories {
  private:
   std::set<std::string> Jobs() const;
   absl::Status DescribeAndClean(const std::string& path) const;
+  absl::Status TakeDevice(const std::string& directory,
+                          const std::string& device);
 
   std::vector<std::string> paths_;
+  std::vector<std::string> devices_;    // by path; empty: none
+  std::vector<storage::Device> owned_;  // kept from other programs
   std::vector<os::FileLock> locks_;
   uint64_t discarded_ = 0;
 };

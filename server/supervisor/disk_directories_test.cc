@@ -7,10 +7,13 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/types/unique_fd.h"
+#include "server/config/nvme_directory.h"
+#include "server/supervisor/device_formatter.h"
 #include "server/supervisor/job_registry.h"
 #include "storage/disk_folder.h"
 #include "storage/testing/test_mounts.h"
@@ -58,8 +61,20 @@ class DiskDirectoriesTest : public testing::Test {
         << "a-former-boot\n"
         << root_ << "/nowhere\n";
   }
+  static absl::StatusOr<DiskDirectories> Open(
+      const std::vector<std::string>& texts) {
+    v1::NvmeSettings nvme;
+    for (const std::string& text : texts) {
+      const v1::NvmeDirectory directory = *config::ParseNvmeDirectory(text);
+      nvme.add_directories(directory.path());
+      if (!directory.device().empty()) {
+        *nvme.add_directory_settings() = directory;
+      }
+    }
+    return DiskDirectories::Open(nvme);
+  }
   DiskDirectories OpenDisks() const {
-    auto disks = DiskDirectories::Open({Disk(0), Disk(1)});
+    auto disks = Open({Disk(0), Disk(1)});
     EXPECT_TRUE(disks.ok()) << disks.status();
     return *std::move(disks);
   }
@@ -79,7 +94,7 @@ class DiskDirectoriesTest : public testing::Test {
 };
 
 TEST_F(DiskDirectoriesTest, NoDirectoryHasNoJobs) {
-  auto disks = DiskDirectories::Open({});
+  auto disks = Open({});
   ASSERT_TRUE(disks.ok()) << disks.status();
   EXPECT_TRUE(disks->DurableJobs().empty());
   EXPECT_THAT(*disks->Discard("a"), IsEmpty());
@@ -88,18 +103,18 @@ TEST_F(DiskDirectoriesTest, NoDirectoryHasNoJobs) {
 
 TEST_F(DiskDirectoriesTest, OnlyOneDaemonHasADirectory) {
   const DiskDirectories disks = OpenDisks();
-  const auto other = DiskDirectories::Open({Disk(1)});
+  const auto other = Open({Disk(1)});
   EXPECT_THAT(other.status().ToString(), HasSubstr(Disk(1)));
 }
 
 TEST_F(DiskDirectoriesTest, ADirectoryThatOthersMayWriteToIsRefused) {
   fs::permissions(Disk(0), fs::perms::all);
-  EXPECT_FALSE(DiskDirectories::Open({Disk(0)}).ok());
+  EXPECT_FALSE(Open({Disk(0)}).ok());
 }
 
 // A made directory would become a folder of another disk, which a mount hides.
 TEST_F(DiskDirectoriesTest, ADirectoryThatIsNotThereIsNotMade) {
-  const auto disks = DiskDirectories::Open({Disk(0), Disk(2)});
+  const auto disks = Open({Disk(0), Disk(2)});
   EXPECT_TRUE(absl::IsFailedPrecondition(disks.status())) << disks.status();
   EXPECT_THAT(disks.status().ToString(), HasSubstr(Disk(2) + " is not there"));
   EXPECT_FALSE(fs::exists(Disk(2)));
@@ -239,6 +254,79 @@ TEST_F(DiskDirectoriesTest, AJobWhoseDirectoryCannotBeMadeIsListed) {
   fs::remove_all(root_ + "/state/a");
   ASSERT_TRUE(registry.MakeMissingDirectory("a").ok());
   EXPECT_TRUE(fs::exists(root_ + "/state/a/owner"));
+}
+
+class DiskDirectoriesDeviceTest : public DiskDirectoriesTest {
+ protected:
+  DiskDirectoriesDeviceTest() {
+    std::ofstream(Device()).flush();
+    fs::resize_file(Device(), 8 << 20);
+  }
+  std::string Device() const { return root_ + "/device"; }
+  std::string Text() const { return Disk(0) + ",device=" + Device(); }
+  void Format() const {
+    const auto formatted = FormatDeviceOf(Text(), /*force=*/false);
+    ASSERT_TRUE(formatted.ok()) << formatted.status();
+    EXPECT_THAT(*formatted, HasSubstr("has 8388608 bytes for the records"));
+  }
+};
+
+TEST_F(DiskDirectoriesDeviceTest, ADeviceIsFormattedFirst) {
+  const auto refused = Open({Text()});
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused.status()));
+  EXPECT_THAT(refused.status().ToString(),
+              HasSubstr("optstated --format-device " + Text()));
+  ASSERT_NO_FATAL_FAILURE(Format());
+  const auto disks = Open({Text()});
+  EXPECT_TRUE(disks.ok()) << disks.status();
+}
+
+TEST_F(DiskDirectoriesDeviceTest, ADeviceIsNotFormattedUnderADaemon) {
+  ASSERT_NO_FATAL_FAILURE(Format());
+  {
+    const auto disks = Open({Text()});
+    ASSERT_TRUE(disks.ok()) << disks.status();
+    for (const std::string& directory : {Disk(0), Disk(1)}) {
+      const absl::Status status =
+          FormatDeviceOf(directory + ",device=" + Device(), /*force=*/true)
+              .status();
+      EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+      EXPECT_THAT(status.ToString(), HasSubstr("in use"));
+    }
+  }
+  EXPECT_TRUE(FormatDeviceOf(Text(), /*force=*/true).ok());
+}
+
+TEST_F(DiskDirectoriesDeviceTest, WhatIsNoDirectoryWithADevice) {
+  EXPECT_TRUE(absl::IsInvalidArgument(FormatDeviceOf(Disk(0), false).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      FormatDeviceOf(Disk(0) + ",dev=/x", false).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      FormatDeviceOf(Disk(2) + ",device=" + Device(), false).status()));
+  EXPECT_FALSE(fs::exists(Disk(2)));
+}
+
+// The engine of a job that is known nowhere else may still have its extent.
+TEST_F(DiskDirectoriesDeviceTest, AFolderWhoseExtentIsUsedIsLeftAlone) {
+  ASSERT_NO_FATAL_FAILURE(Format());
+  DiskDirectories disks = *Open({Text()});
+  MakeOfFormerBoot(0, "a");
+  fs::remove(Folder(0, "a") + "/records");
+  ASSERT_TRUE(
+      storage::WriteDiskExtent(Folder(0, "a"), {"id", {1 << 20, 4096}}).ok());
+  const auto is_known = [](const std::string&) { return false; };
+  {
+    const UniqueFd engine(::open(Device().c_str(), O_RDWR | O_CLOEXEC));
+    struct flock lock = {};
+    lock.l_type = F_WRLCK;
+    lock.l_start = 1 << 20;
+    lock.l_len = 4096;
+    ASSERT_EQ(::fcntl(engine.get(), F_OFD_SETLK, &lock), 0);
+    disks.RemoveEnded(is_known);
+    EXPECT_TRUE(fs::exists(Folder(0, "a")));
+  }
+  disks.RemoveEnded(is_known);
+  EXPECT_FALSE(fs::exists(Folder(0, "a")));
 }
 
 }  // namespace

@@ -65,10 +65,8 @@ absl::StatusOr<StateDirectory> StateDirectory::Open(
                                absl::StrCat("state directory ", path)));
   OPTSTATE_ASSIGN_OR_RETURN(JobRegistry registry,
                             JobRegistry::Open(path + kJobsName));
-  OPTSTATE_ASSIGN_OR_RETURN(
-      DiskDirectories disks,
-      DiskDirectories::Open({config.nvme().directories().begin(),
-                             config.nvme().directories().end()}));
+  OPTSTATE_ASSIGN_OR_RETURN(DiskDirectories disks,
+                            DiskDirectories::Open(config.nvme()));
   registry.UseDisks(std::move(disks));
   OPTSTATE_ASSIGN_OR_RETURN(const storage::TmpfsInfo info,
                             storage::InspectDirectory(path));

@@ -42,8 +42,7 @@ void SupervisorHarness::Start() {
   loop_ = *os::EventLoop::Create();
   auto registry = JobRegistry::Open(root_ + "/jobs");
   ASSERT_TRUE(registry.ok()) << registry.status();
-  auto disks = DiskDirectories::Open({config_.nvme().directories().begin(),
-                                      config_.nvme().directories().end()});
+  auto disks = DiskDirectories::Open(config_.nvme());
   ASSERT_TRUE(disks.ok()) << disks.status();
   registry->UseDisks(*std::move(disks));
   supervisor_ = std::make_unique<Supervisor>(

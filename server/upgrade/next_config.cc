@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/config/nvme_directory.h"
 
 namespace optstate::upgrade {
 namespace {
@@ -18,13 +19,13 @@ absl::Status CheckSamePlace(const v1::DaemonConfig& own,
                      " and socket ", next.socket(), ", the daemon runs with ",
                      own.state_dir(), " and ", own.socket(), kStartAgain));
   }
-  if (absl::StrJoin(next.nvme().directories(), ":") !=
-      absl::StrJoin(own.nvme().directories(), ":")) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the configuration names nvme.directories ",
-        absl::StrJoin(next.nvme().directories(), ", "),
-        ", the daemon runs with ",
-        absl::StrJoin(own.nvme().directories(), ", "), kStartAgain));
+  const auto own_disks = config::DirectoryTexts(own.nvme());
+  const auto next_disks = config::DirectoryTexts(next.nvme());
+  if (next_disks != own_disks) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the configuration names nvme.directories ",
+                     absl::StrJoin(next_disks, " "), ", the daemon runs with ",
+                     absl::StrJoin(own_disks, " "), kStartAgain));
   }
   if (next.huge_pages() == v1::HUGE_PAGES_MOUNT &&
       own.huge_pages() != v1::HUGE_PAGES_MOUNT) {

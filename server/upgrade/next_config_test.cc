@@ -48,7 +48,12 @@ TEST(NextConfigTest, StateAndSocketStayWhereTheyAre) {
 TEST(NextConfigTest, DisksStayTheSame) {
   v1::DaemonConfig next = Own();
   next.mutable_nvme()->add_directories("/second");
-  EXPECT_THAT(Refusal(next), HasSubstr("/disk, /second"));
+  EXPECT_THAT(Refusal(next), HasSubstr("/disk /second"));
+  next = Own();
+  v1::NvmeDirectory& settings = *next.mutable_nvme()->add_directory_settings();
+  settings.set_path("/disk");
+  settings.set_device("/dev/d");
+  EXPECT_THAT(Refusal(next), HasSubstr("/disk,device=/dev/d"));
 }
 
 TEST(NextConfigTest, AMountWouldHideTheJobs) {

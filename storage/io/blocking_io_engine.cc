@@ -40,6 +40,10 @@ class BlockingIoEngine final : public IoEngine {
                               OpenMode mode) override {
     return files_.Open(path, bytes, mode);
   }
+  absl::StatusOr<FileId> OpenExtent(const std::string& device,
+                                    const Extent& extent) override {
+    return files_.OpenExtent(device, extent);
+  }
   void Close(FileId file) override { files_.Close(file); }
   absl::Status Remove(const std::string& path) override {
     return DiskFiles::Remove(path);
@@ -49,7 +53,7 @@ class BlockingIoEngine final : public IoEngine {
   }
 
   void Submit(IoRequest* request) override {
-    CheckRequest(*request, files_.Get(request->file).bytes);
+    CheckRequest(*request, files_.Get(request->file).range);
     request->done_bytes = 0;
     submitted_.PushBack(request);
     ++in_flight_;

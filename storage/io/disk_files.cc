@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
+#include "storage/io/disk_bytes.h"
 #include "storage/io/request_rules.h"
 
 namespace optstate::io {
@@ -107,10 +108,38 @@ absl::Status MakeDurable(int fd, const std::string& path) {
   return SyncFolderOf(path);
 }
 
+// Locks or unlocks an extent. The lock belongs to the opening, as that of
+// flock(): it lasts until the last request of a killed process is over.
+int LockExtent(const DiskFile& file, int16_t type) {
+  struct flock lock = {};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(file.range.begin_bytes);
+  lock.l_len = static_cast<off_t>(file.range.bytes);
+  return ::fcntl(file.fd.get(), F_OFD_SETLK, &lock);
+}
+
+int TryLock(const DiskFile& file) {
+  return file.is_extent ? LockExtent(file, F_WRLCK)
+                        : ::flock(file.fd.get(), LOCK_EX | LOCK_NB);
+}
+
 // Ends the lock of a file that no request names. Without it the lock would last
 // as long as any descriptor of this opening, and the ring of io_uring lets go
 // of its own some time later.
-void Unlock(const DiskFile& file) { ::flock(file.fd.get(), LOCK_UN); }
+void Unlock(const DiskFile& file) {
+  if (file.is_extent) {
+    LockExtent(file, F_UNLCK);
+  } else {
+    ::flock(file.fd.get(), LOCK_UN);
+  }
+}
+
+std::string NameOf(const DiskFile& file) {
+  if (!file.is_extent) return file.path;
+  return absl::StrCat(file.path, ", bytes ", file.range.begin_bytes, " to ",
+                      file.range.end_bytes(), ",");
+}
 
 }  // namespace
 
@@ -148,14 +177,13 @@ FileId DiskFiles::Insert(std::unique_ptr<DiskFile> file) {
 
 absl::Status DiskFiles::Lock(const DiskFile& file) const {
   const absl::Time deadline = absl::Now() + lock_wait_;
-  while (Retry([&] { return ::flock(file.fd.get(), LOCK_EX | LOCK_NB); }) !=
-         0) {
-    if (errno != EWOULDBLOCK) {
-      return OsError(errno, absl::StrCat("flock of ", file.path));
+  while (Retry([&] { return TryLock(file); }) != 0) {
+    if (errno != EWOULDBLOCK && errno != EACCES) {
+      return OsError(errno, absl::StrCat("lock of ", file.path));
     }
     if (absl::Now() >= deadline) {
       return absl::UnavailableError(
-          absl::StrCat(file.path, " is locked by another process, after ",
+          absl::StrCat(NameOf(file), " is locked by another process, after ",
                        absl::FormatDuration(lock_wait_)));
     }
     // A blocking flock() has no time limit.
@@ -172,7 +200,7 @@ absl::StatusOr<std::unique_ptr<DiskFile>> DiskFiles::Create(
       ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!fd.ok()) return IoError(errno, absl::StrCat("open ", path));
   auto file = std::make_unique<DiskFile>(
-      DiskFile{.fd = std::move(fd), .path = path, .bytes = bytes});
+      DiskFile{.fd = std::move(fd), .path = path, .range = {0, bytes}});
   absl::Status status = Lock(*file);
   if (status.ok()) status = Reserve(file->fd.get(), path, bytes);
   if (status.ok()) status = MakeDurable(file->fd.get(), path);
@@ -186,20 +214,20 @@ absl::StatusOr<std::unique_ptr<DiskFile>> DiskFiles::OpenExisting(
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!fd.ok()) return IoError(errno, absl::StrCat("open ", path));
   auto file = std::make_unique<DiskFile>(
-      DiskFile{.fd = std::move(fd), .path = path, .bytes = 0});
+      DiskFile{.fd = std::move(fd), .path = path, .range = {}});
   OPTSTATE_RETURN_IF_ERROR(Lock(*file));
   struct stat info;
   if (::fstat(file->fd.get(), &info) != 0) {
     return IoError(errno, absl::StrCat("fstat of ", path));
   }
-  // The one who had the lock may have removed the file->
+  // The process that had the lock may have removed the file.
   if (info.st_nlink == 0) {
     return absl::NotFoundError(absl::StrCat(path, " was removed"));
   }
-  file->bytes = static_cast<uint64_t>(info.st_size);
-  if (file->bytes < bytes) {
-    return absl::DataLossError(
-        absl::StrCat(path, " has ", file->bytes, " bytes, expected ", bytes));
+  file->range.bytes = static_cast<uint64_t>(info.st_size);
+  if (file->range.bytes < bytes) {
+    return absl::DataLossError(absl::StrCat(path, " has ", file->range.bytes,
+                                            " bytes, expected ", bytes));
   }
   return file;
 }
@@ -235,6 +263,26 @@ absl::StatusOr<FileId> DiskFiles::Open(const std::string& path, uint64_t bytes,
     if (create) ::unlink(path.c_str());
     return status;
   }
+  return Insert(std::move(file));
+}
+
+absl::StatusOr<FileId> DiskFiles::OpenExtent(const std::string& device,
+                                             const Extent& extent) {
+  CheckOrDie(extent.bytes > 0 && extent.bytes % kSectorBytes == 0 &&
+                 extent.begin_bytes % kSectorBytes == 0,
+             "an extent is not whole sectors");
+  UniqueFd fd(::open(device.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd.ok()) return IoError(errno, absl::StrCat("open ", device));
+  OPTSTATE_ASSIGN_OR_RETURN(const uint64_t bytes, DiskBytes(fd.get(), device));
+  if (bytes < extent.end_bytes()) {
+    return absl::DataLossError(
+        absl::StrCat(device, " has ", bytes, " bytes, and an extent from ",
+                     extent.begin_bytes, " to ", extent.end_bytes()));
+  }
+  auto file = std::make_unique<DiskFile>(DiskFile{
+      .fd = std::move(fd), .path = device, .range = extent, .is_extent = true});
+  OPTSTATE_RETURN_IF_ERROR(Lock(*file));
+  OPTSTATE_RETURN_IF_ERROR(BypassPageCache(*file));
   return Insert(std::move(file));
 }
 

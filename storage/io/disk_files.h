@@ -17,15 +17,16 @@
 
 namespace optstate::io {
 
-// An open and locked file.
+// An open and locked file, or extent of a device.
 struct DiskFile {
   UniqueFd fd;
   std::string path;
-  uint64_t bytes = 0;  // when it was opened
+  Extent range;  // of a file: all of it, as it was when it was opened
+  bool is_extent = false;
 };
 
-// The open files of an engine of a real disk: IoEngine's Open, Close and
-// Remove.
+// The open files of an engine of a real disk: IoEngine's Open, OpenExtent,
+// Close and Remove.
 //
 // Threads: Get() is thread-safe; one thread at a time calls the others.
 class DiskFiles {
@@ -37,6 +38,8 @@ class DiskFiles {
 
   absl::StatusOr<FileId> Open(const std::string& path, uint64_t bytes,
                               IoEngine::OpenMode mode);
+  absl::StatusOr<FileId> OpenExtent(const std::string& device,
+                                    const Extent& extent);
   void Close(FileId file);
   static absl::Status Remove(const std::string& path);
 

@@ -25,6 +25,15 @@ struct FileId {
   int index = -1;
 };
 
+// A part of a device. Begins and ends at a multiple of kSectorBytes.
+struct Extent {
+  uint64_t begin_bytes = 0;
+  uint64_t bytes = 0;
+
+  uint64_t end_bytes() const { return begin_bytes + bytes; }
+  bool operator==(const Extent&) const = default;
+};
+
 // One read, write or sync. The caller owns it and its buffer, and leaves both
 // alone from Submit() until Poll() returns it.
 struct IoRequest {
@@ -61,7 +70,7 @@ struct IoRequest {
 // not write.
 // Order: none. Two requests that overlap must not be under way at once.
 // Checks: a request that is not aligned, names no open file, or would write
-// past the end of its file, stops the process: the caller has a bug.
+// outside its file or extent, stops the process: the caller has a bug.
 // Bounds: at most Options::queue_depth requests are with the kernel; the others
 // wait in the engine, linked through `next`. Submit and Poll allocate nothing,
 // but for the message of an error.
@@ -91,6 +100,15 @@ class IoEngine {
   // to a few seconds for such a lock, then returns UNAVAILABLE with the path.
   virtual absl::StatusOr<FileId> Open(const std::string& path, uint64_t bytes,
                                       OpenMode mode) = 0;
+  // Opens a part of a block device, or of a file that stands for one, past the
+  // page cache. Offsets of requests are those of the device, and a write stays
+  // inside the extent. Engines share a device: only the extent is locked, in
+  // the way of a file in Open(). NOT_FOUND: there is no such device;
+  // FAILED_PRECONDITION: it is neither a block device nor a file; DATA_LOSS: it
+  // ends before the extent; UNAVAILABLE: another engine has a part of the
+  // extent.
+  virtual absl::StatusOr<FileId> OpenExtent(const std::string& device,
+                                            const Extent& extent) = 0;
   // Closes a file that no request names.
   virtual void Close(FileId file) = 0;
   // Removes a file that is not open; its absence is durable on return.

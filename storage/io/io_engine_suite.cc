@@ -53,6 +53,12 @@ FileId IoEngineSuite::Open(const std::string& name, uint64_t bytes) {
   return file.value_or(FileId());
 }
 
+FileId IoEngineSuite::OpenExtent(IoEngine& engine, const Extent& extent) const {
+  const auto file = engine.OpenExtent(Path("device"), extent);
+  EXPECT_TRUE(file.ok()) << file.status();
+  return file.value_or(FileId());
+}
+
 IoRequest IoEngineSuite::Write(FileId file, uint64_t offset,
                                const IoBuffer& buffer, IoPriority priority) {
   IoRequest request;

@@ -96,6 +96,8 @@ class IoEngineSuite : public testing::TestWithParam<IoEngineWorldParam> {
   // Opens a file that must open.
   FileId Create(const std::string& name, uint64_t bytes);
   FileId Open(const std::string& name, uint64_t bytes);
+  // Opens an extent of the file "device", which must open.
+  FileId OpenExtent(IoEngine& engine, const Extent& extent) const;
 
   static IoRequest Write(FileId file, uint64_t offset, const IoBuffer& buffer,
                          IoPriority priority = IoPriority::kSwapOut);

@@ -101,9 +101,11 @@ class IoUringIoEngine final : public IoEngine {
 
   absl::StatusOr<FileId> Open(const std::string& path, uint64_t bytes,
                               OpenMode mode) override {
-    absl::StatusOr<FileId> file = files_.Open(path, bytes, mode);
-    if (file.ok()) SetRegisteredFile(*file, files_.Get(*file).fd.get());
-    return file;
+    return Register(files_.Open(path, bytes, mode));
+  }
+  absl::StatusOr<FileId> OpenExtent(const std::string& device,
+                                    const Extent& extent) override {
+    return Register(files_.OpenExtent(device, extent));
   }
   void Close(FileId file) override {
     SetRegisteredFile(file, -1);
@@ -119,7 +121,7 @@ class IoUringIoEngine final : public IoEngine {
   }
 
   void Submit(IoRequest* request) override {
-    CheckRequest(*request, files_.Get(request->file).bytes);
+    CheckRequest(*request, files_.Get(request->file).range);
     request->done_bytes = 0;
     waiting_.PushBack(request);
     ++in_flight_;
@@ -177,6 +179,11 @@ class IoUringIoEngine final : public IoEngine {
     io_uring_free_probe(probe);
     if (missing < 0) return absl::OkStatus();
     return Refused(ENOSYS, "io_uring operation");
+  }
+
+  absl::StatusOr<FileId> Register(absl::StatusOr<FileId> file) {
+    if (file.ok()) SetRegisteredFile(*file, files_.Get(*file).fd.get());
+    return file;
   }
 
   void SetRegisteredFile(FileId file, int fd) {

@@ -155,19 +155,32 @@ TEST_F(IoUringIoEngineTest, ClosedFileLeavesTheRing) {
 }
 
 // The writes of a killed process are over when its lock is: nothing changes the
-// file after Open().
-TEST_F(IoUringIoEngineTest, LockOutlastsTheRequestsOfAKilledProcess) {
+// file after Open(), nor an extent after OpenExtent().
+class KilledProcessTest : public IoUringIoEngineTest,
+                          public testing::WithParamInterface<bool> {
+ protected:
+  // Opens the file, or the part of it that is an extent.
+  static absl::StatusOr<FileId> Open(IoEngine* engine, const std::string& path,
+                                     uint64_t bytes) {
+    return GetParam() ? engine->OpenExtent(path, {0, bytes})
+                      : engine->Open(path, bytes, IoEngine::OpenMode::kOpen);
+  }
+};
+
+TEST_P(KilledProcessTest, LockOutlastsItsRequests) {
   constexpr uint64_t kBytes = uint64_t{16} << 20;
   const std::string path = folder_ + "/f";
   alignas(kSectorBytes) static std::array<std::byte, kBytes> buffer;
+  const auto created = engine_->Open(path, kBytes, IoEngine::OpenMode::kCreate);
+  ASSERT_TRUE(created.ok()) << created.status();
+  engine_->Close(*created);
   int ready[2];
   ASSERT_EQ(::pipe2(ready, O_CLOEXEC), 0);
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
     auto engine = MakeIoUringIoEngine(options_);
-    const auto file =
-        (*engine)->Open(path, kBytes, IoEngine::OpenMode::kCreate);
+    const auto file = Open(engine->get(), path, kBytes);
     if (!file.ok()) ::_exit(1);
     std::vector<IoRequest> requests(16);
     std::array<IoRequest*, 16> completed;
@@ -195,7 +208,7 @@ TEST_F(IoUringIoEngineTest, LockOutlastsTheRequestsOfAKilledProcess) {
   auto engine = MakeIoUringIoEngine(options_);
   ASSERT_TRUE(engine.ok()) << engine.status();
   engine_ = *std::move(engine);
-  const auto file = engine_->Open(path, kBytes, IoEngine::OpenMode::kOpen);
+  const auto file = Open(engine_.get(), path, kBytes);
   ASSERT_TRUE(file.ok()) << file.status();
   std::vector<std::byte> first;
   for (int i = 0; i < 10; ++i) {
@@ -210,6 +223,8 @@ TEST_F(IoUringIoEngineTest, LockOutlastsTheRequestsOfAKilledProcess) {
   }
   ::waitpid(child, nullptr, 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(FilesAndExtents, KilledProcessTest, testing::Bool());
 
 // A request across several pieces. The mapping is of tmpfs and shared, as the
 // state's is.

@@ -55,7 +55,7 @@ void CheckOrDie(bool condition, absl::string_view reason) {
   std::abort();
 }
 
-void CheckRequest(const IoRequest& request, uint64_t file_bytes) {
+void CheckRequest(const IoRequest& request, const Extent& range) {
   const uint64_t size = request.buffer.size();
   CheckOrDie(static_cast<int>(request.priority) < kIoPriorityCount,
              "a request has no such priority");
@@ -70,9 +70,10 @@ void CheckRequest(const IoRequest& request, uint64_t file_bytes) {
              "a request's offset, size or buffer is not a multiple of "
              "kSectorBytes");
   CheckOrDie(request.kind == IoRequest::Kind::kRead ||
-                 (request.offset_bytes <= file_bytes &&
-                  size <= file_bytes - request.offset_bytes),
-             "a write goes past the end of its file");
+                 (request.offset_bytes >= range.begin_bytes &&
+                  request.offset_bytes <= range.end_bytes() &&
+                  size <= range.end_bytes() - request.offset_bytes),
+             "a write goes past the end of its file or extent");
 }
 
 void CheckMemory(absl::Span<const std::byte> memory) {

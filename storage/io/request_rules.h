@@ -17,9 +17,9 @@ namespace optstate::io {
 void CheckOrDie(bool condition, absl::string_view reason);
 
 // Checks a request before it is queued: offset, size and buffer are multiples
-// of kSectorBytes, a sync has neither, a write stays inside the file, whose
-// size is `file_bytes`.
-void CheckRequest(const IoRequest& request, uint64_t file_bytes);
+// of kSectorBytes, a sync has neither, a write stays inside `range`, all of the
+// file or the extent of the device.
+void CheckRequest(const IoRequest& request, const Extent& range);
 
 // Checks memory given to RegisterMemory().
 void CheckMemory(absl::Span<const std::byte> memory);

@@ -115,7 +115,7 @@ absl::StatusOr<std::shared_ptr<SimulatedDisk::File>> SimulatedDisk::Open(
                        left, " left"));
     }
     auto file = std::make_shared<File>(bytes);
-    file->locked = true;
+    file->locked.push_back({0, bytes});
     files_[path] = file;
     Notify(SimulatedEvent::Kind::kCreated, path, 0, bytes, 0);
     return file;
@@ -124,7 +124,7 @@ absl::StatusOr<std::shared_ptr<SimulatedDisk::File>> SimulatedDisk::Open(
     return IoError(ENOENT, absl::StrCat("open ", path));
   }
   const std::shared_ptr<File>& file = found->second;
-  if (file->locked) {
+  if (!file->locked.empty()) {
     return absl::UnavailableError(
         absl::StrCat(path, " is locked by another engine"));
   }
@@ -132,7 +132,31 @@ absl::StatusOr<std::shared_ptr<SimulatedDisk::File>> SimulatedDisk::Open(
     return absl::DataLossError(absl::StrCat(
         path, " has ", file->content.bytes(), " bytes, expected ", bytes));
   }
-  file->locked = true;
+  file->locked.push_back({0, file->content.bytes()});
+  return file;
+}
+
+absl::StatusOr<std::shared_ptr<SimulatedDisk::File>> SimulatedDisk::OpenExtent(
+    const std::string& device, const Extent& extent) {
+  if (gone_) return IoError(ENODEV, absl::StrCat("open ", device));
+  const auto found = files_.find(device);
+  if (found == files_.end()) {
+    return IoError(ENOENT, absl::StrCat("open ", device));
+  }
+  const std::shared_ptr<File>& file = found->second;
+  if (file->content.bytes() < extent.end_bytes()) {
+    return absl::DataLossError(
+        absl::StrCat(device, " has ", file->content.bytes(),
+                     " bytes, and an extent to ", extent.end_bytes()));
+  }
+  for (const Extent& other : file->locked) {
+    if (other.begin_bytes < extent.end_bytes() &&
+        extent.begin_bytes < other.end_bytes()) {
+      return absl::UnavailableError(
+          absl::StrCat(device, " is locked by another engine"));
+    }
+  }
+  file->locked.push_back(extent);
   return file;
 }
 

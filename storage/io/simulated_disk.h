@@ -151,7 +151,7 @@ class SimulatedDisk {
     explicit File(SimulatedFile file) : content(std::move(file)) {}
 
     SimulatedFile content;
-    bool locked = false;
+    std::vector<Extent> locked;
   };
   // A call between its begin and its end.
   struct Call {
@@ -171,6 +171,8 @@ class SimulatedDisk {
   absl::StatusOr<std::shared_ptr<File>> Open(const std::string& path,
                                              uint64_t bytes,
                                              IoEngine::OpenMode mode);
+  absl::StatusOr<std::shared_ptr<File>> OpenExtent(const std::string& device,
+                                                   const Extent& extent);
   absl::Status Remove(const std::string& path);
   // Begins a call, of which `kind` to `sync_mark` are given. Its result is
   // decided now, and takes effect in EndCall().

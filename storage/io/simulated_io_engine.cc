@@ -26,9 +26,7 @@ class SimulatedIoEngine final : public IoEngine {
 
   ~SimulatedIoEngine() override {
     while (!calls_.empty()) disk_->EndCall(TakeNext().call);
-    for (const OpenFile& file : files_) {
-      if (file.file != nullptr) file.file->locked = false;
-    }
+    for (const OpenFile& file : files_) Unlock(file);
   }
 
   absl::StatusOr<FileId> Open(const std::string& path, uint64_t bytes,
@@ -38,12 +36,18 @@ class SimulatedIoEngine final : public IoEngine {
     auto file = disk_->Open(path, bytes, mode);
     if (!file.ok()) return file.status();
     const uint64_t size = (*file)->content.bytes();
-    files_.push_back({*std::move(file), path, size});
+    files_.push_back({*std::move(file), path, {0, size}});
+    return FileId{static_cast<int>(files_.size()) - 1};
+  }
+  absl::StatusOr<FileId> OpenExtent(const std::string& device,
+                                    const Extent& extent) override {
+    auto file = disk_->OpenExtent(device, extent);
+    if (!file.ok()) return file.status();
+    files_.push_back({*std::move(file), device, extent});
     return FileId{static_cast<int>(files_.size()) - 1};
   }
   void Close(FileId file) override {
-    At(file);
-    files_[file.index].file->locked = false;
+    Unlock(At(file));
     files_[file.index] = {};
   }
   absl::Status Remove(const std::string& path) override {
@@ -55,7 +59,7 @@ class SimulatedIoEngine final : public IoEngine {
 
   void Submit(IoRequest* request) override {
     const OpenFile& file = At(request->file);
-    CheckRequest(*request, file.bytes);
+    CheckRequest(*request, file.range);
     request->done_bytes = 0;
     if (request->kind == IoRequest::Kind::kSync) {
       sync_marks_[request] = file.file->content.SyncMark();
@@ -90,12 +94,19 @@ class SimulatedIoEngine final : public IoEngine {
   struct OpenFile {
     std::shared_ptr<SimulatedDisk::File> file;
     std::string path;
-    uint64_t bytes = 0;
+    Extent range;  // locked
   };
   struct PendingCall {
     IoRequest* request = nullptr;
     SimulatedDisk::Call call;
   };
+
+  static void Unlock(const OpenFile& file) {
+    if (file.file == nullptr) return;
+    std::vector<Extent>& locked = file.file->locked;
+    const auto own = std::find(locked.begin(), locked.end(), file.range);
+    if (own != locked.end()) locked.erase(own);
+  }
 
   const OpenFile& At(FileId file) const {
     CheckOrDie(file.index >= 0 &&

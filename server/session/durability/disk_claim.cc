@@ -13,7 +13,7 @@ namespace optstate::session {
 namespace {
 
 // Checks that a new job may have the folder, which is not its own yet.
-absl::Status CheckFree(const std::string& folder,
+absl::Status CheckFree(const std::string& folder, const std::string& device,
                        const std::string& job_directory) {
   if (storage::IsDurableFolder(folder)) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -22,7 +22,7 @@ absl::Status CheckFree(const std::string& folder,
         "its disk mounted only then? Start the daemon again to go on with "
         "that job"));
   }
-  if (storage::IsDiskFolderInUse(folder, job_directory)) {
+  if (storage::IsDiskFolderInUse(folder, job_directory, device)) {
     return absl::FailedPreconditionError(absl::StrCat(
         folder,
         " has records of another job, whose state or engine may be "
@@ -54,7 +54,7 @@ absl::Status Identify(const std::string& folder,
 }
 
 absl::Status CheckHasRecords(const std::string& folder) {
-  if (storage::MayExist(folder + storage::kDiskRecordsFile)) {
+  if (storage::HasRecords(folder)) {
     return absl::OkStatus();
   }
   return absl::DataLossError(
@@ -118,11 +118,13 @@ absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
       OPTSTATE_RETURN_IF_ERROR(CheckDiskOwner(folders[0], claim.owner));
     }
   }
-  for (const std::string& folder : folders) {
-    if (IsOf(folder, claim.incarnation)) continue;
-    OPTSTATE_RETURN_IF_ERROR(claim.is_new
-                                 ? CheckFree(folder, claim.job_directory)
-                                 : CheckHasRecords(folder));
+  for (size_t i = 0; i < folders.size(); ++i) {
+    if (IsOf(folders[i], claim.incarnation)) continue;
+    const std::string device =
+        i < claim.devices.size() ? claim.devices[i] : std::string();
+    OPTSTATE_RETURN_IF_ERROR(
+        claim.is_new ? CheckFree(folders[i], device, claim.job_directory)
+                     : CheckHasRecords(folders[i]));
   }
   for (uint32_t i = 0; i < folders.size(); ++i) {
     const auto count = static_cast<uint32_t>(folders.size());

@@ -17,6 +17,8 @@ struct DiskClaim {
   uint32_t owner = 0;
   std::string job_directory;  // where the rest of its state is
   bool is_new = false;        // it has no records yet
+  // By folder, the device of its directory; empty, or missing: it has none.
+  std::vector<std::string> devices = {};
 };
 
 // Compares what the folders say with each other and with `incarnation`, if it

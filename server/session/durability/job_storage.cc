@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "server/config/nvme_directory.h"
 #include "spdlog/spdlog.h"
 #include "storage/disk_folder.h"
 #include "storage/io/make_io_engine.h"
@@ -214,6 +215,14 @@ std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,
   return directories;
 }
 
+std::vector<std::string> DevicesOf(const v1::NvmeSettings& nvme) {
+  std::vector<std::string> devices;
+  for (const std::string& directory : nvme.directories()) {
+    devices.push_back(config::DeviceOf(nvme, directory));
+  }
+  return devices;
+}
+
 absl::Status MarkDurable(const std::vector<std::string>& directories) {
   for (const std::string& directory : directories) {
     OPTSTATE_RETURN_IF_ERROR(
@@ -228,7 +237,7 @@ absl::Status CheckHasCommits(const std::vector<std::string>& directories) {
   }
   for (const std::string& directory : directories) {
     if (!storage::MayExist(directory + storage::kDiskDurableFile) ||
-        !storage::MayExist(directory + storage::kDiskRecordsFile)) {
+        !storage::HasRecords(directory)) {
       continue;
     }
     return absl::FailedPreconditionError(absl::StrCat(

@@ -59,6 +59,9 @@ uint64_t FrameBytesOf(const v1::StorageSettings& storage,
 // Returns the job's directories on disk, below those of the configuration.
 std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,
                                            const std::string& job);
+// Returns the devices of the configuration's directories, by directory; empty:
+// it has none.
+std::vector<std::string> DevicesOf(const v1::NvmeSettings& nvme);
 // Notes in each that the job is durable.
 absl::Status MarkDurable(const std::vector<std::string>& directories);
 // Returns NOT_FOUND when the first directory has no commits: the job is not

@@ -6,6 +6,7 @@
 #include "proto/types/status_macros.h"
 #include "server/session/durability/disk_claim.h"
 #include "server/session/durability/durable_job.h"
+#include "server/session/durability/job_extents.h"
 #include "server/session/durability/job_storage.h"
 #include "spdlog/spdlog.h"
 #include "storage/tiers/nvme/frame_table.h"
@@ -61,20 +62,25 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
         "the job's records are on disk, and this daemon has no directory for "
         "them: start optstated with the --nvme-dir that it had");
   }
+  const v1::NvmeSettings& nvme = job->options.config.nvme();
+  const bool is_new = restored == nullptr &&
+                      !nvme::FrameTable::IsMade(job->tier->frame_table());
   OPTSTATE_RETURN_IF_ERROR(ClaimDiskFolders(
-      options.directories,
-      {.incarnation = job->tier->control()->incarnation,
-       .owner = job->options.uid,
-       .job_directory = job->options.directory,
-       .is_new = restored == nullptr &&
-                 !nvme::FrameTable::IsMade(job->tier->frame_table())}));
+      options.directories, {.incarnation = job->tier->control()->incarnation,
+                            .owner = job->options.uid,
+                            .job_directory = job->options.directory,
+                            .is_new = is_new,
+                            .devices = DevicesOf(nvme)}));
+  const nvme::NvmeSizes sizes = SwapSizesOf(*job, what);
+  OPTSTATE_ASSIGN_OR_RETURN(
+      options.extents,
+      TakeExtents(nvme, job->options.name, sizes.records_by_directory, is_new));
   if (IsDurable(what.storage)) {
     OPTSTATE_RETURN_IF_ERROR(MarkDurable(options.directories));
   }
   OPTSTATE_ASSIGN_OR_RETURN(
       options.engine,
       MakeDiskEngine(job->options.config, job->options.disk_bytes));
-  const nvme::NvmeSizes sizes = SwapSizesOf(*job, what);
   const absl::Span<std::byte> frames = job->tier->frames();
   options.frames = frames.first(frames.size() / sizes.frame * sizes.frame);
   options.table = job->tier->frame_table();

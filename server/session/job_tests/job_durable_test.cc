@@ -69,10 +69,12 @@ TEST_P(JobDurableTest, SwappedRecordsGiveTheSameBits) {
 }
 
 // Runs a job that loses power three times beside one in memory that does not.
-void LosePower(v1::Placement placement, DType dtype) {
+void LosePower(v1::Placement placement, DType dtype, bool has_device = false) {
   JobHarness in_memory(
       SetupOf(v1::PLACEMENT_HOST, dtype, v1::DURABILITY_KIND_UNSPECIFIED));
-  JobHarness durable(SetupOf(placement, dtype, v1::DURABILITY_KIND_STEP));
+  JobHarness::Setup setup = SetupOf(placement, dtype, v1::DURABILITY_KIND_STEP);
+  setup.has_device = has_device;
+  JobHarness durable(setup);
   for (JobHarness* job : {&in_memory, &durable}) {
     job->Start(job->RandomTensors(kSeed));
     Train(job, 1, 3);
@@ -95,6 +97,10 @@ TEST_P(JobDurableTest, APowerCutLeavesTheLastDurableStep) {
 
 TEST_P(JobDurableTest, SoItDoesOfAJobThatLiesInMemoryWhole) {
   ASSERT_NO_FATAL_FAILURE(LosePower(v1::PLACEMENT_HOST, GetParam()));
+}
+
+TEST_P(JobDurableTest, SoItDoesOfAJobWithRecordsOnADevice) {
+  ASSERT_NO_FATAL_FAILURE(LosePower(v1::PLACEMENT_NVME, GetParam(), true));
 }
 
 // Zeros in their place would be durable after the next step.

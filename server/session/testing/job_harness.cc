@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <utility>
 
@@ -17,6 +18,7 @@
 #include "kernels/cast.h"
 #include "proto/shm/sealed_segment.h"
 #include "proto/shm/segment_layout.h"
+#include "storage/device/device_format.h"
 #include "storage/testing/evicting_store.h"
 
 namespace optstate::session {
@@ -39,6 +41,8 @@ T ValueOf(absl::StatusOr<T> value) {
   Require(value.status());
   return *std::move(value);
 }
+
+constexpr uint64_t kDeviceBytes = uint64_t{64} << 20;
 
 std::string MakeDirectoryIn(const std::string& parent) {
   std::string name = absl::StrCat(parent, "/optstate-job-XXXXXX");
@@ -111,6 +115,7 @@ JobHarness::JobHarness(Setup setup)
       disk_(DiskDirectory()) {
   setup_.storage = StorageOf(setup_.storage);
   if (EvictsRecords()) frames_ = ScratchDirectory();
+  if (setup_.has_device) MakeDevice();
   Require(Open());
 }
 
@@ -129,6 +134,12 @@ std::vector<std::string> JobHarness::Disks() const {
     disks.push_back(absl::StrCat(disk_, "/", i));
   }
   return disks;
+}
+
+void JobHarness::MakeDevice() const {
+  std::ofstream(device()).flush();
+  std::filesystem::resize_file(device(), kDeviceBytes);
+  Require(storage::FormatDevice(disk_, device(), /*force=*/false).status());
 }
 
 void JobHarness::DropMemory() {
@@ -179,6 +190,12 @@ absl::Status JobHarness::OpenWith(std::vector<KeptGradients> kept) {
   for (const std::string& directory : Disks()) {
     std::filesystem::create_directories(directory);
     options.config.mutable_nvme()->add_directories(directory);
+  }
+  if (setup_.has_device) {
+    v1::NvmeDirectory& settings =
+        *options.config.mutable_nvme()->add_directory_settings();
+    settings.set_path(disk_);
+    settings.set_device(device());
   }
   options.config.mutable_nvme()->set_io_engine(setup_.io_engine);
   options.config.mutable_nvme()->set_scrub_interval_s(setup_.scrub_interval_s);

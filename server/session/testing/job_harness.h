@@ -51,6 +51,8 @@ class JobHarness {
     v1::IoEngineKind io_engine = v1::IO_ENGINE_KIND_UNSPECIFIED;
     uint32_t scrub_interval_s = 0;  // never
     uint64_t scrub_bytes_per_s = 0;
+    // The records lie on a device, for which a file stands.
+    bool has_device = false;
     v1::LockMemory lock_memory = v1::LOCK_MEMORY_UNSPECIFIED;
     uint32_t uid = 0;  // owner of the job
     scheduler::StepObserver* observer = nullptr;
@@ -66,6 +68,8 @@ class JobHarness {
   // The daemon's directory on disk; of several, the one that they are in.
   const std::string& disk() const { return disk_; }
   std::vector<std::string> Disks() const;
+  // The device of that directory, with Setup::has_device.
+  std::string device() const { return disk_ + "/the_device"; }
   // Removes all that lies in memory, as a power cut does; the job is closed.
   void DropMemory();
   const Layout& layout() const { return layout_; }
@@ -152,6 +156,7 @@ class JobHarness {
   Tensors RandomTensors(uint64_t seed, float scale = 1) const;
 
  private:
+  void MakeDevice() const;
   const RankPartition& PartitionOf(uint32_t rank);
   // Returns null when the rank has no part of the parameter.
   const Piece* PieceOf(uint32_t rank, uint32_t parameter);

@@ -16,6 +16,7 @@
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/unique_fd.h"
+#include "server/config/nvme_directory.h"
 #include "server/os/small_file.h"
 #include "server/session/durability/job_storage.h"
 #include "spdlog/spdlog.h"
@@ -105,9 +106,15 @@ absl::StatusOr<v1::DirectoryRates> MeasureWith(const v1::DaemonConfig& config,
   return rates;
 }
 
-absl::Status MeasureOne(const std::string& directory,
+absl::Status MeasureOne(const std::string& directory, const std::string& device,
                         const MeasureDirectory& measure,
                         v1::DirectoryRates* rates) {
+  if (!device.empty()) {
+    return absl::UnimplementedError(absl::StrCat(
+        "its records are on ", device,
+        ", to which nothing but records is written: nvme.directory_weights "
+        "can say what part of them it gets"));
+  }
   absl::StatusOr<v1::DirectoryRates> measured = measure(directory);
   OPTSTATE_RETURN_IF_ERROR(measured.status());
   OPTSTATE_RETURN_IF_ERROR(SetPlace(directory, &*measured));
@@ -162,7 +169,8 @@ DiskRates MeasureDiskRates(const std::string& state_dir,
     const std::string& directory = nvme.directories(static_cast<int>(i));
     v1::DirectoryRates& one = rates.directories[i];
     if (turn.ok() && (anew || !IsKnown(one))) {
-      rates.problems[i] = MeasureOne(directory, measure, &one);
+      rates.problems[i] = MeasureOne(
+          directory, config::DeviceOf(nvme, directory), measure, &one);
       has_measured |= rates.problems[i].ok();
     }
     if (!rates.problems[i].ok()) {

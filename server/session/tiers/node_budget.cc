@@ -79,10 +79,12 @@ std::vector<BytesOfJob> FramesOfJobs(const std::string& state_dir) {
 }
 
 std::vector<BytesOfJob> DiskBytesOfJobs(const std::string& directory) {
-  return EachJob(directory + storage::kDiskJobsFolder,
-                 [](const std::string& folder) {
-                   return storage::AllocatedBytesBelow(folder);
-                 });
+  return EachJob(
+      directory + storage::kDiskJobsFolder, [](const std::string& folder) {
+        const auto extent = storage::ReadDiskExtent(folder);
+        return storage::AllocatedBytesBelow(folder) +
+               (extent.ok() && extent->has_value() ? (*extent)->extent.bytes : 0);
+      });
 }
 
 std::optional<uint64_t> NodeBudgetLeft(const std::string& state_dir,

@@ -77,11 +77,14 @@ class NvmeCrashStatesTest : public testing::Test {
     setup.frames = frames;
     setup.directories = {"/disk", "/disk2"};
     setup.make_engine = [disk] { return io::MakeSimulatedIoEngine(disk); };
+    setup.device = device_;
     return setup;
   }
 
+  // Makes a job with records in two files, or on a device.
   void MakeJob() {
     job_ = nullptr;
+    device_ = layouts_.Uniform(0, 1) == 0 ? "" : "/disk/device";
     disk_ = std::make_unique<io::SimulatedDisk>(
         io::SimulatedDiskOptions{.seed = layouts_.Uniform(0, UINT64_MAX),
                                  .latency_us_max = 500,
@@ -89,6 +92,9 @@ class NvmeCrashStatesTest : public testing::Test {
                                  .folders = {"/disk", "/disk2"}});
     job_ = std::make_unique<NvmeTestJob>(
         SetupOn(disk_.get(), NvmeStore::kFramesMin));
+    if (!device_.empty()) {
+      ASSERT_EQ(job_->MakeDevice(), absl::OkStatus());
+    }
     requested_ = acknowledged_ = 0;
     is_faulty_ = false;
   }
@@ -159,12 +165,14 @@ class NvmeCrashStatesTest : public testing::Test {
     if (fails) {
       static const std::vector<std::string> kFiles = {
           "/disk/records", "/disk2/records", "/disk/commits"};
+      const size_t file = layouts_.Uniform(0, 2);
       io::SimulatedFault fault;
       fault.kind = io::IoRequest::Kind::kSync;
-      fault.path = kFiles[layouts_.Uniform(0, 2)];
-      // Opening syncs both copies of a commit; the next commit syncs two.
-      fault.skip =
-          fault.path == kFiles[2] ? kCommitCopies + layouts_.Uniform(0, 1) : 0;
+      fault.path = file < 2 && !device_.empty() ? device_ : kFiles[file];
+      // Opening syncs both copies of a commit; the next commit syncs two, and a
+      // device once for each directory.
+      if (file == 2) fault.skip = kCommitCopies + layouts_.Uniform(0, 1);
+      if (file == 1 && !device_.empty()) fault.skip = 1;
       disk_->AddFault(fault);
     }
     ASSERT_EQ(job_->Open(), absl::OkStatus());
@@ -267,6 +275,7 @@ class NvmeCrashStatesTest : public testing::Test {
   std::mt19937_64 random_;
   std::unique_ptr<io::SimulatedDisk> disk_;
   std::unique_ptr<NvmeTestJob> job_;
+  std::string device_;
   std::atomic<uint64_t> requested_ = 0, acknowledged_ = 0;
   bool is_faulty_ = false;  // a sync is to fail
   bool is_killed_within_ = false;

@@ -13,11 +13,21 @@
 
 namespace optstate::nvme {
 
+// The part of a device that has the records of one directory.
+struct DeviceExtent {
+  std::string device;  // its path; empty: they are in the file `records`
+  io::Extent extent;
+};
+
 // The options of a store: NvmeStore::Options.
 struct NvmeOptions {
   std::unique_ptr<io::IoEngine> engine;
   // The job's own directories, at least one; they exist.
   std::vector<std::string> directories;
+  // By directory, which of them has its records on a device, where the caller
+  // has given the job that much (NvmeSizes::records_by_directory); none: all
+  // have files.
+  std::vector<DeviceExtent> extents = {};
   // FramesBytes() of at least kFramesMin frames, and TableBytes(); both
   // outlive the store. A table of zeros: the job is new.
   absl::Span<std::byte> frames;
@@ -49,6 +59,8 @@ struct NvmeSizes {
   uint64_t table = 0;
   uint64_t disk = 0;                       // over all directories
   std::vector<uint64_t> directories = {};  // the part of each
+  // The part of each that records take.
+  std::vector<uint64_t> records_by_directory = {};
 };
 
 // With fewer frames, reading, updating and writing could not overlap.

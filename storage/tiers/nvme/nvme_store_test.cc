@@ -98,12 +98,17 @@ class NvmeStoreTest : public testing::TestWithParam<bool> {
     setup.directories = disk_->directories();
     if (layouts_.Uniform(0, 1) == 0) setup.directories.pop_back();
     setup.make_engine = [this] { return disk_->MakeEngine(); };
+    const bool is_on_device = layouts_.Uniform(0, 1) == 0;
+    if (is_on_device) setup.device = setup.directories[0] + "/device";
     const SubGroupTable sub_groups(&setup.layout, setup.sub_group_elements,
                                    SubGroupTable::CutOf(setup.layout));
     setup.frames =
         layouts_.Uniform(NvmeStore::kFramesMin,
                          std::max(NvmeStore::kFramesMin, sub_groups.size()));
     job_ = std::make_unique<NvmeTestJob>(std::move(setup));
+    if (is_on_device) {
+      ASSERT_EQ(job_->MakeDevice(), absl::OkStatus());
+    }
   }
 
   // Runs work(random) on several threads.

@@ -29,6 +29,18 @@ NvmeStore::Sizes SizesOf(const NvmeTestJob::Setup& setup) {
        .weights = setup.weights});
 }
 
+std::vector<DeviceExtent> ExtentsOf(const NvmeTestJob::Setup& setup,
+                                    const NvmeStore::Sizes& sizes) {
+  std::vector<DeviceExtent> extents;
+  if (setup.device.empty()) return extents;
+  uint64_t begin = setup.device_begin;
+  for (const uint64_t bytes : sizes.records_by_directory) {
+    extents.push_back({setup.device, {begin, bytes}});
+    begin += bytes;
+  }
+  return extents;
+}
+
 }  // namespace
 
 NvmeTestModel::NvmeTestModel(const Layout* layout, uint64_t sub_group_elements)
@@ -98,16 +110,28 @@ NvmeTestJob::NvmeTestJob(Setup setup)
     : setup_(std::move(setup)),
       sizes_(SizesOf(setup_)),
       model_(&setup_.layout, setup_.sub_group_elements),
+      extents_(ExtentsOf(setup_, sizes_)),
       parameters_(setup_.layout.parameter_area_bytes()),
       frames_(sizes_.frame * setup_.frames),
       table_(sizes_.table),
       mutexes_(sizes_.records) {}
+
+absl::Status NvmeTestJob::MakeDevice() {
+  const std::unique_ptr<io::IoEngine> engine = setup_.make_engine();
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const io::FileId file,
+      engine->Open(setup_.device, extents_.back().extent.end_bytes(),
+                   io::IoEngine::OpenMode::kCreate));
+  engine->Close(file);
+  return absl::OkStatus();
+}
 
 absl::Status NvmeTestJob::Open(const DurableCommit* restored) {
   NvmeStore::Options options;
   options.engine = setup_.make_engine();
   options.directories = setup_.directories;
   options.weights = setup_.weights;
+  options.extents = extents_;
   options.frames = frames_.span();
   options.table = table_.span();
   options.incarnation = kIncarnation;

@@ -88,6 +88,10 @@ class NvmeTestJob {
     std::vector<std::string> directories = {"/disk"};
     std::vector<uint32_t> weights = {};
     EngineMaker make_engine;
+    // A file that stands for a device with the records of all directories, from
+    // `device_begin` on; empty: each directory has a file.
+    std::string device = {};
+    uint64_t device_begin = 1 << 20;
   };
   static constexpr uint64_t kIncarnation = 0x1234;
 
@@ -108,6 +112,10 @@ class NvmeTestJob {
     setup_.weights = std::move(weights);
   }
 
+  // Makes the file of the device, where the job's extents fit.
+  absl::Status MakeDevice();
+  // By directory, where its records lie on the device; none without one.
+  const std::vector<DeviceExtent>& extents() const { return extents_; }
   // Opens the store with memory as it is; zeros: the job is new.
   absl::Status Open(const DurableCommit* restored = nullptr);
   void Close() { store_ = nullptr; }
@@ -143,6 +151,7 @@ class NvmeTestJob {
   NvmeTestModel model_;
   std::mutex commits_mutex_;
   std::map<uint64_t, std::shared_ptr<const NvmeTestModel>> commits_;  // by step
+  std::vector<DeviceExtent> extents_;
   std::vector<std::byte> parameters_;
   NvmeTestMemory frames_, table_;
   std::vector<std::mutex> mutexes_;  // by record

@@ -11,17 +11,29 @@ std::string PathIn(const std::string& directory) {
   return absl::StrCat(directory, "/records");
 }
 
+bool IsOnDevice(const RecordFiles::Shape& shape, size_t directory) {
+  return directory < shape.extents.size() &&
+         !shape.extents[directory].device.empty();
+}
+
 }  // namespace
 
 RecordFiles::RecordFiles(const RecordLayout& layout, const Shape& shape)
     : file_bytes_(shape.directories.size(), 0),
       split_(SplitRecords(shape.records, shape.directories.size(),
                           shape.weights)) {
+  std::vector<uint64_t> begins(shape.directories.size(), 0);
+  for (size_t i = 0; i < shape.directories.size(); ++i) {
+    const bool is_device = IsOnDevice(shape, i);
+    paths_.push_back(is_device ? shape.extents[i].device
+                               : PathIn(shape.directories[i]));
+    if (is_device) begins[i] = shape.extents[i].extent.begin_bytes;
+  }
   offsets_.reserve(shape.records);
   slot_bytes_.reserve(shape.records);
   for (uint32_t record = 0; record < shape.records; ++record) {
     uint64_t& end = file_bytes_[split_[record]];
-    offsets_.push_back(end);
+    offsets_.push_back(begins[split_[record]] + end);
     slot_bytes_.push_back(layout.bytes(record));
     end += shape.slots * layout.bytes(record);
   }
@@ -31,19 +43,41 @@ RecordFiles::RecordFiles(const RecordLayout& layout, const Shape& shape)
   }
 }
 
+std::vector<uint64_t> RecordFiles::BytesNeeded(
+    const RecordLayout& layout, uint32_t directories,
+    absl::Span<const uint32_t> weights, uint32_t records, uint32_t slots) {
+  const std::vector<std::string> unnamed(directories);
+  return RecordFiles(layout, {unnamed, weights, records, slots}).file_bytes_;
+}
+
+absl::StatusOr<io::FileId> RecordFiles::OpenExtent(io::IoEngine* engine,
+                                                   const std::string& directory,
+                                                   const DeviceExtent& extent,
+                                                   uint64_t bytes) const {
+  if (extent.extent.bytes < bytes) {
+    return absl::DataLossError(absl::StrCat(
+        directory, ": the job's extent of ", extent.device, " has ",
+        extent.extent.bytes, " bytes, its records need ", bytes));
+  }
+  return engine->OpenExtent(extent.device, extent.extent);
+}
+
 absl::StatusOr<RecordFiles> RecordFiles::Create(io::IoEngine* engine,
                                                 const RecordLayout& layout,
                                                 const Shape& shape) {
-  const absl::Span<const std::string> directories = shape.directories;
   RecordFiles files(layout, shape);
-  for (size_t i = 0; i < directories.size(); ++i) {
+  for (size_t i = 0; i < shape.directories.size(); ++i) {
     const absl::StatusOr<io::FileId> file =
-        engine->Open(PathIn(directories[i]), files.file_bytes_[i],
-                     io::IoEngine::OpenMode::kCreate);
+        IsOnDevice(shape, i)
+            ? files.OpenExtent(engine, shape.directories[i], shape.extents[i],
+                               files.file_bytes_[i])
+            : engine->Open(files.paths_[i], files.file_bytes_[i],
+                           io::IoEngine::OpenMode::kCreate);
     if (!file.ok()) {
       for (size_t j = 0; j < i; ++j) {
         engine->Close(files.files_[j]);
-        engine->Remove(PathIn(directories[j])).IgnoreError();
+        if (IsOnDevice(shape, j)) continue;
+        engine->Remove(files.paths_[j]).IgnoreError();
       }
       return file.status();
     }
@@ -55,15 +89,17 @@ absl::StatusOr<RecordFiles> RecordFiles::Create(io::IoEngine* engine,
 absl::StatusOr<RecordFiles> RecordFiles::Open(io::IoEngine* engine,
                                               const RecordLayout& layout,
                                               const Shape& shape) {
-  const absl::Span<const std::string> directories = shape.directories;
   RecordFiles files(layout, shape);
-  for (size_t i = 0; i < directories.size(); ++i) {
+  for (size_t i = 0; i < shape.directories.size(); ++i) {
     absl::StatusOr<io::FileId> file =
-        engine->Open(PathIn(directories[i]), files.file_bytes_[i],
-                     io::IoEngine::OpenMode::kOpen);
+        IsOnDevice(shape, i)
+            ? files.OpenExtent(engine, shape.directories[i], shape.extents[i],
+                               files.file_bytes_[i])
+            : engine->Open(files.paths_[i], files.file_bytes_[i],
+                           io::IoEngine::OpenMode::kOpen);
     if (absl::IsNotFound(file.status())) {
       return absl::DataLossError(
-          absl::StrCat(PathIn(directories[i]),
+          absl::StrCat(files.paths_[i],
                        " is missing: it has a part of "
                        "the job's state. Is its disk mounted?"));
     }

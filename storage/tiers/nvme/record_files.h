@@ -9,13 +9,14 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "storage/io/io_engine.h"
+#include "storage/tiers/nvme/nvme_options.h"
 #include "storage/tiers/nvme/record_layout.h"
 
 namespace optstate::nvme {
 
-// The files `records` of a job, one in each of its directories on disk: each
-// record has one place or two (slots) in one of them, which SplitRecords()
-// says.
+// The files `records` of a job, one in each of its directories on disk, or
+// extents of devices in their place: each record has one place or two (slots)
+// in one of them, which SplitRecords() says.
 //
 // Threads: immutable after Create and Open.
 class RecordFiles {
@@ -31,18 +32,24 @@ class RecordFiles {
     absl::Span<const uint32_t> weights;  // none: equal parts
     uint32_t records = 0;
     uint32_t slots = 1;
+    absl::Span<const DeviceExtent> extents = {};  // see NvmeOptions
   };
 
-  // Makes the files, reserved whole; on an error none is left. `engine`
-  // outlives this.
+  // Returns the bytes of each file.
+  static std::vector<uint64_t> BytesNeeded(const RecordLayout& layout,
+                                           uint32_t directories,
+                                           absl::Span<const uint32_t> weights,
+                                           uint32_t records, uint32_t slots);
+  // Makes the files, reserved whole, and opens the extents; on an error no file
+  // is left. `engine` outlives this.
   static absl::StatusOr<RecordFiles> Create(io::IoEngine* engine,
                                             const RecordLayout& layout,
                                             const Shape& shape);
-  // Opens what Create made. DATA_LOSS: one is missing or too short.
+  // Opens what Create made. DATA_LOSS: one is missing, or too short.
   static absl::StatusOr<RecordFiles> Open(io::IoEngine* engine,
                                           const RecordLayout& layout,
                                           const Shape& shape);
-  // Removes the files of a job, as far as they are there.
+  // Removes the files of a job, as far as they are there; no extent.
   static absl::Status Remove(io::IoEngine* engine,
                              absl::Span<const std::string> directories);
 
@@ -53,10 +60,20 @@ class RecordFiles {
   }
   // Returns the index of the record's directory.
   uint32_t DirectoryOf(uint32_t record) const { return split_[record]; }
+  // Returns the path of the file, or of the device, that has the record.
+  const std::string& PathOf(uint32_t record) const {
+    return paths_[split_[record]];
+  }
 
  private:
   RecordFiles(const RecordLayout& layout, const Shape& shape);
+  // Opens the directory's extent. DATA_LOSS: it is too short.
+  absl::StatusOr<io::FileId> OpenExtent(io::IoEngine* engine,
+                                        const std::string& directory,
+                                        const DeviceExtent& extent,
+                                        uint64_t bytes) const;
 
+  std::vector<std::string> paths_;    // by directory
   std::vector<io::FileId> files_;     // by directory
   std::vector<uint64_t> file_bytes_;  // "
   std::vector<uint32_t> split_;       // by record, its directory

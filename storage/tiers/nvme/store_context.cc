@@ -20,11 +20,6 @@ StoreContext::StoreContext(const Layout* the_layout,
       frame_memory(options.frames),
       table(options.table) {}
 
-std::string StoreContext::FileOf(uint32_t record) const {
-  return absl::StrCat(options.directories[files->DirectoryOf(record)],
-                      "/records");
-}
-
 size_t StoreContext::DirectoryOf(io::FileId file) const {
   const absl::Span<const io::FileId> all = files->files();
   for (size_t i = 0; i < all.size(); ++i) {

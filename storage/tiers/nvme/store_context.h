@@ -46,8 +46,10 @@ struct StoreContext {
     return options.is_durable ? record_layout.bytes(record)
                               : record_layout.state_bytes(record);
   }
-  // Returns the file that the record is in.
-  std::string FileOf(uint32_t record) const;
+  // Returns the file, or the device, that the record is in.
+  const std::string& FileOf(uint32_t record) const {
+    return files->PathOf(record);
+  }
   // Returns the directory of one of the store's files.
   size_t DirectoryOf(io::FileId file) const;
   // Returns the error of a record whose checksums differ from `tile` on, as

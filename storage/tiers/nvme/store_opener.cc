@@ -1,5 +1,6 @@
 #include "storage/tiers/nvme/store_opener.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -50,15 +51,15 @@ NvmeSizes StoreOpener::SizesOf(const Layout& layout,
   sizes.frame = records.frame_bytes();
   sizes.records = shape.records;
   sizes.table = FrameTable::BytesNeeded(shape);
-  sizes.directories.assign(options.directories, io::kSectorBytes);
   if (options.directories == 0) return sizes;
   // Weights of other directories are refused when the job is opened.
-  const std::vector<uint32_t> split = SplitRecords(
-      static_cast<uint32_t>(shape.records), options.directories,
+  sizes.records_by_directory = RecordFiles::BytesNeeded(
+      records, options.directories,
       shape.weights.size() == options.directories ? shape.weights
-                                                  : std::vector<uint32_t>());
-  for (uint32_t i = 0; i < shape.records; ++i) {
-    sizes.directories[split[i]] += shape.slots * records.bytes(i);
+                                                  : std::vector<uint32_t>(),
+      static_cast<uint32_t>(shape.records), shape.slots);
+  for (const uint64_t bytes : sizes.records_by_directory) {
+    sizes.directories.push_back(io::kSectorBytes + bytes);
   }
   if (options.is_durable) {
     sizes.directories[0] +=
@@ -162,7 +163,8 @@ absl::Status StoreOpener::OpenFiles(bool is_new,
   }
   if (restored != nullptr) OPTSTATE_RETURN_IF_ERROR(CheckRestored(*restored));
   const RecordFiles::Shape shape = {directories, context_.weights,
-                                    context_.records(), context_.slots};
+                                    context_.records(), context_.slots,
+                                    context_.options.extents};
   OPTSTATE_ASSIGN_OR_RETURN(
       RecordFiles files,
       is_new ? RecordFiles::Create(engine, context_.record_layout, shape)

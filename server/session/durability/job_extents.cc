@@ -1,0 +1,97 @@
+#include "server/session/durability/job_extents.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+#include "server/config/nvme_directory.h"
+#include "storage/device/device.h"
+#include "storage/device/extents.h"
+#include "storage/disk_folder.h"
+
+namespace optstate::session {
+namespace {
+
+// A directory of the configuration, and the job's folder in it.
+struct Place {
+  std::string directory;
+  std::string folder;
+  std::string device;  // empty: the directory has none
+};
+
+// A new job's folder may have an extent of the job that it takes over from.
+absl::Status RemoveExtent(const std::string& folder) {
+  const std::string path = folder + storage::kDiskExtentFile;
+  if (::unlink(path.c_str()) == 0) return storage::SyncFolder(folder);
+  if (errno == ENOENT) return absl::OkStatus();
+  return OsError(errno, absl::StrCat("unlink ", path));
+}
+
+absl::StatusOr<nvme::DeviceExtent> MakeExtent(const Place& place,
+                                              uint64_t bytes) {
+  OPTSTATE_RETURN_IF_ERROR(RemoveExtent(place.folder));
+  if (place.device.empty()) return nvme::DeviceExtent();
+  OPTSTATE_ASSIGN_OR_RETURN(const storage::OwnedDevice owned,
+                            storage::OpenDeviceOf(place.directory, place.device,
+                                                  storage::DeviceUse::kUse));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const io::Extent extent,
+      storage::AllocateExtent(place.directory, place.folder, owned.superblock,
+                              bytes));
+  return nvme::DeviceExtent{place.device, extent};
+}
+
+absl::StatusOr<nvme::DeviceExtent> FindExtent(const Place& place) {
+  OPTSTATE_ASSIGN_OR_RETURN(const std::optional<storage::DiskExtent> found,
+                            storage::ReadDiskExtent(place.folder));
+  if (!found.has_value()) return nvme::DeviceExtent();
+  if (place.device.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(place.folder, ": the job's records are on device ",
+                     found->device_id, ", and ", place.directory,
+                     " has no device: start optstated with --nvme-dir ",
+                     place.directory, ",device=DEVICE"));
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const storage::OwnedDevice owned,
+                            storage::OpenDeviceOf(place.directory, place.device,
+                                                  storage::DeviceUse::kUse));
+  const storage::Superblock& superblock = owned.superblock;
+  if (superblock.device_id != found->device_id) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        place.folder, ": the job's records are on device ", found->device_id,
+        ", and ", place.device, " is device ", superblock.device_id));
+  }
+  if (found->extent.begin_bytes < storage::kDeviceHeadBytes ||
+      found->extent.end_bytes() > superblock.device_bytes) {
+    return absl::DataLossError(absl::StrCat(
+        place.folder, storage::kDiskExtentFile, " names bytes ",
+        found->extent.begin_bytes, " to ", found->extent.end_bytes(), " of ",
+        place.device, ", which has ", superblock.device_bytes));
+  }
+  return nvme::DeviceExtent{place.device, found->extent};
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<nvme::DeviceExtent>> TakeExtents(
+    const v1::NvmeSettings& nvme, const std::string& job,
+    absl::Span<const uint64_t> bytes, bool is_new) {
+  std::vector<nvme::DeviceExtent> extents;
+  for (int i = 0; i < nvme.directories_size(); ++i) {
+    const std::string& directory = nvme.directories(i);
+    const Place place = {directory, storage::DiskFolder(directory, job),
+                         config::DeviceOf(nvme, directory)};
+    OPTSTATE_ASSIGN_OR_RETURN(
+        nvme::DeviceExtent extent,
+        is_new ? MakeExtent(place, bytes[static_cast<size_t>(i)])
+               : FindExtent(place));
+    extents.push_back(std::move(extent));
+  }
+  return extents;
+}
+
+}  // namespace optstate::session

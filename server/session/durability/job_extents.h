@@ -1,0 +1,30 @@
+#ifndef OPTSTATE_SERVER_SESSION_DURABILITY_JOB_EXTENTS_H_
+#define OPTSTATE_SERVER_SESSION_DURABILITY_JOB_EXTENTS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "optstate/v1/config.pb.h"
+#include "storage/tiers/nvme/nvme_options.h"
+
+namespace optstate::session {
+
+// Returns, by directory of the configuration, where the records of the job lie
+// on a device. The job has claimed its folders. A new job gets an extent of
+// `bytes` in each directory with a device. A job that exists keeps what its
+// folders say, so that one made before its directory had a device goes on with
+// files.
+// FAILED_PRECONDITION: a device cannot be used, or is not the one that has the
+// job's extent (storage/device/device.h); RESOURCE_EXHAUSTED: a new job has no
+// room on one; DATA_LOSS: a device or an extent is damaged.
+absl::StatusOr<std::vector<nvme::DeviceExtent>> TakeExtents(
+    const v1::NvmeSettings& nvme, const std::string& job,
+    absl::Span<const uint64_t> bytes, bool is_new);
+
+}  // namespace optstate::session
+
+#endif  // OPTSTATE_SERVER_SESSION_DURABILITY_JOB_EXTENTS_H_

@@ -1,0 +1,38 @@
+#ifndef OPTSTATE_STORAGE_DEVICE_EXTENTS_H_
+#define OPTSTATE_STORAGE_DEVICE_EXTENTS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/device/superblock.h"
+#include "storage/io/io_engine.h"
+
+namespace optstate::storage {
+
+// The extents of a directory's device. Each job has one, which a file of its
+// folder names (ReadDiskExtent); there is no other table, so an extent is free
+// as soon as its folder is removed. Extents begin at multiples of this.
+inline constexpr uint64_t kExtentAlignBytes = uint64_t{1} << 20;
+
+// Returns whether any folder of the directory names an extent.
+absl::StatusOr<bool> HasExtents(const std::string& directory);
+
+// Returns the bytes of the device that no folder has.
+absl::StatusOr<uint64_t> FreeBytes(const std::string& directory,
+                                   const Superblock& device);
+
+// Gives a job's folder, which exists, the first free extent of this size,
+// durably, in place of the one that it has. Engines of one directory wait for
+// each other. RESOURCE_EXHAUSTED: no free part is so large, with the bytes
+// needed and left; DATA_LOSS: a folder's extent cannot be read, so nobody knows
+// which are free.
+absl::StatusOr<io::Extent> AllocateExtent(const std::string& directory,
+                                          const std::string& folder,
+                                          const Superblock& device,
+                                          uint64_t bytes);
+
+}  // namespace optstate::storage
+
+#endif  // OPTSTATE_STORAGE_DEVICE_EXTENTS_H_

@@ -1,0 +1,121 @@
+#include "storage/device/extents.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "storage/disk_folder.h"
+
+namespace optstate::storage {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+class ExtentsTest : public testing::Test {
+ protected:
+  ExtentsTest() {
+    std::string name = testing::TempDir() + "/extents-XXXXXX";
+    directory_ = ::mkdtemp(name.data());
+    std::filesystem::create_directory(directory_ + kDiskJobsFolder);
+    device_.device_id = "d";
+    device_.device_bytes = 10 * kMiB;
+  }
+  ~ExtentsTest() override { std::filesystem::remove_all(directory_); }
+
+  // Makes a job's folder.
+  std::string Folder(const std::string& job) const {
+    const std::string folder = DiskFolder(directory_, job);
+    std::filesystem::create_directory(folder);
+    return folder;
+  }
+  absl::StatusOr<io::Extent> Allocate(const std::string& job,
+                                      uint64_t bytes) const {
+    return AllocateExtent(directory_, Folder(job), device_, bytes);
+  }
+  // Returns where an extent that must be had begins, in MiB.
+  uint64_t BeginOf(const std::string& job, uint64_t bytes) const {
+    const auto extent = Allocate(job, bytes);
+    EXPECT_TRUE(extent.ok()) << extent.status();
+    if (!extent.ok()) return 0;
+    EXPECT_EQ(extent->bytes, bytes);
+    EXPECT_EQ(*ReadDiskExtent(Folder(job)),
+              (DiskExtent{device_.device_id, *extent}));
+    EXPECT_EQ(extent->begin_bytes % kMiB, 0u);
+    return extent->begin_bytes / kMiB;
+  }
+
+  std::string directory_;
+  Superblock device_;
+};
+
+TEST_F(ExtentsTest, TheFirstPartThatIsLargeEnough) {
+  EXPECT_FALSE(*HasExtents(directory_));
+  EXPECT_EQ(BeginOf("a", 2 * kMiB), 1u);
+  EXPECT_EQ(BeginOf("b", kMiB + 4096), 3u);
+  EXPECT_EQ(BeginOf("c", 2 * kMiB), 5u) << "behind the rounded end of b";
+  EXPECT_EQ(*FreeBytes(directory_, device_), 3 * kMiB);
+  std::filesystem::remove_all(Folder("b"));
+  EXPECT_EQ(BeginOf("d", 3 * kMiB), 7u);
+  EXPECT_EQ(BeginOf("e", 2 * kMiB), 3u) << "where b was";
+  EXPECT_EQ(*FreeBytes(directory_, device_), 0u);
+}
+
+TEST_F(ExtentsTest, NoneIsLargeEnough) {
+  EXPECT_EQ(BeginOf("a", 4 * kMiB), 1u);
+  EXPECT_EQ(BeginOf("b", 1 * kMiB), 5u);
+  std::filesystem::remove_all(Folder("a"));
+  const absl::Status status = Allocate("c", 5 * kMiB).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_EQ(status.message(),
+            "the device of " + directory_ +
+                ": the job needs 5242880 bytes of it in one piece, the largest "
+                "free one has 4194304 (8388608 are free in all): delete a job, "
+                "or use a larger device");
+  EXPECT_EQ(*ReadDiskExtent(Folder("c")), std::nullopt);
+}
+
+TEST_F(ExtentsTest, AJobThatHasOneGetsAnotherInItsPlace) {
+  EXPECT_EQ(BeginOf("a", 8 * kMiB), 1u);
+  EXPECT_EQ(BeginOf("a", 9 * kMiB), 1u);
+}
+
+TEST_F(ExtentsTest, AFolderThatIsBeingRemovedKeepsItsExtent) {
+  EXPECT_EQ(BeginOf("a", 2 * kMiB), 1u);
+  std::filesystem::rename(Folder("a"), DiskFolder(directory_, ".deleted-1"));
+  EXPECT_EQ(BeginOf("b", 2 * kMiB), 3u);
+}
+
+TEST_F(ExtentsTest, ExtentsOfAnotherDeviceAreNotInTheWay) {
+  EXPECT_EQ(BeginOf("a", 2 * kMiB), 1u);
+  device_.device_id = "another";
+  EXPECT_EQ(BeginOf("b", 2 * kMiB), 1u);
+}
+
+TEST_F(ExtentsTest, NothingIsAllocatedWhileAnExtentCannotBeRead) {
+  std::ofstream(Folder("a") + kDiskExtentFile) << "nonsense";
+  EXPECT_TRUE(absl::IsDataLoss(Allocate("b", kMiB).status()));
+  EXPECT_TRUE(absl::IsDataLoss(HasExtents(directory_).status()));
+}
+
+TEST_F(ExtentsTest, ThoseThatAllocateAtOnceGetDifferentExtents) {
+  device_.device_bytes = 64 * kMiB;
+  constexpr int kJobs = 12;
+  std::vector<uint64_t> begins(kJobs);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kJobs; ++i) {
+    threads.emplace_back(
+        [&, i] { begins[i] = BeginOf(std::to_string(i), 3 * kMiB); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::sort(begins.begin(), begins.end());
+  for (int i = 0; i < kJobs; ++i) EXPECT_EQ(begins[i], 1 + 3u * i);
+}
+
+}  // namespace
+}  // namespace optstate::storage
