@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 
 import optstate
@@ -364,6 +365,36 @@ def test_an_engine_that_dies_within_a_step_costs_nothing(disk_daemon, endpoint, 
                     os.kill(engine_of(disk_daemon, job), signal.SIGKILL)
             assert store.step(max_norm=3.0).applied
         assert_same(store, reference(torch.float32, range(4), lr=0.01))
+
+
+def cut_connections(path: pathlib.Path) -> int:
+    """Ends this process's connections to a socket; returns how many there were."""
+    cut = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.getpeername() == str(path):
+                    connection.shutdown(socket.SHUT_RDWR)
+                    cut += 1
+        except OSError:
+            continue  # no socket, not connected, or closed since
+    return cut
+
+
+def test_a_connection_that_is_lost_costs_the_step(disk_daemon, job):
+    """The daemon drops what the rank has staged, and the rank has given its memory back."""
+    with optstate.ParameterStore(
+        specs(), lr=0.01, job=job, endpoint=disk_daemon.grpc_unix, **SMALL
+    ) as store:
+        store.load(values(1))
+        take_steps(store, range(1))
+        store.push("a", values(101)["a"])
+        assert cut_connections(disk_daemon.socket) > 0
+        with pytest.raises(optstate.AbortedError, match="run the step again"):
+            store.push("b", values(101)["b"])
+            store.step()
+        take_steps(store, range(1, 3))
+        assert_same(store, reference(torch.float32, range(3), lr=0.01))
 
 
 def test_a_durable_job_survives_a_loss_of_power(tmp_path: pathlib.Path, job):

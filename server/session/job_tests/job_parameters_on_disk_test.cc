@@ -255,7 +255,8 @@ TEST_F(JobParametersTest, ItIsDescribed) {
       job.job().Describe().disk().parameter_cache();
   EXPECT_GT(after.misses(), before.misses());
   EXPECT_GT(after.hits(), before.hits());
-  for (const v1::ArrayBytes& array : job.job().Describe().arrays()) {
+  const v1::Job described = job.job().Describe();
+  for (const v1::ArrayBytes& array : described.arrays()) {
     EXPECT_NE(array.name(), "parameters");
   }
 }
