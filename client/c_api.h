@@ -70,6 +70,9 @@ typedef struct optstate_session optstate_session;
  * gradient in the last committed step, unscaled and not clipped; -1: it had
  * none */
 #define OPTSTATE_GRADIENT_NORM 7
+/* the parameter itself, in its own dtype, which can only be fetched: masters
+ * are loaded */
+#define OPTSTATE_PARAMETER 8
 /* change detection */
 #define OPTSTATE_DETECT_OFF 0
 #define OPTSTATE_DETECT_SAMPLE 1 /* one line of 64 bytes of each 4 KiB */
@@ -183,6 +186,16 @@ typedef struct {
   uint32_t durability_steps;       /* of OPTSTATE_DURABILITY_EVERY */
   uint32_t durability_interval_ms; /* of OPTSTATE_DURABILITY_INTERVAL */
   int32_t speculative; /* begin steps early; see v1.RegisterRequest */
+  /* Keep the parameters on disk too, with OPTSTATE_PLACEMENT_NVME, or when
+   * OPTSTATE_PLACEMENT_AUTO comes to that; needs fetches_parameters. The first
+   * field: the daemon's memory for them; 0: its default. */
+  uint64_t parameter_cache_bytes;
+  int32_t parameters_on_disk;
+  /* Parameters are fetched one by one (OPTSTATE_PARAMETER) and nowhere in this
+   * process whole; over gRPC the memory of a gradient that was pushed is given
+   * back. optstate_session_parameter and what reads or maps parameters are
+   * FAILED_PRECONDITION then. */
+  int32_t fetches_parameters;
 } optstate_session_options;
 
 enum {
@@ -429,11 +442,18 @@ OPTSTATE_EXPORT int optstate_load_many(optstate_session* session,
 OPTSTATE_EXPORT int optstate_finish_load(optstate_session* session);
 /* Copies the whole array of one parameter at the committed step: numel fp32
  * elements (Adafactor's row_var and col_var: one a row, one a column;
- * STEP_COUNT: one int64; SCALAR, GRADIENT_NORM: one double). `step` may be
- * NULL. */
+ * PARAMETER: of its own dtype; STEP_COUNT: one int64; SCALAR, GRADIENT_NORM:
+ * one double). `step` may be NULL. */
 OPTSTATE_EXPORT int optstate_fetch(optstate_session* session, int32_t array,
                                    uint32_t parameter, void* out,
                                    size_t out_bytes, uint64_t* step);
+/* Says that these parameters are going to be fetched, or are not any more: a
+ * daemon that has them on disk reads them ahead, and keeps them until they are
+ * released or a step has changed them, as far as it has room. */
+OPTSTATE_EXPORT int optstate_prefetch(optstate_session* session,
+                                      const uint32_t* parameters, size_t count);
+OPTSTATE_EXPORT int optstate_release(optstate_session* session,
+                                     const uint32_t* parameters, size_t count);
 /* Copies `count` arrays, each to memory that is large enough for it; over gRPC
  * without a round trip for each. */
 OPTSTATE_EXPORT int optstate_fetch_many(optstate_session* session,

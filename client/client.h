@@ -119,10 +119,10 @@ class Session {
   // there is no memory for them; says what to do.
   absl::StatusOr<absl::Span<std::byte>> gradient(size_t index);
   // The parameter as of the committed step: numel elements of its own dtype,
-  // contiguous, read-only. The values change during Commit (any rank's) and
-  // FinishLoad. Over shared memory those of a speculative job also change from
-  // this rank's first push of a step on, and are of no step then, until
-  // RollBackSpeculation().
+  // contiguous, read-only; empty with SessionOptions::fetches_parameters. The
+  // values change during Commit (any rank's) and FinishLoad. Over shared memory
+  // those of a speculative job also change from this rank's first push of a
+  // step on, and are of no step then, until RollBackSpeculation().
   absl::Span<const std::byte> parameter(uint32_t parameter) const;
   // DATA_LOSS, with the file's name: another process has cut the parameter file
   // short, so that parameter() has zeros in the place of values. The calls that
@@ -229,13 +229,20 @@ class Session {
                     absl::Span<const std::byte> data);
   absl::Status FinishLoad();
   // Copies a whole array of one parameter, of any rank, to `out`: numel fp32
-  // elements (kStepCount: one int64). Returns the step that the values belong
-  // to.
+  // elements (kParameter: of its dtype; kStepCount: one int64). Returns the
+  // step that the values belong to.
   absl::StatusOr<uint64_t> Fetch(StateArray array, uint32_t parameter,
                                  absl::Span<std::byte> out);
   // Fetches many arrays as Fetch does, without a round trip for each where the
   // wire allows it.
   absl::StatusOr<uint64_t> FetchMany(absl::Span<const FetchTarget> targets);
+  // Says that these parameters are going to be fetched, or are not any more;
+  // see v1::ParameterHint. Waits for no disk.
+  absl::Status HintParameters(ParameterHint hint,
+                              absl::Span<const uint32_t> parameters);
+  // FAILED_PRECONDITION: the session fetches parameters one by one, and has
+  // none to read, map or compare.
+  absl::Status CheckHasParameters() const;
 
  private:
   struct MicroStep {
@@ -250,6 +257,8 @@ class Session {
     // The value of ended_ at the push: after the next end of a micro-step the
     // caller may have written other gradients in this place.
     uint64_t ended = 0;
+    // The place has no memory any more: the daemon has the gradient.
+    bool is_released = false;
   };
   static constexpr int64_t kNone = -1;
   // Pieces [begin, end) whose gradients are copied, but not pushed yet.
@@ -276,6 +285,7 @@ class Session {
   absl::Status PushAgain(const Attached& attached);
   absl::Status PushMicroStepAgain(uint64_t step, int64_t micro_step,
                                   absl::FunctionRef<bool(size_t piece)> pushes);
+  absl::Status ReleaseCopied(const PieceRun& run);
 
   absl::Status CheckUsable() const;
   // Does CheckUsable() and also checks that no commit is under way.

@@ -35,10 +35,13 @@ enum class StateArray : uint16_t {
   // gradient in the last committed step, unscaled and not clipped; -1: it had
   // none.
   kGradientNorm = 7,
+  // The parameter itself, in its own dtype, which can only be fetched: masters
+  // are loaded.
+  kParameter = 8,
 };
 
 constexpr bool IsValidStateArray(uint32_t value) {
-  return value >= 1 && value <= 7;
+  return value >= 1 && value <= 8;
 }
 
 // Returns whether the array has one number of 8 bytes per parameter, not one
@@ -129,6 +132,17 @@ struct StorageOptions {
   uint64_t sub_group_elements = 0;     // a multiple of 4096; 0: likewise
   uint32_t durability_steps = 0;       // of kEvery
   absl::Duration durability_interval;  // of kInterval
+  // Of kNvme and kAuto: keep the parameters on disk too. Such a job is for
+  // sessions with `fetches_parameters`.
+  bool parameters_on_disk = false;
+  // The daemon's memory for them; 0: its default.
+  uint64_t parameter_cache_bytes = 0;
+};
+
+// What a session says of parameters that it fetches; see v1::ParameterHint.
+enum class ParameterHint : uint8_t {
+  kPrefetch = 1,
+  kRelease = 2,
 };
 
 // The rank that opens a session, its job, and the daemon's endpoint.
@@ -157,6 +171,10 @@ struct SessionOptions {
   // The initial state of loss_scaler in a new job; none: at init_scale.
   std::optional<LossScalerState> loss_scaler_state;
   StorageOptions storage;
+  // Parameters are fetched one by one (StateArray::kParameter) and nowhere in
+  // this process whole: Session::parameter() has none. Over gRPC the memory of
+  // a gradient is given back once the daemon has it.
+  bool fetches_parameters = false;
   // The timeout of the connection and of the wait for a lost engine.
   absl::Duration connect_timeout = absl::Seconds(30);
   // The timeout of one step, including the wait for the other ranks.

@@ -27,6 +27,7 @@ ArraySet WantedOf(const Layout& layout, const HostArrays& which) {
     const auto index = static_cast<size_t>(i);
     const bool has =
         (which.has_records || !IsOfRecords(i)) &&
+        (which.has_parameters || i != kParametersArray) &&
         HasArray(static_cast<StateArrayIndex>(i), layout, which.accumulation);
     wanted.set(index, wanted.test(index) && has);
   }

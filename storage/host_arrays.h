@@ -20,12 +20,17 @@ namespace optstate::storage {
 // The arrays of a job that lie in host memory.
 struct HostArrays {
   // NOLINTNEXTLINE(google-explicit-constructor): most jobs have all records.
-  HostArrays(Accumulation accumulates, bool has = true)
-      : accumulation(accumulates), has_records(has) {}
+  HostArrays(Accumulation accumulates, bool records = true,
+             bool parameters = true)
+      : accumulation(accumulates),
+        has_records(records),
+        has_parameters(parameters) {}
 
   Accumulation accumulation;
   // Masters, state arrays and scales; false: records are swapped.
   bool has_records = true;
+  // The parameter area; false: parameters are a part of swapped records.
+  bool has_parameters = true;
 };
 
 // The arrays of state that a job has in memory: parameters, masters, the
@@ -59,7 +64,8 @@ class HostArrayFiles {
   // Returns the addresses of the arrays.
   StateArrays addresses() const;
   // Opens the file of StateArrays::parameters, for ranks to map: it cannot be
-  // written through this fd. The file has whole pages, none of them a hole.
+  // written through this fd. The file has whole pages, none of them a hole. The
+  // job has parameters here.
   absl::StatusOr<UniqueFd> OpenParameters() const {
     return files_.OpenToRead(kParametersArray);
   }

@@ -37,7 +37,7 @@ PartBytes PartBytesOf(const Layout& layout, int part, uint64_t flat_begin,
 // Elements are named as [begin, +numel) of a parameter and lie within the
 // sub-group. Parameters themselves are in the job's parameter area, which
 // ranks map and which is in memory always, whatever tier the rest of the record
-// is in.
+// is in; or they are a part of the record.
 //
 // Threads: immutable; different elements may be written by many at once.
 // Lifetime: a few addresses, which are valid as long as the pin that gave it.
@@ -50,6 +50,11 @@ class RecordView {
     std::array<std::byte*, kRecordPartCount> parts = {};
     // The address of the job's parameter area.
     std::byte* parameter_area = nullptr;
+    // The address of the record's own parameters; null: they are in the area.
+    // A parameter's part begins at its distance from the sub-group's first
+    // element times `parameter_pitch_bytes`.
+    std::byte* parameters = nullptr;
+    uint64_t parameter_pitch_bytes = 0;
   };
 
   RecordView(const Layout* layout, const SubGroup* sub_group,
@@ -67,8 +72,16 @@ class RecordView {
   }
   // Returns the elements from `begin` on, of the parameter's dtype.
   std::byte* parameter(uint32_t parameter, uint64_t begin) const {
-    return bases_.parameter_area + layout_->parameter_offset_bytes(parameter) +
-           begin * SizeInBytes(layout_->parameters()[parameter].dtype);
+    const uint64_t bytes = SizeInBytes(layout_->parameters()[parameter].dtype);
+    if (bases_.parameters == nullptr) {
+      return bases_.parameter_area +
+             layout_->parameter_offset_bytes(parameter) + begin * bytes;
+    }
+    const uint64_t flat = layout_->flat_offset(parameter);
+    const uint64_t first = flat > sub_group_->begin ? flat : sub_group_->begin;
+    return bases_.parameters +
+           (first - sub_group_->begin) * bases_.parameter_pitch_bytes +
+           (flat + begin - first) * bytes;
   }
   // Returns the masters, of the master format; the parameter where that is its
   // own master.

@@ -1,5 +1,7 @@
 #include "storage/state_store.h"
 
+#include <cstring>
+
 #include "proto/types/accumulation.h"
 
 namespace optstate::storage {
@@ -27,6 +29,17 @@ std::byte* StateStore::sums(uint32_t parameter, uint64_t begin) const {
 absl::Status StateStore::RequestCommit(uint64_t /*step*/, std::string /*job*/) {
   return absl::FailedPreconditionError(
       "the job is not durable: it was made with durability \"none\"");
+}
+
+absl::Status StateStore::ReadParameter(uint32_t parameter, uint64_t begin,
+                                       uint64_t numel, std::byte* out) {
+  if (numel == 0) return absl::OkStatus();
+  const uint64_t bytes = SizeInBytes(layout_->parameters()[parameter].dtype);
+  std::memcpy(out,
+              arrays_.parameters + layout_->parameter_offset_bytes(parameter) +
+                  begin * bytes,
+              numel * bytes);
+  return absl::OkStatus();
 }
 
 absl::Status StateStore::ChangeFrames(

@@ -28,7 +28,8 @@ namespace optstate::storage {
 // Null where the job has no such array. An array that an option of groups
 // brings only holds memory for their tiles.
 struct StateArrays {
-  // The parameters as ranks map them: the layout's parameter_area_bytes().
+  // The parameters as ranks map them: the layout's parameter_area_bytes(). Null
+  // where they are a part of records.
   std::byte* parameters = nullptr;
   // The sums of micro-steps, only with accumulation, in one of the two: the
   // second has the parameters' sums where GradientSumOffsets says.
@@ -50,8 +51,8 @@ struct StateArrays {
 //
 // A record is the state of one sub-group: masters beside parameters, the
 // optimizer's arrays and their scales. It can be used while it is pinned.
-// Parameters, sums of micro-steps and what there is one of for each parameter
-// are in memory always.
+// Sums of micro-steps and what there is one of for each parameter are in memory
+// always, and so are parameters, unless they are a part of records.
 //
 // Threads: thread-safe, but for BeginPass(), during which no thread may use the
 // store. Different elements of a record may be written by many threads at once.
@@ -134,9 +135,21 @@ class StateStore {
   virtual uint64_t durable_step() const { return 0; }
   // Returns the text that this commit was given; empty: there is none.
   virtual std::string durable_job() const { return {}; }
-  // Puts the parameters that records hold into the parameter area, after a
-  // restart without memory. A store without a disk has none to read.
+  // Puts the parameters that records hold into the parameter area, if there is
+  // one, after a restart without memory. A store without a disk has none to
+  // read.
   virtual absl::Status RestoreParameters() { return absl::OkStatus(); }
+
+  // Copies elements [begin, +numel) of a parameter, in its dtype, to `out`. May
+  // wait for a read of the disk, of parameters alone. Errors are those of
+  // PinSubGroup().
+  virtual absl::Status ReadParameter(uint32_t parameter, uint64_t begin,
+                                     uint64_t numel, std::byte* out);
+  // Says that parameters [first, +count) are going to be read: the store may
+  // read them ahead, and keep them until they are released or changed, as far
+  // as it has room. Never waits.
+  virtual void PrefetchParameters(uint32_t /*first*/, uint32_t /*count*/) {}
+  virtual void ReleaseParameters(uint32_t /*first*/, uint32_t /*count*/) {}
 
   // Changes the number of frames in memory. Records in frames that are given up
   // go to disk first. Then `resize` changes the memory, and sets its argument
@@ -197,9 +210,12 @@ class StateStore {
     return {arrays_.scalars,
             arrays_.scalars == nullptr ? 0 : layout_->parameters().size()};
   }
-  // Returns the memory that ranks map.
+  // Returns the memory that ranks map; empty where parameters are a part of
+  // records.
   absl::Span<std::byte> parameter_area() const {
-    return {arrays_.parameters, layout_->parameter_area_bytes()};
+    return {arrays_.parameters, arrays_.parameters == nullptr
+                                    ? 0
+                                    : layout_->parameter_area_bytes()};
   }
 
  protected:

@@ -2,6 +2,7 @@
 #define OPTSTATE_STORAGE_SWAP_STATE_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace optstate::storage {
@@ -41,11 +42,29 @@ struct DirectoryCounters {
   uint64_t queue_depth = 0;  // requests that are under way now
 };
 
+// Counts what was asked of a cache of parameters since the store was opened, by
+// the parts of parameters that lie in one record each.
+struct ParameterCacheCounters {
+  uint64_t from_frames = 0;  // fetched: the record was in memory
+  uint64_t hits = 0;         // fetched: the cache had it, or was reading it
+  uint64_t misses = 0;       // fetched: read from disk for that
+  uint64_t prefetched = 0;   // taken to be read ahead
+  uint64_t refused = 0;      // prefetches for which there was no room
+};
+
+// The parameters of a store whose records hold them.
+struct ParameterCacheState {
+  uint64_t bytes = 0;
+  ParameterCacheCounters counters;
+};
+
 // How a store that has records on disk is doing.
 struct SwapState {
   const char* io_engine = "";  // its name
   SwapCounters counters;
   std::vector<DirectoryCounters> directories;  // in the order of the job's
+  // Absent where parameters are in memory.
+  std::optional<ParameterCacheState> parameter_cache;
 };
 
 }  // namespace optstate::storage

@@ -133,6 +133,7 @@ int optstate_session_parameter(optstate_session* session, uint32_t parameter,
     OPTSTATE_RETURN_IF_ERROR(CheckArrays(data, bytes, 1));
     OPTSTATE_ASSIGN_OR_RETURN(const absl::Span<const std::byte> span,
                               FindParameter(s, parameter));
+    OPTSTATE_RETURN_IF_ERROR(s.CheckHasParameters());
     OPTSTATE_RETURN_IF_ERROR(s.RollBackSpeculation());
     OPTSTATE_RETURN_IF_ERROR(s.CheckParameterArea());
     *data = span.data();

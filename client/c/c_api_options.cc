@@ -81,7 +81,9 @@ absl::StatusOr<StorageOptions> ReadStorage(
       .host_budget_bytes = from.host_budget_bytes,
       .sub_group_elements = from.sub_group_elements,
       .durability_steps = from.durability_steps,
-      .durability_interval = absl::Milliseconds(from.durability_interval_ms)};
+      .durability_interval = absl::Milliseconds(from.durability_interval_ms),
+      .parameters_on_disk = from.parameters_on_disk != 0,
+      .parameter_cache_bytes = from.parameter_cache_bytes};
 }
 
 absl::StatusOr<AccumulateDType> ReadAccumulateDType(int32_t value) {
@@ -216,6 +218,7 @@ absl::StatusOr<SessionOptions> ReadSessionOptions(
                             ReadAccumulateDType(from.accumulate_dtype));
   OPTSTATE_ASSIGN_OR_RETURN(options.storage, ReadStorage(from));
   options.speculative = from.speculative != 0;
+  options.fetches_parameters = from.fetches_parameters != 0;
   options.ephemeral = from.ephemeral != 0;
   options.extend = from.extend != 0;
   options.daemon_path = ReadText(from.daemon_path);

@@ -43,6 +43,14 @@ absl::Status LoadArray(client::Session& session, int32_t array,
                       {static_cast<const std::byte*>(data), bytes});
 }
 
+int Hint(optstate_session* session, client::ParameterHint hint,
+         const uint32_t* parameters, size_t count) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(parameters, parameters, count));
+    return s.HintParameters(hint, {parameters, count});
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -96,6 +104,16 @@ int optstate_fetch(optstate_session* session, int32_t array, uint32_t parameter,
   });
 }
 
+int optstate_prefetch(optstate_session* session, const uint32_t* parameters,
+                      size_t count) {
+  return Hint(session, client::ParameterHint::kPrefetch, parameters, count);
+}
+
+int optstate_release(optstate_session* session, const uint32_t* parameters,
+                     size_t count) {
+  return Hint(session, client::ParameterHint::kRelease, parameters, count);
+}
+
 int optstate_fetch_many(optstate_session* session, const int32_t* arrays,
                         const uint32_t* parameters, void* const* outs,
                         size_t count, uint64_t* step) {
@@ -108,9 +126,12 @@ int optstate_fetch_many(optstate_session* session, const int32_t* arrays,
                                 client::ReadStateArray(arrays[i]));
       OPTSTATE_RETURN_IF_ERROR(FindParameter(s, parameters[i]).status());
       targets[i].parameter = parameters[i];
+      const optstate::DType dtype =
+          targets[i].array == client::StateArray::kParameter
+              ? s.layout().parameters()[parameters[i]].dtype
+              : optstate::DType::kFloat32;
       const uint64_t bytes =
-          ArrayBytes(s.layout(), targets[i].array, parameters[i],
-                     optstate::DType::kFloat32);
+          ArrayBytes(s.layout(), targets[i].array, parameters[i], dtype);
       OPTSTATE_RETURN_IF_ERROR(CheckArrays(outs[i], outs[i], bytes));
       targets[i].out = {static_cast<std::byte*>(outs[i]), bytes};
     }

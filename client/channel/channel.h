@@ -37,6 +37,7 @@ struct ChannelSetup {
   std::optional<LossScaler> loss_scaler;
   std::optional<LossScalerState> loss_scaler_state;
   StorageOptions storage;
+  bool fetches_parameters = false;
   // Identifies this session to the engine after a reconnection.
   uint64_t client_instance = 0;
   InterruptCheck interrupted = nullptr;
@@ -62,6 +63,9 @@ struct Attached {
   std::optional<uint32_t> loads_finished;
   uint32_t load_required_from = 0;
   bool speculates = false;
+  // The engine has the gradients of the open step that it had answered pushes
+  // of; see v1::AttachReply.
+  bool gradients_present = false;
   // Pieces of the next step that this session staged before it lost its
   // connection and that the engine still has; ascending and within the rank's
   // pieces.
@@ -75,14 +79,17 @@ struct PushRange {
   uint32_t micro_step = 0;
   uint32_t first_parameter = 0;
   uint32_t parameter_count = 0;
+  // The engine has their bytes already: they are not sent.
+  bool is_there = false;
 };
 
 // A fetch: `out` receives elements [begin, ...) of an array in fp32
-// (per-parameter arrays: one number).
+// (kParameter: in its dtype; per-parameter arrays: one number).
 struct FetchRange {
   StateArray array = StateArray::kMaster;
   uint32_t parameter = 0;
   uint64_t begin = 0;
+  uint64_t element_bytes = sizeof(float);
   absl::Span<std::byte> out;
 };
 
@@ -136,8 +143,13 @@ class Channel {
   virtual absl::Status AwaitGradientArea(uint64_t /*bytes*/) {
     return absl::OkStatus();
   }
+  // Says whether ReleaseGradients() gives memory back.
+  virtual bool releases_gradients() const { return false; }
+  // Gives back memory of bytes [begin, end) of the gradient area, whose pushes
+  // are answered; they read as zeros, or as they were.
+  virtual void ReleaseGradients(uint64_t /*begin*/, uint64_t /*end*/) {}
   // The parameters of the committed step after Connect, WaitCommit and
-  // FinishLoad.
+  // FinishLoad; empty with ChannelSetup::fetches_parameters.
   virtual absl::Span<const std::byte> parameter_area() const = 0;
   // The file of which the area is a mapping; -1: there is no file. The file
   // changes when the session reconnects.
@@ -187,6 +199,9 @@ class Channel {
   // Fills every range; returns the step that the values belong to.
   virtual absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                          absl::Time deadline) = 0;
+  // See v1::ParameterHint.
+  virtual absl::Status HintParameters(ParameterHint hint, uint32_t first,
+                                      uint32_t count, absl::Time deadline) = 0;
 
   // The first push since ClearFailedPush() that the engine refused.
   struct FailedPush {

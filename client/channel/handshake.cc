@@ -94,7 +94,22 @@ std::string HostId() {
   return id;
 }
 
+absl::Status OlderBuild(absl::string_view what) {
+  return absl::UnimplementedError(absl::StrCat(
+      "the daemon is of an older build, which takes no notice of ", what,
+      ": upgrade it (optctl upgrade), delete the job if this session has made "
+      "it, and try again"));
+}
+
 }  // namespace
+
+absl::Status CheckFetches(const ChannelSetup& setup,
+                          const v1::AttachReply& attached) {
+  if (!setup.fetches_parameters || attached.parameters_are_fetched()) {
+    return absl::OkStatus();
+  }
+  return OlderBuild("sessions that fetch parameters one by one");
+}
 
 absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
                                         const std::string& job, bool must_exist,
@@ -119,6 +134,8 @@ v1::StorageSettings ToProto(const StorageOptions& storage) {
   proto.set_every_steps(storage.durability_steps);
   proto.set_interval_ms(static_cast<uint32_t>(
       absl::ToInt64Milliseconds(storage.durability_interval)));
+  proto.set_parameters_on_disk(storage.parameters_on_disk);
+  proto.set_parameter_cache_bytes(storage.parameter_cache_bytes);
   return proto;
 }
 
@@ -163,7 +180,8 @@ v1::AttachRequest MakeAttach(const ChannelSetup& setup) {
   request.set_layout_hash(setup.layout.hash());
   request.set_client_instance(setup.client_instance);
   request.set_takes_notices(true);
-  request.set_takes_run_stamps(true);
+  request.set_takes_run_stamps(!setup.fetches_parameters);
+  request.set_fetches_parameters(setup.fetches_parameters);
   return request;
 }
 
@@ -181,10 +199,13 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
     return absl::InternalError(
         "client and daemon disagree about the hash of one layout");
   }
-  if (attached.parameter_bytes() != setup.layout.parameter_area_bytes()) {
+  OPTSTATE_RETURN_IF_ERROR(CheckFetches(setup, attached));
+  const uint64_t area =
+      setup.fetches_parameters ? 0 : setup.layout.parameter_area_bytes();
+  if (attached.parameter_bytes() != area) {
     return absl::InternalError(absl::StrCat(
         "the daemon's parameter area has ", attached.parameter_bytes(),
-        " bytes where the layout needs ", setup.layout.parameter_area_bytes()));
+        " bytes where the layout needs ", area));
   }
   if (setup.speculative && !attached.speculates()) {
     return absl::UnimplementedError(
@@ -200,6 +221,12 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
         "durability and sub_group_size: upgrade it (optctl upgrade), delete "
         "the job if this session has made it, and try again");
   }
+  // Absent in the reply of a job that PLACEMENT_AUTO has put into memory too.
+  if (setup.storage.parameters_on_disk &&
+      registered.storage().placement() == v1::PLACEMENT_NVME &&
+      !registered.storage().parameters_on_disk()) {
+    return OlderBuild("parameters on disk");
+  }
   Attached result;
   result.committed_step = attached.committed_step();
   result.phase = static_cast<JobPhase>(attached.phase());
@@ -209,6 +236,7 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
                         .hysteresis_left = attached.hysteresis_left()};
   result.load_required_from = attached.load_required_from();
   result.speculates = attached.speculates();
+  result.gradients_present = attached.gradients_present();
   if (attached.has_loads_finished()) {
     result.loads_finished = attached.loads_finished();
   }

@@ -29,6 +29,11 @@ v1::AttachRequest MakeAttach(const ChannelSetup& setup);
 // Makes a request for a connection that attaches no rank.
 v1::DetachRequest MakeFarewell(const ChannelSetup& setup);
 
+// UNIMPLEMENTED: the session fetches parameters, and the daemon does not know
+// such sessions: its reply is one to a session of another kind.
+absl::Status CheckFetches(const ChannelSetup& setup,
+                          const v1::AttachReply& attached);
+
 // Converts the replies after checking that they fit `setup`.
 absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
                                       const v1::RegisterReply& registered,

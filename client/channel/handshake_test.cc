@@ -172,5 +172,37 @@ TEST(HandshakeTest, NobodyThereIsUnreachable) {
   EXPECT_THAT(status.message(), HasSubstr("start optstated"));
 }
 
+TEST(HandshakeTest, ADaemonThatDoesNotKnowFetchedParametersIsRefused) {
+  ChannelSetup setup;
+  setup.fetches_parameters = true;
+  v1::AttachReply reply;
+  const absl::Status refused = CheckFetches(setup, reply);
+  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("upgrade it"));
+  reply.set_parameters_are_fetched(true);
+  EXPECT_TRUE(CheckFetches(setup, reply).ok());
+  setup.fetches_parameters = false;
+  EXPECT_TRUE(CheckFetches(setup, v1::AttachReply()).ok());
+}
+
+TEST(HandshakeTest, ADaemonThatKeepsParametersInMemoryIsTooOld) {
+  ChannelSetup setup;
+  setup.fetches_parameters = true;
+  setup.storage.placement = Placement::kNvme;
+  setup.storage.parameters_on_disk = true;
+  v1::RegisterReply registered;
+  registered.set_layout_hash(setup.layout.hash());
+  v1::AttachReply attached;
+  attached.set_parameters_are_fetched(true);
+  registered.mutable_storage()->set_placement(v1::PLACEMENT_NVME);
+  EXPECT_TRUE(absl::IsUnimplemented(
+      MakeAttached(setup, registered, attached).status()));
+  registered.mutable_storage()->set_parameters_on_disk(true);
+  EXPECT_TRUE(MakeAttached(setup, registered, attached).ok());
+  registered.mutable_storage()->Clear();  // "auto" that fits in memory
+  registered.mutable_storage()->set_placement(v1::PLACEMENT_HOST);
+  EXPECT_TRUE(MakeAttached(setup, registered, attached).ok());
+}
+
 }  // namespace
 }  // namespace optstate::client

@@ -83,6 +83,21 @@ std::string VerifiedText(const v1::Job& job) {
       "; ", disk.scrubs(), " scrubs");
 }
 
+// Adds how parameters that are on disk were fetched.
+void AddParameters(const v1::ParameterCache& cache, Table& table) {
+  table.AddRow(
+      {"  parameters", absl::StrCat("on disk, ", HumanBytes(cache.bytes()),
+                                    " of them in memory at once")});
+  table.AddRow(
+      {"    fetched",
+       absl::StrCat(HumanCount(cache.from_frames()), " parts from records, ",
+                    HumanCount(cache.hits()), " read ahead or before, ",
+                    HumanCount(cache.misses()), " from disk")});
+  table.AddRow({"    prefetched",
+                absl::StrCat(HumanCount(cache.prefetched()), " parts, ",
+                             HumanCount(cache.refused()), " had no room")});
+}
+
 // Adds what is known of a job whose records are on disk.
 void AddDisk(const v1::Job& job, Table& table) {
   const bool is_nvme = job.storage().placement() == v1::PLACEMENT_NVME;
@@ -100,6 +115,7 @@ void AddDisk(const v1::Job& job, Table& table) {
       {"  records", absl::StrCat(disk.records(), " of up to ",
                                  HumanBytes(disk.frame_bytes()), ", ",
                                  disk.frames(), " in memory at once")});
+  if (disk.has_parameter_cache()) AddParameters(disk.parameter_cache(), table);
   table.AddRow({"  disk", absl::StrCat(HumanBytes(disk.bytes_read()), " read, ",
                                        HumanBytes(disk.bytes_written()),
                                        " written, by ", disk.io_engine())});

@@ -98,6 +98,10 @@ class FakeChannel final : public Channel {
     }
     return step;
   }
+  absl::Status HintParameters(ParameterHint /*hint*/, uint32_t /*first*/,
+                              uint32_t /*count*/, absl::Time) override {
+    return connected() ? absl::OkStatus() : NotConnected();
+  }
 
  private:
   void ReadParameters() {

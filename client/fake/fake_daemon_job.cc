@@ -362,6 +362,14 @@ absl::Status FakeDaemonJob::Fetch(StateArray array, uint32_t parameter,
     std::memcpy(out.data(), &states_[parameter].step_count, sizeof(int64_t));
     return absl::OkStatus();
   }
+  if (array == StateArray::kParameter) {
+    const Layout& layout = setup_.layout;
+    std::memcpy(out.data(),
+                parameters_.data() + layout.parameter_offset_bytes(parameter) +
+                    begin * SizeInBytes(layout.parameters()[parameter].dtype),
+                out.size());
+    return absl::OkStatus();
+  }
   const std::vector<float>* const values =
       const_cast<FakeDaemonJob*>(this)->Array(array, parameter);
   if (values == nullptr) {

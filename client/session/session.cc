@@ -71,6 +71,7 @@ absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
                       .loss_scaler = options.loss_scaler,
                       .loss_scaler_state = options.loss_scaler_state,
                       .storage = options.storage,
+                      .fetches_parameters = options.fetches_parameters,
                       .client_instance = NewInstance(),
                       .interrupted = options.interrupted,
                       .notice = NoticesOf(options)};
@@ -188,11 +189,21 @@ uint64_t Session::GradientBytes(const Piece& piece) const {
 }
 
 absl::Span<const std::byte> Session::parameter(uint32_t parameter) const {
-  if (closed_ || parameter >= setup_->layout.parameters().size()) return {};
+  if (closed_ || options_.fetches_parameters ||
+      parameter >= setup_->layout.parameters().size()) {
+    return {};
+  }
   const ParameterSpec& spec = setup_->layout.parameters()[parameter];
   return channel_->parameter_area().subspan(
       setup_->layout.parameter_offset_bytes(parameter),
       static_cast<uint64_t>(spec.numel) * SizeInBytes(spec.dtype));
+}
+
+absl::Status Session::CheckHasParameters() const {
+  if (!options_.fetches_parameters) return absl::OkStatus();
+  return Annotated(absl::FailedPreconditionError(
+      "this session fetches parameters one by one: it has none mapped. Fetch "
+      "them (StateArray::kParameter; optstate.ParameterStore)"));
 }
 
 absl::Status Session::CheckParameterArea() const {
@@ -201,6 +212,7 @@ absl::Status Session::CheckParameterArea() const {
 
 absl::StatusOr<std::unique_ptr<ParameterViews>> Session::MapViews() {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
+  OPTSTATE_RETURN_IF_ERROR(CheckHasParameters());
   if (speculates_) {
     return Annotated(absl::UnimplementedError(
         "the job is speculative: the daemon writes parameters while the "
@@ -246,6 +258,7 @@ bool Session::WritesParameters() const {
 absl::Status Session::NoteCopies(absl::Span<const uint32_t> parameters) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
   if (!digests_->enabled()) return absl::OkStatus();
+  OPTSTATE_RETURN_IF_ERROR(CheckHasParameters());
   OPTSTATE_RETURN_IF_ERROR(RollBackSpeculation());
   digests_->BeginCopies(committed_step_);
   for (const uint32_t p : parameters) {

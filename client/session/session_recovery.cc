@@ -165,13 +165,15 @@ absl::Status Session::PushAgain(const Attached& attached) {
   for (size_t i = 0; i < marks_.size(); ++i) {
     // A piece without elements can neither be lost nor be missing.
     if (!missing(i) || pieces[i].numel == 0) continue;
-    if (there[i] >= marks_[i].micro_step_before && marks_[i].ended == ended_) {
+    const bool has_bytes = !marks_[i].is_released || attached.gradients_present;
+    if (has_bytes && there[i] >= marks_[i].micro_step_before &&
+        marks_[i].ended == ended_) {
       continue;
     }
     ForgetStaged();
-    return absl::AbortedError(absl::StrCat("accumulated gradients of step ",
-                                           step,
-                                           " were lost; run the step again"));
+    return absl::AbortedError(
+        absl::StrCat(has_bytes ? "accumulated gradients" : "gradients",
+                     " of step ", step, " were lost; run the step again"));
   }
   // Micro-steps are pushed in order: a push tells that the ones before it are
   // over.
@@ -198,13 +200,18 @@ absl::Status Session::PushMicroStepAgain(
       continue;
     }
     size_t end = i + 1;
-    while (end < pieces.size() && pushes(end)) ++end;
+    const bool is_there = marks_[i].is_released;
+    while (end < pieces.size() && pushes(end) &&
+           marks_[end].is_released == is_there) {
+      ++end;
+    }
     const uint32_t first = pieces[i].parameter;
     OPTSTATE_RETURN_IF_ERROR(channel_->Push(
         {.step = step,
          .micro_step = static_cast<uint32_t>(micro_step),
          .first_parameter = first,
-         .parameter_count = pieces[end - 1].parameter - first + 1},
+         .parameter_count = pieces[end - 1].parameter - first + 1,
+         .is_there = is_there},
         StepDeadline()));
     i = end;
   }

@@ -135,11 +135,34 @@ absl::StatusOr<uint64_t> Session::FetchMany(
   return step;
 }
 
+absl::Status Session::HintParameters(ParameterHint hint,
+                                     absl::Span<const uint32_t> parameters) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  for (const uint32_t p : parameters) {
+    OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(p, 1)));
+  }
+  for (size_t i = 0; i < parameters.size();) {
+    size_t end = i + 1;
+    while (end < parameters.size() &&
+           parameters[end] == parameters[end - 1] + 1) {
+      ++end;
+    }
+    OPTSTATE_RETURN_IF_ERROR(Annotated(Persist([&] {
+      return channel_->HintParameters(
+          hint, parameters[i], static_cast<uint32_t>(end - i), StepDeadline());
+    })));
+    i = end;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Session::AppendRanges(const FetchTarget& target,
                                    std::vector<FetchRange>* ranges) const {
   OPTSTATE_RETURN_IF_ERROR(CheckParameters(target.parameter, 1));
   const ParameterSpec& spec = setup_->layout.parameters()[target.parameter];
-  const uint64_t element_bytes = ElementBytes(target.array, DType::kFloat32);
+  const uint64_t element_bytes = ElementBytes(
+      target.array,
+      target.array == StateArray::kParameter ? spec.dtype : DType::kFloat32);
   OPTSTATE_RETURN_IF_ERROR(CheckBytes(
       "the array", spec,
       ElementCount(setup_->layout, target.array, spec) * element_bytes,
@@ -150,6 +173,7 @@ absl::Status Session::AppendRanges(const FetchTarget& target,
     ranges->push_back({.array = target.array,
                        .parameter = target.parameter,
                        .begin = offset / element_bytes,
+                       .element_bytes = element_bytes,
                        .out = target.out.subspan(offset, bytes)});
   }
   return absl::OkStatus();

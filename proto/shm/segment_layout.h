@@ -99,6 +99,7 @@ enum class Op : uint16_t {
   kLoad = 5,
   kFinishLoad = 6,
   kFetch = 7,
+  kParameterHint = 8,
 };
 
 // Flags of a Submission.
@@ -108,15 +109,15 @@ inline constexpr uint16_t kSubmissionFoundInf = 1;
 // fields are 0.
 struct Submission {
   uint16_t op;
-  uint16_t flags;       // commit
+  uint16_t flags;       // commit; parameter_hint: v1::ParameterHint::Kind
   uint32_t micro_step;  // push
   uint64_t request_id;  // grows by one with each submission of a session
   uint64_t step;        // push, commit, abort
-  uint32_t parameter;   // push: first; load, fetch
+  uint32_t parameter;   // push, parameter_hint: first; load, fetch
   uint16_t array;       // load, fetch: v1::StateArray
   uint16_t dtype;       // load: DType of the window's elements
   uint64_t begin;       // load, fetch: first element; finish_load: the digest
-  uint64_t numel;       // push: parameters; load, fetch: elements
+  uint64_t numel;       // push, parameter_hint: parameters; else elements
   double grad_scale;    // commit
   double max_norm;      // commit
 };

@@ -162,7 +162,8 @@ class Job {
   virtual absl::StatusOr<const RankPartition*> partition(
       uint32_t rank) const = 0;
   // Returns the file of the parameter area, of shm::ParameterSegmentBytes, for
-  // ranks to map; the fd does not permit writing.
+  // ranks to map; the fd does not permit writing. FAILED_PRECONDITION: there is
+  // none, the parameters are on disk.
   virtual absl::StatusOr<UniqueFd> OpenParameters() const = 0;
   // Returns, likewise, the file of the progress of the current step, of
   // shm::RunStampsBytes: a uint64_t for each run of the layout, the last step
@@ -224,13 +225,18 @@ class Job {
   virtual void FinishLoad(uint32_t rank, uint64_t request_id,
                           uint64_t content_digest) = 0;
 
-  // Copies numel elements (fp32; STEP_COUNT int64) to `out`; returns the
-  // committed step to which they belong.
+  // Copies numel elements (fp32; PARAMETER in its dtype; STEP_COUNT int64) to
+  // `out`; returns the committed step to which they belong.
   virtual absl::StatusOr<uint64_t> Fetch(v1::StateArray array,
                                          uint32_t parameter, uint64_t begin,
                                          uint64_t numel,
                                          absl::Span<std::byte> out) = 0;
-  // Copies [offset, +out.size()) of the parameter area.
+  // Says which parameters are going to be fetched, or are not any more; see
+  // v1::ParameterHint. Waits for no disk.
+  virtual absl::Status HintParameters(ParameterHint hint, uint32_t first,
+                                      uint32_t count) = 0;
+  // Copies [offset, +out.size()) of the parameter area. FAILED_PRECONDITION:
+  // there is none, the parameters are on disk.
   virtual absl::Status ReadParameters(uint64_t offset_bytes,
                                       absl::Span<std::byte> out) = 0;
 

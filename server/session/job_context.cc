@@ -84,6 +84,14 @@ absl::Status JobContext::CheckRegistered() const {
                    "first"));
 }
 
+absl::Status JobContext::CheckHasParameterArea() const {
+  if (!HoldsParametersOnDisk()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job \"", options.name,
+      "\" has its parameters on disk: they are fetched one by one. Attach "
+      "through optstate.ParameterStore (C++: client::ParameterStore)"));
+}
+
 absl::Status JobContext::CheckParameterRange(uint64_t first,
                                              uint64_t count) const {
   const uint64_t all = parameter_count();

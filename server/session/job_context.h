@@ -73,6 +73,14 @@ struct JobContext {
   }
   // Returns whether the job has a store, with records on disk.
   bool HasDisk() const { return store != nullptr && store->has_disk(); }
+  // Returns whether the job's parameters are a part of its records, so that
+  // there is no area of them.
+  bool HoldsParametersOnDisk() const {
+    return shape->description.storage.parameters_on_disk();
+  }
+  // Returns the FAILED_PRECONDITION of calls that need the area, if there is
+  // none.
+  absl::Status CheckHasParameterArea() const;
   bool speculates() const { return shape->description.speculative; }
   // Returns whether the step is marked, but neither finished nor given up: in a
   // FAILED job it is the next engine's to finish, with the same gradients and

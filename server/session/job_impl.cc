@@ -187,6 +187,7 @@ absl::StatusOr<const RankPartition*> JobImpl::partition(uint32_t rank) const {
 absl::StatusOr<UniqueFd> JobImpl::OpenParameters() const {
   absl::MutexLock lock(&job_.lock.mu);
   OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
+  OPTSTATE_RETURN_IF_ERROR(job_.CheckHasParameterArea());
   return job_.tier->OpenParameters();
 }
 
@@ -287,6 +288,12 @@ absl::StatusOr<uint64_t> JobImpl::Fetch(v1::StateArray array,
                                         absl::Span<std::byte> out) {
   JobCall lock(&job_.lock);
   return reader_.Fetch(array, parameter, begin, numel, out);
+}
+
+absl::Status JobImpl::HintParameters(ParameterHint hint, uint32_t first,
+                                     uint32_t count) {
+  JobCall lock(&job_.lock);
+  return reader_.Hint(hint, first, count);
 }
 
 absl::Status JobImpl::ReadParameters(uint64_t offset_bytes,

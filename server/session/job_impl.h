@@ -99,6 +99,8 @@ class JobImpl final : public Job {
   absl::StatusOr<uint64_t> Fetch(v1::StateArray array, uint32_t parameter,
                                  uint64_t begin, uint64_t numel,
                                  absl::Span<std::byte> out) override;
+  absl::Status HintParameters(ParameterHint hint, uint32_t first,
+                              uint32_t count) override;
   absl::Status ReadParameters(uint64_t offset_bytes,
                               absl::Span<std::byte> out) override;
 

@@ -177,8 +177,10 @@ absl::Status JobOpener::RestoreFromDisk() {
             job_.store->step_counts().begin());
   std::copy(job.scalars.begin(), job.scalars.end(),
             job_.store->scalars().begin());
-  OPTSTATE_RETURN_IF_ERROR(job_.store->RestoreParameters());
-  OPTSTATE_RETURN_IF_ERROR(CastParametersFromMasters());
+  if (!job_.HoldsParametersOnDisk()) {
+    OPTSTATE_RETURN_IF_ERROR(job_.store->RestoreParameters());
+    OPTSTATE_RETURN_IF_ERROR(CastParametersFromMasters());
+  }
   ::unlink(marker.c_str());
   spdlog::info("job restored from disk: job={} step={}", job_.options.name,
                job_.record().committed_step);
@@ -203,7 +205,8 @@ void JobOpener::DropNeverDurable() const {
                                      : std::nullopt);
 }
 
-// Parameters with float32 masters are not on disk: they are these, rounded.
+// Parameters with float32 masters are not in records, where there is an area
+// for them: they are these, rounded.
 absl::Status JobOpener::CastParametersFromMasters() {
   for (uint32_t p = 0; p < job_.parameter_count(); ++p) {
     if (job_.layout().master_format(p) != MasterFormat::kFloat32) continue;

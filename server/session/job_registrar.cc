@@ -92,12 +92,16 @@ absl::Status JobRegistrar::AdmitShape(const JobDescription& description) const {
   const uint64_t present = job_.tier.has_value() ? job_.tier->bytes() : 0;
   request.new_state_bytes =
       request.job_state_bytes > present ? request.job_state_bytes - present : 0;
-  // The tables of the replaced shape are freed.
+  OPTSTATE_ASSIGN_OR_RETURN(const uint64_t cache,
+                            ParameterCacheBytesOf(job_, description));
+  // The tables of the replaced shape are freed. Its parameter cache stays: a
+  // job on disk is not extended.
   const auto own_memory = [this](const JobDescription& of) {
     return TableBytes(of) + scheduler::StepScheduler::WorkspaceBytes(
                                 of.layout, job_.pool.participants());
   };
-  const uint64_t tables = own_memory(description);
+  const uint64_t tables =
+      own_memory(description) + (job_.shape == nullptr ? cache : 0);
   const uint64_t former = job_.shape ? own_memory(job_.shape->description) : 0;
   request.table_bytes = tables > former ? tables - former : 0;
   request.uid = job_.options.uid;

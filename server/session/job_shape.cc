@@ -28,7 +28,8 @@ absl::StatusOr<std::unique_ptr<JobShape>> MakeShape(
 }
 
 storage::HostArrays HostArraysOf(const JobDescription& description) {
-  return {description.accumulation(), !UsesDisk(description.storage)};
+  return {description.accumulation(), !UsesDisk(description.storage),
+          !description.storage.parameters_on_disk()};
 }
 
 uint64_t SpeculationBytes(const JobDescription& description) {

@@ -42,6 +42,13 @@ class SessionListener {
   virtual void OnNotice(absl::string_view /*text*/) {}
 };
 
+// What a rank says of parameters that it fetches; values equal those of
+// v1::ParameterHint::Kind.
+enum class ParameterHint : uint8_t {
+  kPrefetch = 1,
+  kRelease = 2,
+};
+
 struct RegisterSpec {
   Layout layout;
   uint32_t rank = 0;

@@ -298,6 +298,18 @@ absl::StatusOr<uint64_t> FakeJob::Fetch(v1::StateArray array,
   return committed_step_;
 }
 
+absl::Status FakeJob::HintParameters(session::ParameterHint hint,
+                                     uint32_t first, uint32_t count) {
+  absl::MutexLock lock(&mutex_);
+  hints_.push_back({.hint = hint, .first = first, .count = count});
+  return absl::OkStatus();
+}
+
+std::vector<FakeJob::Hint> FakeJob::hints() const {
+  absl::MutexLock lock(&mutex_);
+  return hints_;
+}
+
 absl::Status FakeJob::ReadParameters(uint64_t offset_bytes,
                                      absl::Span<std::byte> out) {
   absl::MutexLock lock(&mutex_);

@@ -64,6 +64,12 @@ class FakeJob : public session::Job {
   void AwaitCommit(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits until the transport lets the job work ahead after the rank's pushes.
   void AwaitWorkAhead(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  struct Hint {
+    session::ParameterHint hint;
+    uint32_t first = 0;
+    uint32_t count = 0;
+  };
+  std::vector<Hint> hints() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes pushes wait inside the job from now on, until they are released.
   void HoldPushes(bool hold) ABSL_LOCKS_EXCLUDED(mutex_);
   void AwaitHeldPush() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -109,6 +115,9 @@ class FakeJob : public session::Job {
   absl::StatusOr<uint64_t> Fetch(v1::StateArray array, uint32_t parameter,
                                  uint64_t begin, uint64_t numel,
                                  absl::Span<std::byte> out) override;
+  absl::Status HintParameters(session::ParameterHint hint, uint32_t first,
+                              uint32_t count) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status ReadParameters(uint64_t offset_bytes,
                               absl::Span<std::byte> out) override;
   void BeginDrain() override {}
@@ -136,6 +145,7 @@ class FakeJob : public session::Job {
   // Loaded data, by array, parameter and first element.
   std::map<std::pair<int, uint64_t>, std::vector<std::byte>> loads_
       ABSL_GUARDED_BY(mutex_);
+  std::vector<Hint> hints_ ABSL_GUARDED_BY(mutex_);
   bool hold_pushes_ ABSL_GUARDED_BY(mutex_) = false;
   int held_pushes_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -67,14 +67,13 @@ session::RankProcess ProcessOf(const Peer& peer) {
 }
 
 absl::Status CheckArray(uint32_t array) {
-  if (array >= v1::STATE_ARRAY_MASTER &&
-      array <= v1::STATE_ARRAY_GRADIENT_NORM) {
+  if (array >= v1::STATE_ARRAY_MASTER && array <= v1::STATE_ARRAY_PARAMETER) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "state array ", array, " is not known; 1 master, 2 to 4 the ",
       "optimizer's arrays in their order, 5 step_count, 6 scalar, 7 "
-      "gradient_norm"));
+      "gradient_norm, 8 parameter"));
 }
 
 // Returns whether the array holds one number of 8 bytes per parameter, not one
@@ -180,6 +179,8 @@ absl::StatusOr<AttachPlan> SessionHandler::PlanAttach(
   if (plan.pages_follow) {
     plan.gradient_ends = GradientEnds(*layout, *partition);
   }
+  plan.fetches_parameters = request.fetches_parameters();
+  if (plan.fetches_parameters) return plan;
   plan.parameter_area_bytes = layout->parameter_area_bytes();
   OPTSTATE_ASSIGN_OR_RETURN(plan.parameters, options_.job->OpenParameters());
   OPTSTATE_ASSIGN_OR_RETURN(plan.run_stamps, options_.job->OpenRunStamps());
@@ -230,6 +231,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
       .wire = options_.wire,
       .client_version = peer_.hello.client_version()};
   takes_notices_ = plan.takes_notices;  // the listener may get one at once
+  fetches_parameters_ = plan.fetches_parameters;
   const absl::StatusOr<session::AttachResult> result =
       options_.job->Attach(spec);
   if (!result.ok()) {
@@ -254,6 +256,8 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
   reply.set_loads_finished(result->loads_finished);
   reply.set_load_required_from(result->load_required_from);
   reply.set_speculates(result->speculates);
+  reply.set_parameters_are_fetched(plan.fetches_parameters);
+  reply.set_gradients_present(plan.gradients_present);
   for (const session::StagedRange& range : result->staged) {
     v1::StagedRange* staged = reply.add_staged();
     staged->set_first_piece(range.first_piece);
@@ -368,11 +372,20 @@ void SessionHandler::FinishLoad(uint64_t request_id, uint64_t content_digest) {
 }
 
 absl::StatusOr<uint64_t> SessionHandler::FetchBytes(uint32_t array,
+                                                    uint32_t parameter,
                                                     uint64_t numel) const {
   OPTSTATE_RETURN_IF_ERROR(CheckAttached());
   OPTSTATE_RETURN_IF_ERROR(CheckArray(array));
-  const uint64_t bytes =
-      BytesOf(numel, IsPerParameter(array) ? sizeof(int64_t) : sizeof(float));
+  uint64_t element_bytes =
+      IsPerParameter(array) ? sizeof(int64_t) : sizeof(float);
+  if (array == v1::STATE_ARRAY_PARAMETER) {
+    OPTSTATE_ASSIGN_OR_RETURN(const Layout* layout, options_.job->layout());
+    // The Job refuses a parameter that is not there.
+    if (parameter < layout->parameters().size()) {
+      element_bytes = SizeInBytes(layout->parameters()[parameter].dtype);
+    }
+  }
+  const uint64_t bytes = BytesOf(numel, element_bytes);
   OPTSTATE_RETURN_IF_ERROR(CheckTransfer(bytes));
   return bytes;
 }
@@ -381,9 +394,26 @@ absl::StatusOr<uint64_t> SessionHandler::Fetch(uint32_t array,
                                                uint32_t parameter,
                                                uint64_t begin, uint64_t numel,
                                                absl::Span<std::byte> out) {
-  OPTSTATE_ASSIGN_OR_RETURN(const uint64_t bytes, FetchBytes(array, numel));
+  OPTSTATE_ASSIGN_OR_RETURN(const uint64_t bytes,
+                            FetchBytes(array, parameter, numel));
   return options_.job->Fetch(static_cast<v1::StateArray>(array), parameter,
                              begin, numel, out.first(bytes));
+}
+
+absl::Status SessionHandler::HintParameters(uint32_t kind, uint32_t first,
+                                            uint64_t count) {
+  OPTSTATE_RETURN_IF_ERROR(CheckAttached());
+  if (kind != v1::ParameterHint::KIND_PREFETCH &&
+      kind != v1::ParameterHint::KIND_RELEASE) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameter hint ", kind, " is not known; 1 prefetch, 2 release"));
+  }
+  if (count > std::numeric_limits<uint32_t>::max()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a hint of ", count, " parameters"));
+  }
+  return options_.job->HintParameters(static_cast<session::ParameterHint>(kind),
+                                      first, static_cast<uint32_t>(count));
 }
 
 absl::Status SessionHandler::ReadParameters(uint64_t offset_bytes,

@@ -34,6 +34,9 @@ struct AttachPlan {
   // speaks.
   uint32_t client_segment_version = 0;
   uint64_t gradient_lead_bytes = 0;
+  // True when the rank fetches parameters one by one; then there is no area,
+  // and the next five fields are unset.
+  bool fetches_parameters = false;
   uint64_t parameter_area_bytes = 0;
   UniqueFd parameters;  // see Job::OpenParameters
   UniqueFd run_stamps;  // see Job::OpenRunStamps
@@ -105,6 +108,8 @@ class SessionHandler {
 
   bool attached() const { return attached_; }
   uint32_t rank() const { return rank_; }
+  // Returns whether an attached rank has no parameters mapped or sent.
+  bool fetches_parameters() const { return fetches_parameters_; }
   // Returns whether an attached rank takes notices.
   bool takes_notices() const { return takes_notices_; }
   const Peer& peer() const { return peer_; }
@@ -134,7 +139,10 @@ class SessionHandler {
   absl::StatusOr<uint64_t> Fetch(uint32_t array, uint32_t parameter,
                                  uint64_t begin, uint64_t numel,
                                  absl::Span<std::byte> out);
-  absl::StatusOr<uint64_t> FetchBytes(uint32_t array, uint64_t numel) const;
+  absl::StatusOr<uint64_t> FetchBytes(uint32_t array, uint32_t parameter,
+                                      uint64_t numel) const;
+  // `kind`: a v1::ParameterHint::Kind.
+  absl::Status HintParameters(uint32_t kind, uint32_t first, uint64_t count);
   absl::Status ReadParameters(uint64_t offset_bytes, absl::Span<std::byte> out);
 
   // Converts the groups of a commit message for the Job; the span is valid
@@ -160,6 +168,7 @@ class SessionHandler {
   bool attached_ = false;
   uint32_t rank_ = 0;
   bool takes_notices_ = false;
+  bool fetches_parameters_ = false;
   std::vector<Hyperparams> groups_;
   std::vector<uint32_t> clips_with_;
   std::vector<std::byte> per_parameter_;

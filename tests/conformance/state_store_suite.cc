@@ -263,6 +263,54 @@ TEST_P(StateStoreSuite, ARecordIsOverwritten) {
   CompareAll();
 }
 
+// Fills the parameters of a record, in the store and in the model.
+void StateStoreSuite::FillParameters(size_t record) {
+  const auto pin = store().PinSubGroup(record, Access::kWrite);
+  ASSERT_TRUE(pin.ok()) << pin.status();
+  const SubGroup& range = pin->record().sub_group();
+  for (uint32_t p = range.first_parameter; p < range.end_parameter; ++p) {
+    const uint64_t flat = layout_.flat_offset(p);
+    const auto numel = static_cast<uint64_t>(layout_.parameters()[p].numel);
+    const uint64_t begin = std::max(flat, range.begin);
+    const uint64_t end = std::min(flat + numel, range.end);
+    if (begin >= end) continue;
+    const uint64_t bytes =
+        (end - begin) * SizeInBytes(layout_.parameters()[p].dtype);
+    std::byte* const model = model_->record(record).parameter(p, begin - flat);
+    Fill({model, bytes}, &random_);
+    std::copy_n(model, bytes, pin->record().parameter(p, begin - flat));
+  }
+}
+
+TEST_P(StateStoreSuite, ParametersAreReadAlone) {
+  const auto count = static_cast<uint32_t>(layout_.parameters().size());
+  for (int round = 0; round < 4; ++round) {
+    for (size_t i = 0; i < records(); ++i) {
+      if (round == 0 || random_() % 3 == 0) FillParameters(i);
+    }
+    if (round == 2) Reopen();
+    for (int reads = 0; reads < 30; ++reads) {
+      const auto p = static_cast<uint32_t>(random_() % count);
+      if (random_() % 2 == 0) store().PrefetchParameters(p, count - p);
+      const ParameterSpec& spec = layout_.parameters()[p];
+      const auto numel = static_cast<uint64_t>(spec.numel);
+      const uint64_t begin = random_() % (numel + 1);
+      const uint64_t read = random_() % (numel - begin + 1);
+      const uint64_t bytes = SizeInBytes(spec.dtype);
+      std::vector<std::byte> found(read * bytes);
+      const absl::Status status =
+          store().ReadParameter(p, begin, read, found.data());
+      ASSERT_TRUE(status.ok()) << status;
+      const std::byte* const model = model_memory_.arrays().parameters +
+                                     layout_.parameter_offset_bytes(p) +
+                                     begin * bytes;
+      EXPECT_TRUE(std::equal(found.begin(), found.end(), model))
+          << "parameter " << p << " from " << begin << ", round " << round;
+      if (random_() % 2 == 0) store().ReleaseParameters(0, p + 1);
+    }
+  }
+}
+
 TEST_P(StateStoreSuite, NumbersAndParametersAreInMemoryAlways) {
   const bool has_counts = store().step_counts().data() != nullptr;
   if (has_counts) store().step_counts()[0] = 7;

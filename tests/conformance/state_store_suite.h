@@ -73,6 +73,7 @@ class StateStoreSuite : public testing::TestWithParam<StateStoreWorldParam> {
   // model.
   void Write(const storage::StateStore::Pin& pin, std::mt19937_64* random);
   void WriteAll();
+  void FillParameters(size_t record);
   // Says whether a record has the bytes of the model.
   bool IsAsModel(const storage::StateStore::Pin& pin);
   void CompareAll();

@@ -67,6 +67,7 @@ class EvictingWorld final : public StateStoreWorld {
   std::unique_ptr<storage::EvictingStore> store_;
 };
 
+template <bool kHoldsParameters>
 class NvmeWorld final : public StateStoreWorld {
  public:
   explicit NvmeWorld(const Setup& setup)
@@ -76,6 +77,7 @@ class NvmeWorld final : public StateStoreWorld {
     job.layout = *setup.layout;
     job.sub_group_elements = setup.sub_group_elements;
     job.is_durable = false;
+    job.holds_parameters = kHoldsParameters;
     job.make_engine = [this] { return io::MakeSimulatedIoEngine(&disk_); };
     job_ = std::make_unique<nvme::NvmeTestJob>(std::move(job));
     NvmeWorld::Reopen();
@@ -100,7 +102,9 @@ INSTANTIATE_TEST_SUITE_P(
     Stores, StateStoreSuite,
     testing::Values(StateStoreWorldParam{"host", Make<HostWorld>},
                     StateStoreWorldParam{"evicting", Make<EvictingWorld>},
-                    StateStoreWorldParam{"nvme", Make<NvmeWorld>}),
+                    StateStoreWorldParam{"nvme", Make<NvmeWorld<false>>},
+                    StateStoreWorldParam{"nvme_with_parameters",
+                                         Make<NvmeWorld<true>>}),
     StateStoreWorldName);
 
 }  // namespace

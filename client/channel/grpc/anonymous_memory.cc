@@ -1,6 +1,7 @@
 #include "client/channel/grpc/anonymous_memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 
@@ -24,6 +25,13 @@ absl::Status AnonymousMemory::Allocate(uint64_t bytes) {
   data_ = static_cast<std::byte*>(data);
   size_ = bytes;
   return absl::OkStatus();
+}
+
+void AnonymousMemory::Release(uint64_t begin, uint64_t end) {
+  const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t first = (begin + page - 1) / page * page;
+  const uint64_t last = end / page * page;
+  if (first < last) madvise(data_ + first, last - first, MADV_DONTNEED);
 }
 
 }  // namespace optstate::client

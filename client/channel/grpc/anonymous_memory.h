@@ -21,6 +21,8 @@ class AnonymousMemory {
   // Allocates the memory; is called at most once. RESOURCE_EXHAUSTED: there is
   // no address space.
   absl::Status Allocate(uint64_t bytes);
+  // Gives back the whole pages within bytes [begin, end), which are zeros then.
+  void Release(uint64_t begin, uint64_t end);
   absl::Span<std::byte> bytes() const { return {data_, size_}; }
 
  private:

@@ -50,6 +50,10 @@ class GrpcChannel final : public Channel {
   }
 
   absl::Span<std::byte> gradient_area() override { return gradients_->bytes(); }
+  bool releases_gradients() const override { return setup_.fetches_parameters; }
+  void ReleaseGradients(uint64_t begin, uint64_t end) override {
+    if (releases_gradients()) gradients_->Release(begin, end);
+  }
   absl::Span<const std::byte> parameter_area() const override {
     return parameters_.bytes();
   }
@@ -71,6 +75,8 @@ class GrpcChannel final : public Channel {
                           absl::Time deadline) override;
   absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                  absl::Time deadline) override;
+  absl::Status HintParameters(ParameterHint hint, uint32_t first,
+                              uint32_t count, absl::Time deadline) override;
 
  private:
   enum class Kind { kAwaited, kPush, kLoad };
@@ -128,8 +134,10 @@ absl::StatusOr<Attached> GrpcChannel::Connect(bool must_exist,
   if (!allocated_) {
     OPTSTATE_RETURN_IF_ERROR(
         gradients_->Allocate(setup_.partition.gradient_area_bytes));
-    OPTSTATE_RETURN_IF_ERROR(
-        parameters_.Allocate(setup_.layout.parameter_area_bytes()));
+    if (!setup_.fetches_parameters) {
+      OPTSTATE_RETURN_IF_ERROR(
+          parameters_.Allocate(setup_.layout.parameter_area_bytes()));
+    }
     allocated_ = true;
   }
   OPTSTATE_RETURN_IF_ERROR(Open(must_exist, deadline));
@@ -195,7 +203,7 @@ absl::Status GrpcChannel::Push(const PushRange& range, absl::Time deadline) {
   const size_t first = partition.LowerBound(range.first_parameter);
   const size_t end =
       partition.LowerBound(range.first_parameter + range.parameter_count);
-  if (first < end) {
+  if (first < end && !range.is_there) {
     // Pieces lie one after another in the area.
     const Piece& last = partition.pieces[end - 1];
     const DType dtype =
@@ -244,7 +252,7 @@ absl::Status GrpcChannel::StartCommit(const CommitOptions& options,
   commit->set_found_inf(options.found_inf);
   commit->set_max_value(options.max_value);
   commit->set_norm_type(options.norm_type);
-  commit->set_wants_parameters(true);
+  commit->set_wants_parameters(!setup_.fetches_parameters);
   for (size_t i = 0; i < options.groups.size(); ++i) {
     const Hyperparams& from = options.groups[i];
     v1::GroupHyperparams* const to = commit->add_groups();
@@ -343,13 +351,11 @@ absl::StatusOr<uint64_t> GrpcChannel::Fetch(absl::Span<const FetchRange> ranges,
 
 absl::StatusOr<uint64_t> GrpcChannel::SendFetch(const FetchRange& range,
                                                 absl::Time deadline) {
-  const bool counts = IsPerParameter(range.array);
   v1::FetchRequest* const fetch = request_.mutable_fetch();
   fetch->set_array(static_cast<v1::StateArray>(range.array));
   fetch->set_parameter(range.parameter);
   fetch->set_begin(range.begin);
-  fetch->set_numel(range.out.size() /
-                   (counts ? sizeof(int64_t) : sizeof(float)));
+  fetch->set_numel(range.out.size() / range.element_bytes);
   return Send({}, deadline);
 }
 
@@ -367,7 +373,17 @@ absl::StatusOr<uint64_t> GrpcChannel::TakeFetch(uint64_t request_id,
   return reply.fetch().step();
 }
 
+absl::Status GrpcChannel::HintParameters(ParameterHint hint, uint32_t first,
+                                         uint32_t count, absl::Time deadline) {
+  v1::ParameterHint* const message = request_.mutable_parameter_hint();
+  message->set_kind(static_cast<v1::ParameterHint::Kind>(hint));
+  message->set_first_parameter(first);
+  message->set_parameter_count(count);
+  return SendAndAwait(deadline).status();
+}
+
 absl::Status GrpcChannel::ReadParameters(absl::Time deadline) {
+  if (setup_.fetches_parameters) return absl::OkStatus();
   request_.mutable_read_parameters();
   OPTSTATE_RETURN_IF_ERROR(SendAndAwait(deadline).status());
   mixed_parameters_ = false;

@@ -72,6 +72,7 @@ absl::Status ShmChannel::AwaitGradientArea(uint64_t bytes) {
 }
 
 absl::Span<const std::byte> ShmChannel::parameter_area() const {
+  if (setup_.fetches_parameters) return {};
   return parameters_.bytes().subspan(0, setup_.layout.parameter_area_bytes());
 }
 
@@ -190,14 +191,17 @@ absl::StatusOr<v1::AttachReply> ShmChannel::Attach(absl::Time deadline) {
   std::vector<UniqueFd> fds;
   OPTSTATE_ASSIGN_OR_RETURN(v1::SessionReply reply,
                             Call(request, {&fd, 1}, &fds, deadline));
+  OPTSTATE_RETURN_IF_ERROR(CheckFetches(setup_, reply.attach()));
   OPTSTATE_RETURN_IF_ERROR(MapSegments(std::move(fds)));
   return std::move(*reply.mutable_attach());
 }
 
 absl::Status ShmChannel::MapSegments(std::vector<UniqueFd> fds) {
-  if (fds.size() != 2 && fds.size() != 3) {
-    return absl::InternalError(absl::StrCat("the daemon sent ", fds.size(),
-                                            " segments where 2 or 3 belong"));
+  const bool fetches = setup_.fetches_parameters;
+  if (fetches ? fds.size() != 1 : fds.size() != 2 && fds.size() != 3) {
+    return absl::InternalError(
+        absl::StrCat("the daemon sent ", fds.size(), " segments where ",
+                     fetches ? "1 belongs" : "2 or 3 belong"));
   }
   absl::StatusOr<shm::PeerSegment> completions = shm::PeerSegment::Map(
       std::move(fds[0]), CompletionSegmentLayout::kSegmentBytes);
@@ -206,11 +210,13 @@ absl::Status ShmChannel::MapSegments(std::vector<UniqueFd> fds) {
   }
   completions_ = *std::move(completions);
   OPTSTATE_RETURN_IF_ERROR(CheckCompletionHeader());
-  OPTSTATE_RETURN_IF_ERROR(Annotate(
-      parameters_.Replace(
-          std::move(fds[1]),
-          shm::ParameterSegmentBytes(setup_.layout.parameter_area_bytes())),
-      "parameter file"));
+  if (!fetches) {
+    OPTSTATE_RETURN_IF_ERROR(Annotate(
+        parameters_.Replace(
+            std::move(fds[1]),
+            shm::ParameterSegmentBytes(setup_.layout.parameter_area_bytes())),
+        "parameter file"));
+  }
   has_run_stamps_ = fds.size() == 3;
   if (has_run_stamps_) {
     OPTSTATE_RETURN_IF_ERROR(Annotate(
@@ -239,13 +245,14 @@ absl::Status ShmChannel::CheckCompletionHeader() const {
         "completion segment of version ", h->version,
         "; this client reads version ", shm::kCompletionSegmentVersion));
   }
+  const uint64_t area =
+      setup_.fetches_parameters ? 0 : setup_.layout.parameter_area_bytes();
   if (h->segment_bytes != CompletionSegmentLayout::kSegmentBytes ||
-      h->parameter_area_bytes != setup_.layout.parameter_area_bytes()) {
+      h->parameter_area_bytes != area) {
     return absl::InternalError(absl::StrCat(
         "completion segment says ", h->segment_bytes, " bytes and ",
         h->parameter_area_bytes, " of parameters; expected ",
-        CompletionSegmentLayout::kSegmentBytes, " and ",
-        setup_.layout.parameter_area_bytes()));
+        CompletionSegmentLayout::kSegmentBytes, " and ", area));
   }
   return absl::OkStatus();
 }
@@ -405,18 +412,25 @@ absl::StatusOr<uint64_t> ShmChannel::Fetch(absl::Span<const FetchRange> ranges,
   return step;
 }
 
+absl::Status ShmChannel::HintParameters(ParameterHint hint, uint32_t first,
+                                        uint32_t count, absl::Time deadline) {
+  Submission submission = {};
+  submission.flags = static_cast<uint16_t>(hint);
+  submission.parameter = first;
+  submission.numel = count;
+  return SubmitAndAwait(Op::kParameterHint, submission, deadline);
+}
+
 absl::StatusOr<uint64_t> ShmChannel::FetchOne(const FetchRange& range,
                                               absl::Time deadline) {
   if (range.out.size() > shm::kWindowBytes) {
     return absl::InternalError("a fetch larger than the window");
   }
-  const bool counts = IsPerParameter(range.array);
   Submission submission = {};
   submission.array = static_cast<uint16_t>(range.array);
   submission.parameter = range.parameter;
   submission.begin = range.begin;
-  submission.numel =
-      range.out.size() / (counts ? sizeof(int64_t) : sizeof(float));
+  submission.numel = range.out.size() / range.element_bytes;
   OPTSTATE_ASSIGN_OR_RETURN(Pending* const pending,
                             Submit(Op::kFetch, submission, deadline));
   OPTSTATE_RETURN_IF_ERROR(Await(pending, deadline));

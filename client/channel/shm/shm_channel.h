@@ -72,6 +72,8 @@ class ShmChannel final : public Channel {
                           absl::Time deadline) override;
   absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                  absl::Time deadline) override;
+  absl::Status HintParameters(ParameterHint hint, uint32_t first,
+                              uint32_t count, absl::Time deadline) override;
 
  private:
   // A submission that is outstanding, or whose answer was not collected yet.

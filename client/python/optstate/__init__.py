@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         RAdam,
         RMSprop,
     )
+    from optstate.parameter_store import ParameterStore
     from optstate.torch_optimizer import ServedOptimizer
 
 _OF_TORCH = (
@@ -90,6 +91,7 @@ __all__ = [
     "NotFoundError",
     "OptstateError",
     "OutOfRangeError",
+    "ParameterStore",
     "PermissionDeniedError",
     "RAdam",
     "RMSprop",
@@ -110,6 +112,10 @@ def __getattr__(name: str) -> Any:
         from optstate import optimizers
 
         return getattr(optimizers, name)
+    if name == "ParameterStore":
+        from optstate.parameter_store import ParameterStore
+
+        return ParameterStore
     if name == "ddp_hook":
         from optstate.ddp import ddp_hook
 

@@ -37,7 +37,7 @@ ACCUMULATE_DTYPES = {"float32": 1, "gradient": 2}
 STATE_FORMATS = {"float32": 1, "bfloat16": 2, "dynamic8": 3}
 MASTER_FORMATS = {"float32": 1, "split": 2}
 HYPERPARAMS_MAX = 12
-MASTER, STATE_0, STEP_COUNT, SCALAR, GRADIENT_NORM = 1, 2, 5, 6, 7
+MASTER, STATE_0, STEP_COUNT, SCALAR, GRADIENT_NORM, PARAMETER = 1, 2, 5, 6, 7, 8
 PHASE_EMPTY, PHASE_LOADING, PHASE_READY, PHASE_FAILED = 1, 2, 3, 4
 
 
@@ -135,6 +135,9 @@ class SessionOptions(_Versioned):
         ("durability_steps", c_uint32),
         ("durability_interval_ms", c_uint32),
         ("speculative", c_int32),
+        ("parameter_cache_bytes", c_uint64),
+        ("parameters_on_disk", c_int32),
+        ("fetches_parameters", c_int32),
     )
 
 
@@ -268,6 +271,8 @@ _PROTOTYPES = {
         (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_size_t),
     ),
     "optstate_finish_load": (c_int, (c_void_p,)),
+    "optstate_prefetch": (c_int, (c_void_p, c_void_p, c_size_t)),
+    "optstate_release": (c_int, (c_void_p, c_void_p, c_size_t)),
     "optstate_fetch": (
         c_int,
         (c_void_p, c_int32, c_uint32, c_void_p, c_size_t, POINTER(c_uint64)),

@@ -20,6 +20,8 @@ class Storage(NamedTuple):
     sub_group_elements: int = 0
     durability_steps: int = 0
     durability_interval_ms: int = 0
+    parameters_on_disk: bool = False
+    parameter_cache_bytes: int = 0
 
 
 def storage(
@@ -37,21 +39,21 @@ def storage(
     return Storage(
         placement=_PLACEMENTS[placement],
         durability=_DURABILITIES[kind],
-        host_budget_bytes=_bytes(host_budget),
+        host_budget_bytes=bytes_of("host_budget", host_budget),
         sub_group_elements=sub_group_size or 0,
         durability_steps=steps,
         durability_interval_ms=interval_ms,
     )
 
 
-def _bytes(value: int | str | None) -> int:
-    """Returns the bytes of 67108864, "64MiB" or "64 MiB"."""
+def bytes_of(name: str, value: int | str | None) -> int:
+    """Returns the bytes of 67108864, "64MiB" or "64 MiB"; 0: none are given."""
     if value is None:
         return 0
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
     unit = _UNITS.get(match[2].upper()) if match else None
     if not match or unit is None or float(match[1]) * unit < 1:
-        raise ValueError(f'Invalid host_budget: {value!r} (bytes, or a text such as "64MiB")')
+        raise ValueError(f'Invalid {name}: {value!r} (bytes, or a text such as "64MiB")')
     return int(float(match[1]) * unit)
 
 

@@ -398,7 +398,8 @@ class Session:
         self._call(self._library.optstate_finish_load)
 
     def fetch(self, state_array: int, parameter: int, address: int, size: int) -> None:
-        """Copies one whole array, as fp32, to `size` bytes (STEP_COUNT, SCALAR: 8 bytes)."""
+        """Copies one whole array, as fp32 (PARAMETER: in its dtype; STEP_COUNT, SCALAR: 8 bytes),
+        to `size` bytes."""
         self._call(self._library.optstate_fetch, state_array, parameter, address, size, None)
 
     def fetch_many(
@@ -413,6 +414,14 @@ class Session:
             len(parameters),
             None,
         )
+
+    def prefetch(self, parameters: array.array) -> None:
+        """Says that these parameters ("I") are going to be fetched; see optstate_prefetch."""
+        self._call(self._library.optstate_prefetch, parameters.buffer_info()[0], len(parameters))
+
+    def release(self, parameters: array.array) -> None:
+        """Says that these parameters ("I") are not going to be fetched any more."""
+        self._call(self._library.optstate_release, parameters.buffer_info()[0], len(parameters))
 
     def _abandon(self) -> None:
         # The lock may have been held by a thread that the child does not have.

@@ -76,6 +76,7 @@ class SessionSpec:
     change_detection: int = 0
     storage: Storage = Storage()
     speculative: bool = False
+    fetches_parameters: bool = False  # one by one, with Session.fetch(PARAMETER, ...)
 
 
 def _fill_parameters(parameters: Sequence[ParameterSpec]) -> tuple[ctypes.Array, array.array]:
@@ -132,6 +133,7 @@ def options_of(spec: SessionSpec, interrupt: Interrupt) -> tuple[_native.Session
         accumulate_dtype=spec.accumulate_dtype,
         change_detection=spec.change_detection,
         speculative=spec.speculative,
+        fetches_parameters=spec.fetches_parameters,
         **spec.storage._asdict(),
     )
     return options, (parameters, shapes, groups, scaler)

@@ -155,6 +155,17 @@ void JobDurability::DescribeDisk(v1::DiskState* disk) const {
     disk->set_cpu_ms_per_gb(static_cast<double>(counters.cpu_ns) * 1e3 /
                             static_cast<double>(bytes));
   }
+  if (state->parameter_cache.has_value()) {
+    const storage::ParameterCacheCounters& of =
+        state->parameter_cache->counters;
+    v1::ParameterCache* cache = disk->mutable_parameter_cache();
+    cache->set_bytes(state->parameter_cache->bytes);
+    cache->set_from_frames(of.from_frames);
+    cache->set_hits(of.hits);
+    cache->set_misses(of.misses);
+    cache->set_prefetched(of.prefetched);
+    cache->set_refused(of.refused);
+  }
   job_.verifier.Describe(disk);
   for (const storage::DirectoryCounters& of : state->directories) {
     v1::DirectoryIo* io = disk->add_directory_io();

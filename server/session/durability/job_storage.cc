@@ -49,6 +49,23 @@ absl::Status CheckDurability(const v1::StorageSettings& storage) {
   return absl::OkStatus();
 }
 
+// The parameters of a job on disk may be there too.
+absl::Status CheckParameters(const v1::StorageSettings& storage,
+                             bool may_swap) {
+  if (storage.parameters_on_disk() && !may_swap) {
+    return absl::InvalidArgumentError(
+        "parameters_on_disk is for placement \"nvme\" (or \"auto\"): in host "
+        "memory the parameters lie whole. Set the placement, or leave it out");
+  }
+  if (storage.parameter_cache_bytes() == 0 || storage.parameters_on_disk()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "max_in_cpu is for parameters on disk (parameters_on_disk, with "
+      "placement "
+      "\"nvme\"): set that, or leave it out");
+}
+
 // Checks a budget that an operator sets for a job that exists.
 absl::Status CheckBudget(const v1::StorageSettings& now, uint64_t bytes,
                          const nvme::NvmeSizes& sizes) {
@@ -98,6 +115,7 @@ absl::Status CheckStorage(const v1::StorageSettings& storage,
         "host_budget is for placement \"nvme\": in host memory the state lies "
         "whole");
   }
+  OPTSTATE_RETURN_IF_ERROR(CheckParameters(storage, may_swap));
   if (UsesDisk(storage) && config.nvme().directories().empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
         IsDurable(storage) ? absl::StrCat("durability ", TextOf(storage))
@@ -122,6 +140,8 @@ v1::StorageSettings ResolveStorage(const v1::StorageSettings& asked,
   }
   if (storage.placement() == v1::PLACEMENT_HOST) {
     storage.clear_host_budget_bytes();
+    storage.clear_parameters_on_disk();
+    storage.clear_parameter_cache_bytes();
   } else if (storage.host_budget_bytes() == 0) {
     storage.set_host_budget_bytes(config.nvme().job_host_budget_bytes());
   }
@@ -143,6 +163,17 @@ absl::Status CheckSameStorage(const v1::StorageSettings& now,
       asked.sub_group_elements() != now.sub_group_elements()) {
     return Differs("sub_group_size", absl::StrCat(now.sub_group_elements()),
                    absl::StrCat(asked.sub_group_elements()));
+  }
+  if (asked.parameters_on_disk() && is_nvme && !now.parameters_on_disk()) {
+    return Differs("parameters", "in memory", "parameters on disk");
+  }
+  if (asked.parameter_cache_bytes() != 0 && now.parameters_on_disk() &&
+      asked.parameter_cache_bytes() != now.parameter_cache_bytes()) {
+    return Differs("max_in_cpu",
+                   now.parameter_cache_bytes() == 0
+                       ? "left to the daemon"
+                       : absl::StrCat(now.parameter_cache_bytes()),
+                   absl::StrCat(asked.parameter_cache_bytes()));
   }
   // "auto" leaves the budget unused when the job lies in memory.
   const bool has_budget = is_nvme || asked.placement() != v1::PLACEMENT_AUTO;
@@ -204,6 +235,23 @@ uint64_t FrameBytesOf(const v1::StorageSettings& storage,
           ? std::min(storage.host_budget_bytes() / sizes.frame, sizes.records)
           : sizes.records;
   return std::max(frames, nvme::kNvmeFramesMin) * sizes.frame;
+}
+
+absl::StatusOr<uint64_t> ParameterCacheBytesOf(
+    const v1::StorageSettings& storage, const nvme::NvmeSizes& sizes) {
+  if (!storage.parameters_on_disk()) return 0;
+  const uint64_t asked = storage.parameter_cache_bytes();
+  const uint64_t least = nvme::kNvmeCacheSectionsMin * sizes.section;
+  // More than all sections is not used.
+  const uint64_t most = std::max(sizes.records * sizes.section, least);
+  if (asked == 0) {
+    return std::min(std::max(kParameterCacheBytesDefault, least), most);
+  }
+  if (asked >= least) return std::min(asked, most);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "max_in_cpu is ", asked, " bytes; it must hold the parameters of ",
+      nvme::kNvmeCacheSectionsMin, " records, of ", sizes.section,
+      " bytes: set at least ", least, ", or make sub_group_size smaller"));
 }
 
 std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,

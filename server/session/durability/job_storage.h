@@ -56,6 +56,14 @@ absl::StatusOr<v1::StorageSettings> ChangeStorage(
 uint64_t FrameBytesOf(const v1::StorageSettings& storage,
                       const nvme::NvmeSizes& sizes);
 
+// The memory for parameters that are on disk where the job does not say.
+inline constexpr uint64_t kParameterCacheBytesDefault = uint64_t{64} << 20;
+// Returns the bytes of the job's memory for parameters that are on disk; 0:
+// they are in memory. INVALID_ARGUMENT: the settings ask for too little, with
+// the least.
+absl::StatusOr<uint64_t> ParameterCacheBytesOf(
+    const v1::StorageSettings& storage, const nvme::NvmeSizes& sizes);
+
 // Returns the job's directories on disk, below those of the configuration.
 std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,
                                            const std::string& job);

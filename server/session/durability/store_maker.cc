@@ -40,7 +40,15 @@ nvme::NvmeSizes SwapSizesOf(const JobContext& job,
            static_cast<uint32_t>(job.options.config.nvme().directories_size()),
        .job_bytes = DurableJobBytes(description.layout,
                                     SerializeDescription(description)),
-       .weights = WeightsOf(description)});
+       .weights = WeightsOf(description),
+       .holds_parameters = description.storage.parameters_on_disk()});
+}
+
+absl::StatusOr<uint64_t> ParameterCacheBytesOf(
+    const JobContext& job, const JobDescription& description) {
+  if (!description.storage.parameters_on_disk()) return 0;
+  return ParameterCacheBytesOf(description.storage,
+                               SwapSizesOf(job, description));
 }
 
 absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
@@ -89,6 +97,9 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
   options.is_durable = IsDurable(what.storage);
   options.job_bytes = DurableJobBytes(what.layout, SerializeDescription(what));
   options.restored = restored;
+  options.holds_parameters = what.storage.parameters_on_disk();
+  OPTSTATE_ASSIGN_OR_RETURN(options.parameter_cache_bytes,
+                            ParameterCacheBytesOf(what.storage, sizes));
   OPTSTATE_ASSIGN_OR_RETURN(
       std::unique_ptr<nvme::NvmeStore> store,
       nvme::NvmeStore::Open(&job->layout(), SubGroupElements(*job, what),

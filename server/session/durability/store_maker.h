@@ -19,6 +19,11 @@ namespace optstate::session {
 nvme::NvmeSizes SwapSizesOf(const JobContext& job,
                             const JobDescription& description);
 
+// Returns the bytes that the job's engine keeps for parameters on disk; see
+// job_storage.h for errors.
+absl::StatusOr<uint64_t> ParameterCacheBytesOf(
+    const JobContext& job, const JobDescription& description);
+
 // Makes the store of the job's present shape over its files. `restored`: the
 // commit from which the job is made anew, or null. FAILED_PRECONDITION: this
 // daemon lacks the job's directories; other errors are those of the files.

@@ -68,6 +68,8 @@ v1::StorageSettings StorageOf(v1::StorageSettings given) {
   if (placement != nullptr && std::string(placement) == "nvme" &&
       given.placement() == v1::PLACEMENT_UNSPECIFIED) {
     given.set_placement(v1::PLACEMENT_NVME);
+    given.set_parameters_on_disk(::getenv("OPTSTATE_TEST_PARAMETERS") !=
+                                 nullptr);
   }
   return given;
 }
@@ -468,6 +470,14 @@ std::vector<float> JobHarness::Parameter(uint32_t parameter) {
   std::vector<float> values(static_cast<size_t>(spec.numel));
   const uint64_t begin = layout_.parameter_offset_bytes(parameter);
   std::vector<std::byte> elements(values.size() * SizeInBytes(spec.dtype));
+  if (setup_.storage.parameters_on_disk()) {
+    Require(job_->Fetch(v1::STATE_ARRAY_PARAMETER, parameter, 0, values.size(),
+                        absl::MakeSpan(elements))
+                .status());
+    kernels::CastToFloat(spec.dtype, elements.data(), values.data(),
+                         values.size());
+    return values;
+  }
   const UniqueFd file = ValueOf(job_->OpenParameters());
   if (::pread(file.get(), elements.data(), elements.size(),
               static_cast<off_t>(begin)) !=

@@ -147,7 +147,8 @@ class JobHarness {
   size_t ElementsOf(v1::StateArray array, uint32_t parameter) const;
   std::vector<float> Fetch(v1::StateArray array, uint32_t parameter);
   std::vector<int64_t> StepCounts();
-  // Returns the parameter area's elements of a parameter, as floats.
+  // Returns the parameter area's elements of a parameter, as floats; where
+  // there is none, what is fetched.
   std::vector<float> Parameter(uint32_t parameter);
   // Returns every array of the state and the parameter area, bit by bit.
   std::string StateBytes();

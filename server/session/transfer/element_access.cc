@@ -47,7 +47,10 @@ absl::Status ElementAccess::Check(const ElementRange& range) const {
         range.numel, " elements from ", range.begin, " of parameter ",
         range.parameter, " \"", spec.name, "\", which has ", numel));
   }
-  if (range.array == v1::STATE_ARRAY_MASTER) return absl::OkStatus();
+  if (range.array == v1::STATE_ARRAY_MASTER ||
+      range.array == v1::STATE_ARRAY_PARAMETER) {
+    return absl::OkStatus();
+  }
   const int index = IndexOf(range.array);
   const auto known = layout_->optimizer_info().state_arrays;
   if (index < 0 || static_cast<size_t>(index) >= known.size()) {

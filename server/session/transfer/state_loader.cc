@@ -86,6 +86,10 @@ absl::Status StateLoader::Load(uint32_t rank, v1::StateArray array,
     return absl::InvalidArgumentError(
         "gradient norms are no state: they cannot be loaded");
   }
+  if (array == v1::STATE_ARRAY_PARAMETER) {
+    return absl::InvalidArgumentError(
+        "a parameter is loaded as its masters: load array 1");
+  }
   absl::Status loaded = ElementAccess::IsPerParameter(array)
                             ? LoadNumbers(range, data)
                             : LoadElements(rank, range, dtype, data);

@@ -49,6 +49,14 @@ absl::StatusOr<uint64_t> StateReader::Fetch(v1::StateArray array,
   OPTSTATE_RETURN_IF_ERROR(job_.CheckParameterRange(parameter, 1));
   const ElementAccess elements = job_.Elements();
   OPTSTATE_RETURN_IF_ERROR(elements.Check(range));
+  if (array == v1::STATE_ARRAY_PARAMETER) {
+    OPTSTATE_RETURN_IF_ERROR(CheckDataBytes(
+        numel * SizeInBytes(job_.layout().parameters()[parameter].dtype),
+        out.size()));
+    OPTSTATE_RETURN_IF_ERROR(
+        job_.store->ReadParameter(parameter, begin, numel, out.data()));
+    return job_.record().committed_step;
+  }
   OPTSTATE_RETURN_IF_ERROR(CheckDataBytes(numel * sizeof(float), out.size()));
   float block[ElementAccess::kBlockElements];
   for (uint64_t i = 0; i < numel; i += std::size(block)) {
@@ -60,10 +68,27 @@ absl::StatusOr<uint64_t> StateReader::Fetch(v1::StateArray array,
   return job_.record().committed_step;
 }
 
+absl::Status StateReader::Hint(ParameterHint hint, uint32_t first,
+                               uint32_t count) {
+  OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
+  OPTSTATE_RETURN_IF_ERROR(job_.failure);
+  OPTSTATE_RETURN_IF_ERROR(job_.CheckParameterRange(first, count));
+  switch (hint) {
+    case ParameterHint::kPrefetch:
+      job_.store->PrefetchParameters(first, count);
+      break;
+    case ParameterHint::kRelease:
+      job_.store->ReleaseParameters(first, count);
+      break;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status StateReader::ReadParameters(uint64_t offset_bytes,
                                          absl::Span<std::byte> out) {
   OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
   OPTSTATE_RETURN_IF_ERROR(job_.failure);
+  OPTSTATE_RETURN_IF_ERROR(job_.CheckHasParameterArea());
   if (job_.recovery.has_value()) return job_.StillRecovering();
   OPTSTATE_RETURN_IF_ERROR(speculator_.RollBackSpeculation());
   const uint64_t area = job_.layout().parameter_area_bytes();

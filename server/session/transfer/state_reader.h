@@ -9,6 +9,7 @@
 #include "absl/types/span.h"
 #include "optstate/v1/types.pb.h"
 #include "server/session/job_context.h"
+#include "server/session/job_types.h"
 #include "server/session/steps/speculator.h"
 #include "server/session/steps/step_decider.h"
 
@@ -26,6 +27,7 @@ class StateReader {
   absl::StatusOr<uint64_t> Fetch(v1::StateArray array, uint32_t parameter,
                                  uint64_t begin, uint64_t numel,
                                  absl::Span<std::byte> out);
+  absl::Status Hint(ParameterHint hint, uint32_t first, uint32_t count);
   absl::Status ReadParameters(uint64_t offset_bytes, absl::Span<std::byte> out);
 
  private:

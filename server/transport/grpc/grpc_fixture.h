@@ -93,7 +93,11 @@ class GrpcTestPeer {
     attach.mutable_attach()->set_rank(rank_);
     attach.mutable_attach()->set_layout_hash(layout_.hash());
     attach.mutable_attach()->set_takes_notices(takes_notices);
-    return Call(attach);
+    attach.mutable_attach()->set_fetches_parameters(fetches_parameters);
+    v1::SessionReply reply;
+    const absl::Status attached = Call(attach, &reply);
+    attach_reply = reply.attach();
+    return attached;
   }
   absl::Status Stage(uint64_t offset, std::string data) {
     v1::SessionRequest request;
@@ -129,6 +133,8 @@ class GrpcTestPeer {
   void HalfClose() { stream_->WritesDone(); }
 
   bool takes_notices = false;
+  bool fetches_parameters = false;
+  v1::AttachReply attach_reply;
 
  private:
   const Layout layout_;

@@ -131,6 +131,12 @@ v1::SessionReply GrpcSession::Answer(const v1::SessionRequest& request) {
       status = Fetch(request.fetch(), reply.mutable_fetch());
       if (!status.ok()) reply.clear_fetch();
       break;
+    case v1::SessionRequest::kParameterHint:
+      status = handler_.HintParameters(
+          static_cast<uint32_t>(request.parameter_hint().kind()),
+          request.parameter_hint().first_parameter(),
+          request.parameter_hint().parameter_count());
+      break;
     default:
       status = absl::InternalError("not a request with one reply");
   }
@@ -157,12 +163,14 @@ absl::StatusOr<v1::AttachReply> GrpcSession::Attach(
   staging_.emplace(*std::move(staging));
   gradient_area_bytes_ = plan.gradient_area_bytes;
   parameter_area_bytes_ = plan.parameter_area_bytes;
-  const absl::Status opened = parameters_.Open(
-      std::move(plan.parameters), plan.parameter_area_bytes,
-      std::move(plan.run_stamps), plan.run_count, std::move(plan.parts));
-  if (!opened.ok()) {
-    handler_.Unclaim();
-    return Annotate(opened, "the job's parameters");
+  if (!plan.fetches_parameters) {
+    const absl::Status opened = parameters_.Open(
+        std::move(plan.parameters), plan.parameter_area_bytes,
+        std::move(plan.run_stamps), plan.run_count, std::move(plan.parts));
+    if (!opened.ok()) {
+      handler_.Unclaim();
+      return Annotate(opened, "the job's parameters");
+    }
   }
   return handler_.Attach(plan, staging_->data(), this);
 }
@@ -218,7 +226,8 @@ absl::Status GrpcSession::Fetch(const v1::FetchRequest& request,
                                 v1::FetchReply* reply) {
   OPTSTATE_ASSIGN_OR_RETURN(
       const uint64_t bytes,
-      handler_.FetchBytes(request.array(), request.numel()));
+      handler_.FetchBytes(request.array(), request.parameter(),
+                          request.numel()));
   reply->mutable_data()->resize(bytes);
   OPTSTATE_ASSIGN_OR_RETURN(
       const uint64_t step,
@@ -259,7 +268,7 @@ absl::Status GrpcSession::StartCommit(const v1::SessionRequest& request) {
   spec.max_value = commit.max_value();
   spec.norm_type = commit.norm_type() == 0 ? 2 : commit.norm_type();
   spec.found_inf = commit.found_inf();
-  if (commit.wants_parameters()) {
+  if (commit.wants_parameters() && !handler_.fetches_parameters()) {
     parameters_.Begin(request.request_id(), commit.step());
     replies_->Nudge();
   }
@@ -297,6 +306,10 @@ void GrpcSession::OnNotice(absl::string_view text) {
 
 absl::Status GrpcSession::SendParameters(uint64_t request_id) {
   absl::Status status = attached() ? absl::OkStatus() : NotAttached();
+  if (attached() && handler_.fetches_parameters()) {
+    status = absl::FailedPreconditionError(
+        "read_parameters of a session that fetches parameters one by one");
+  }
   // The parameters would be of two steps.
   if (pending_.load(std::memory_order_acquire) != 0) {
     status = Annotate(Unanswered(), "read_parameters");

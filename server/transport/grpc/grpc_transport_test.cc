@@ -107,6 +107,42 @@ TEST_F(GrpcTransportTest, ParametersComeBeforeTheOutcomeThatWantsThem) {
   }
 }
 
+TEST_F(GrpcTransportTest, ASessionThatFetchesParametersIsSentNone) {
+  auto first = Connect(0);
+  first->fetches_parameters = true;
+  ASSERT_TRUE(first->Open().ok());
+  EXPECT_TRUE(first->attach_reply.parameters_are_fetched());
+  EXPECT_EQ(first->attach_reply.parameter_bytes(), 0u);
+  auto second = Open(1);
+  EXPECT_FALSE(second->attach_reply.parameters_are_fetched());
+  v1::SessionRequest commit = first->CommitRequest(1);
+  commit.mutable_commit()->set_wants_parameters(true);
+  ASSERT_TRUE(first->Send(commit));
+  ASSERT_TRUE(second->Send(second->CommitRequest(1)));
+  const v1::SessionReply outcome = first->Receive();
+  EXPECT_EQ(outcome.outcome().step(), 1u);
+  EXPECT_FALSE(outcome.has_parameters());
+  v1::SessionRequest read;
+  read.mutable_read_parameters();
+  EXPECT_TRUE(absl::IsFailedPrecondition(first->Call(read)));
+}
+
+TEST_F(GrpcTransportTest, HintsReachTheJob) {
+  auto peer = Open(0);
+  v1::SessionRequest request;
+  v1::ParameterHint& hint = *request.mutable_parameter_hint();
+  hint.set_kind(v1::ParameterHint::KIND_RELEASE);
+  hint.set_first_parameter(1);
+  hint.set_parameter_count(2);
+  ASSERT_TRUE(peer->Call(request).ok());
+  hint.set_kind(v1::ParameterHint::KIND_UNSPECIFIED);
+  EXPECT_TRUE(absl::IsInvalidArgument(peer->Call(request)));
+  ASSERT_EQ(job_.hints().size(), 1u);
+  EXPECT_EQ(job_.hints()[0].hint, session::ParameterHint::kRelease);
+  EXPECT_EQ(job_.hints()[0].first, 1u);
+  EXPECT_EQ(job_.hints()[0].count, 2u);
+}
+
 TEST_F(GrpcTransportTest, LoadsAndFetches) {
   auto peer = Open(0);
   v1::SessionRequest begin;

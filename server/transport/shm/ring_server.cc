@@ -86,6 +86,11 @@ absl::Status RingServer::Serve(const shm::Submission& submission) {
       return absl::OkStatus();
     case shm::Op::kFetch:
       return ServeFetch(submission);
+    case shm::Op::kParameterHint:
+      return Answer(
+          submission.request_id,
+          handler_->HintParameters(submission.flags, submission.parameter,
+                                   submission.numel));
   }
   return absl::InvalidArgumentError(
       absl::StrCat("submission ", submission.request_id, " has op ",

@@ -106,6 +106,7 @@ absl::Status ShmSession::AnswerRegister(const v1::SessionRequest& request) {
     v1::AttachRequest attach;
     attach.set_rank(request.register_().rank());
     attach.set_layout_hash(result->layout_hash());
+    attach.set_fetches_parameters(true);  // only the gradients count here
     const auto plan = handler_.PlanAttach(attach);
     const double bytes =
         plan.ok() ? static_cast<double>(plan->gradient_area_bytes) : 0;
@@ -126,7 +127,9 @@ absl::Status ShmSession::AnswerAttach(shm::Frame frame,
   *reply.mutable_status() = ToProto(attached.status());
   if (!attached.ok()) return Send(reply, {});
   *reply.mutable_attach() = *std::move(attached);
-  std::vector<int> fds = {segments_->completion_fd(), plan.parameters.get()};
+  std::vector<int> fds = {segments_->completion_fd()};
+  if (plan.fetches_parameters) return Send(reply, fds);
+  fds.push_back(plan.parameters.get());
   if (request.attach().takes_run_stamps() && plan.run_stamps.ok()) {
     fds.push_back(plan.run_stamps.get());
   }

@@ -36,7 +36,7 @@ absl::Status FrameChecks::CheckLocked(uint32_t record, bool with_parameters) {
     different = context_.record_layout.FirstDifference(
         record, bytes, with_parameters, context_.table.checksums(slot));
   }
-  if (different < 0 && with_parameters) {
+  if (different < 0 && with_parameters && !context_.holds_parameters()) {
     context_.record_layout.PutParameters(record, bytes, context_.parameters);
   }
   monitor_.mu.Lock();
@@ -61,11 +61,11 @@ void FrameChecks::SumLocked(uint32_t index) {
   frame.is_summing = true;
   monitor_.mu.Unlock();
   std::byte* const bytes = context_.FrameAt(index);
-  const bool is_durable = context_.options.is_durable;
-  if (is_durable) {
+  const bool with_parameters = context_.writes_parameters();
+  if (with_parameters && !context_.holds_parameters()) {
     context_.record_layout.TakeParameters(record, context_.parameters, bytes);
   }
-  context_.record_layout.Sum(record, bytes, is_durable, SumsOf(index));
+  context_.record_layout.Sum(record, bytes, with_parameters, SumsOf(index));
   monitor_.mu.Lock();
   frame.is_summing = false;
   frame.has_sums = true;
@@ -76,7 +76,7 @@ void FrameChecks::PutSums(uint32_t index) {
   monitor_.mu.AssertHeld();
   const RecordCache::Frame& frame = cache_.frame(index);
   context_.record_layout.PutSums(frame.record, SumsOf(index),
-                                 context_.options.is_durable,
+                                 context_.writes_parameters(),
                                  context_.table.checksums(frame.slot));
 }
 

@@ -32,7 +32,8 @@ class FrameChecks {
 
   // Compares what was read with its checksums, or makes the zeros of a record
   // that was never written; then the record is in its frame.
-  // `with_parameters`: they were read too, and are put in their area.
+  // `with_parameters`: they were read too, and are put in their area, if there
+  // is one.
   absl::Status Check(uint32_t record, bool with_parameters);
   // Takes the checksums of a frame that no thread changes. On a thread that has
   // just updated the record its bytes are still in the caches.

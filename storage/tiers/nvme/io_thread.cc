@@ -63,8 +63,10 @@ void IoThread::Schedule() {
   swapper_.Flush();
   swapper_.Vacate();
   swapper_.ReadDemanded();
+  parameters_.StartDemanded();
   swapper_.ReadAhead();
   swapper_.WriteBehind();
+  parameters_.StartAhead();
   verifier_.Start();
 }
 
@@ -72,6 +74,7 @@ void IoThread::Complete(io::IoRequest* request) {
   monitor_.io_counters.OnComplete(context_.DirectoryOf(request->file),
                                   *request);
   if (verifier_.Owns(request)) return verifier_.Complete();
+  if (parameters_.Owns(request)) return parameters_.Complete(request);
   const uint32_t frame = cache_.FrameOf(request);
   if (frame == RecordCache::kNoFrame) return committer_.Complete(*request);
   swapper_.Complete(frame);

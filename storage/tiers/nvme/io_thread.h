@@ -6,6 +6,7 @@
 #include "absl/base/thread_annotations.h"
 #include "storage/io/io_engine.h"
 #include "storage/tiers/nvme/committer.h"
+#include "storage/tiers/nvme/parameter_cache.h"
 #include "storage/tiers/nvme/record_cache.h"
 #include "storage/tiers/nvme/store_context.h"
 #include "storage/tiers/nvme/store_monitor.h"
@@ -27,13 +28,14 @@ class IoThread {
   // The arguments must outlive this object.
   IoThread(const StoreContext* context, StoreMonitor* monitor,
            RecordCache* cache, Swapper* swapper, Committer* committer,
-           Verifier* verifier)
+           Verifier* verifier, ParameterCache* parameters)
       : context_(*context),
         monitor_(*monitor),
         cache_(*cache),
         swapper_(*swapper),
         committer_(*committer),
-        verifier_(*verifier) {}
+        verifier_(*verifier),
+        parameters_(*parameters) {}
   IoThread(const IoThread&) = delete;
   IoThread& operator=(const IoThread&) = delete;
 
@@ -53,6 +55,7 @@ class IoThread {
   Swapper& swapper_ ABSL_GUARDED_BY(monitor_.mu);
   Committer& committer_;
   Verifier& verifier_;
+  ParameterCache& parameters_ ABSL_GUARDED_BY(monitor_.mu);
   std::thread thread_;
 };
 

@@ -42,6 +42,11 @@ struct NvmeOptions {
   uint64_t job_bytes = 0;
   // With a table of zeros: the commit at which the job goes on.
   const DurableCommit* restored = nullptr;
+  // The job has no parameter area: records hold the parameters.
+  bool holds_parameters = false;
+  // The memory for sections of parameters, if records hold them: at least
+  // kNvmeCacheSectionsMin of the largest.
+  uint64_t parameter_cache_bytes = 0;
 };
 
 // The options that decide about sizes: NvmeStore::SizeOptions.
@@ -50,6 +55,7 @@ struct NvmeSizeOptions {
   uint32_t directories = 1;
   uint64_t job_bytes = 0;  // see NvmeOptions
   std::vector<uint32_t> weights = {};
+  bool holds_parameters = false;  // see NvmeOptions
 };
 
 // The sizes of a job, in bytes.
@@ -61,10 +67,13 @@ struct NvmeSizes {
   std::vector<uint64_t> directories = {};  // the part of each
   // The part of each that records take.
   std::vector<uint64_t> records_by_directory = {};
+  uint64_t section = 0;  // the largest, of the parameters of a record
 };
 
 // With fewer frames, reading, updating and writing could not overlap.
 inline constexpr uint64_t kNvmeFramesMin = 3;
+// With one section alone, nothing could be read while it is used.
+inline constexpr uint64_t kNvmeCacheSectionsMin = 2;
 // Reads that fail are tried so often.
 inline constexpr uint8_t kNvmeReadAttemptsMax = 3;
 

@@ -68,7 +68,8 @@ TEST(NvmePlacesTest, AFrameThatIsNamedIsWholeAtEachPoint) {
   NvmeTestJob job(std::move(setup));
   const SubGroupTable sub_groups(&job.layout(), kTileElements,
                                  SubGroupTable::CutOf(job.layout()));
-  const RecordLayout record_layout(&job.layout(), &sub_groups);
+  const RecordLayout record_layout(&job.layout(), &sub_groups,
+                                   /*holds_parameters=*/false);
   watched = &job;
   watched_layout = &record_layout;
   // The table says that a sync is under way before it is.

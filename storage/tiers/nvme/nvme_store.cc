@@ -1,5 +1,7 @@
 #include "storage/tiers/nvme/nvme_store.h"
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -26,10 +28,11 @@ NvmeStore::NvmeStore(const Layout* layout, uint64_t sub_group_elements,
       checks_(&context_, &monitor_, &cache_),
       committer_(&context_, &monitor_, &cache_, &queue_),
       verifier_(&context_, &monitor_, &cache_, &committer_),
+      parameters_(&context_, &monitor_, &cache_),
       swapper_(&context_, &monitor_, &cache_, &queue_, &checks_, &committer_,
-               &verifier_),
+               &verifier_, &parameters_),
       io_thread_(&context_, &monitor_, &cache_, &swapper_, &committer_,
-                 &verifier_) {}
+                 &verifier_, &parameters_) {}
 
 absl::StatusOr<std::unique_ptr<NvmeStore>> NvmeStore::Open(
     const Layout* layout, uint64_t sub_group_elements,
@@ -47,6 +50,7 @@ absl::StatusOr<std::unique_ptr<NvmeStore>> NvmeStore::Open(
   }
   OPTSTATE_RETURN_IF_ERROR(
       opener.RewriteUnsynced(&store->monitor_, store->committer_));
+  OPTSTATE_RETURN_IF_ERROR(store->parameters_.Open());
   store->io_thread_.Start();
   return store;
 }
@@ -89,6 +93,7 @@ absl::StatusOr<storage::StateStore::Pin> NvmeStore::Take(uint32_t index,
     if (frame != RecordCache::kNoFrame) {
       if (cache_.MayPin(index, access)) {
         if (overwrites) record.is_overwritten = false;
+        if (access != Access::kRead) parameters_.Drop(index);
         cache_.Pin(index, access, is_of_pass);
         return Pin(context_.record_layout.ViewOf(index, context_.FrameAt(frame),
                                                  arrays().parameters),
@@ -165,7 +170,73 @@ uint64_t NvmeStore::durable_step() const { return committer_.durable_step(); }
 
 std::string NvmeStore::durable_job() const { return committer_.durable_job(); }
 
+// A record that was never written is all zeros, which a frame gets without a
+// read.
+absl::Status NvmeStore::ReadSection(uint32_t record, ParameterCache::Use use) {
+  bool in_frame = false;
+  {
+    const absl::MutexLock lock(&monitor_.mu);
+    in_frame = cache_.IsInMemory(record) || !cache_.place(record).is_on_disk;
+  }
+  if (!in_frame) {
+    OPTSTATE_ASSIGN_OR_RETURN(const bool done, parameters_.Read(record, use));
+    if (done) return absl::OkStatus();
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const Pin pin, PinSubGroup(record, Access::kRead));
+  use(pin.record());
+  const absl::MutexLock lock(&monitor_.mu);
+  parameters_.CountFromFrame();
+  return absl::OkStatus();
+}
+
+absl::Status NvmeStore::ReadParameter(uint32_t parameter, uint64_t begin,
+                                      uint64_t numel, std::byte* out) {
+  if (!context_.holds_parameters()) {
+    return storage::StateStore::ReadParameter(parameter, begin, numel, out);
+  }
+  const uint64_t bytes = SizeInBytes(layout().parameters()[parameter].dtype);
+  const uint64_t flat = layout().flat_offset(parameter);
+  for (const uint64_t end = begin + numel; begin < end;) {
+    const uint32_t index = sub_groups().IndexOf(parameter, begin);
+    const uint64_t part_end = std::min(end, sub_groups()[index].end - flat);
+    const uint64_t part_bytes = (part_end - begin) * bytes;
+    OPTSTATE_RETURN_IF_ERROR(
+        ReadSection(index, [&](const storage::RecordView& record) {
+          std::memcpy(out, record.parameter(parameter, begin), part_bytes);
+        }));
+    out += part_bytes;
+    begin = part_end;
+  }
+  return absl::OkStatus();
+}
+
+void NvmeStore::ForEachRecordOf(
+    uint32_t first, uint32_t count,
+    absl::FunctionRef<void(uint32_t record)> visit) const {
+  for (uint32_t p = first; p < first + count; ++p) {
+    const auto numel = static_cast<uint64_t>(layout().parameters()[p].numel);
+    if (numel == 0) continue;
+    const uint32_t last = sub_groups().IndexOf(p, numel - 1);
+    for (uint32_t i = sub_groups().IndexOf(p, 0); i <= last; ++i) visit(i);
+  }
+}
+
+void NvmeStore::PrefetchParameters(uint32_t first, uint32_t count) {
+  if (!context_.holds_parameters()) return;
+  const absl::MutexLock lock(&monitor_.mu);
+  ForEachRecordOf(first, count,
+                  [this](uint32_t record) { parameters_.Prefetch(record); });
+}
+
+void NvmeStore::ReleaseParameters(uint32_t first, uint32_t count) {
+  if (!context_.holds_parameters()) return;
+  const absl::MutexLock lock(&monitor_.mu);
+  ForEachRecordOf(first, count,
+                  [this](uint32_t record) { parameters_.Release(record); });
+}
+
 absl::Status NvmeStore::RestoreParameters() {
+  if (context_.holds_parameters()) return absl::OkStatus();
   {
     const absl::MutexLock lock(&monitor_.mu);
     swapper_.set_reads_parameters(true);
@@ -232,9 +303,12 @@ absl::Status NvmeStore::ChangeFrames(
 
 std::optional<storage::SwapState> NvmeStore::swap_state() const {
   const absl::MutexLock lock(&monitor_.mu);
-  return storage::SwapState{.io_engine = context_.engine.name(),
-                            .counters = monitor_.counters.all(),
-                            .directories = monitor_.io_counters.all()};
+  storage::SwapState state{.io_engine = context_.engine.name(),
+                           .counters = monitor_.counters.all(),
+                           .directories = monitor_.io_counters.all(),
+                           .parameter_cache = std::nullopt};
+  if (context_.holds_parameters()) state.parameter_cache = parameters_.state();
+  return state;
 }
 
 absl::StatusOr<storage::VerifyResult> NvmeStore::Verify(

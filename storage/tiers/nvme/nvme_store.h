@@ -20,6 +20,7 @@
 #include "storage/tiers/nvme/frame_checks.h"
 #include "storage/tiers/nvme/io_thread.h"
 #include "storage/tiers/nvme/nvme_options.h"
+#include "storage/tiers/nvme/parameter_cache.h"
 #include "storage/tiers/nvme/read_queue.h"
 #include "storage/tiers/nvme/record_cache.h"
 #include "storage/tiers/nvme/store_context.h"
@@ -51,9 +52,9 @@ namespace optstate::nvme {
 //
 // Rooms: RecordCache knows which record is in which frame, ReadQueue what is to
 // be read, FrameChecks compares and takes checksums, Swapper reads and writes
-// records, Committer makes steps durable, Verifier compares what is on disk;
-// IoThread runs them. They share StoreContext (files and memory) and
-// StoreMonitor (the lock).
+// records, Committer makes steps durable, Verifier compares what is on disk,
+// ParameterCache reads parameters alone; IoThread runs them. They share
+// StoreContext (files and memory) and StoreMonitor (the lock).
 //
 // Threads: see StateStore; one thread of its own does all I/O.
 class NvmeStore final : public storage::StateStore {
@@ -94,6 +95,13 @@ class NvmeStore final : public storage::StateStore {
   std::string durable_job() const override;
   absl::Status RestoreParameters() override;
 
+  // Without a parameter area, reads from the record's frame, if it is in one,
+  // else from the parameter cache.
+  absl::Status ReadParameter(uint32_t parameter, uint64_t begin, uint64_t numel,
+                             std::byte* out) override;
+  void PrefetchParameters(uint32_t first, uint32_t count) override;
+  void ReleaseParameters(uint32_t first, uint32_t count) override;
+
   absl::Status ChangeFrames(
       uint32_t frames,
       absl::FunctionRef<absl::Status(absl::Span<std::byte>*)> resize) override;
@@ -115,6 +123,12 @@ class NvmeStore final : public storage::StateStore {
   // that take the same record, one of them to overwrite it, may find zeros.
   absl::StatusOr<Pin> Take(uint32_t record, Access access, bool is_of_pass);
   void Unpin(const storage::RecordView& record, Access access) override;
+  // Calls visit(record) for the records that have parts of parameters [first,
+  // +count).
+  void ForEachRecordOf(uint32_t first, uint32_t count,
+                       absl::FunctionRef<void(uint32_t record)> visit) const;
+  // Calls use(view) with a record that has its parameters.
+  absl::Status ReadSection(uint32_t record, ParameterCache::Use use);
   bool WillBeWritten(uint32_t record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
   // Brings the records of frames from `frames` on to disk; unless that fails,
@@ -130,6 +144,7 @@ class NvmeStore final : public storage::StateStore {
   FrameChecks checks_ ABSL_GUARDED_BY(monitor_.mu);
   Committer committer_;
   Verifier verifier_;
+  ParameterCache parameters_;
   Swapper swapper_ ABSL_GUARDED_BY(monitor_.mu);
   IoThread io_thread_;
 };

@@ -95,6 +95,8 @@ class NvmeStoreTest : public testing::TestWithParam<bool> {
     setup.layout = NextLayout();
     setup.sub_group_elements = layouts_.Uniform(1, 4) * kTileElements;
     setup.is_durable = is_durable;
+    setup.holds_parameters = layouts_.Uniform(0, 1) == 0;
+    setup.cache_sections = layouts_.Uniform(kNvmeCacheSectionsMin, 6);
     setup.directories = disk_->directories();
     if (layouts_.Uniform(0, 1) == 0) setup.directories.pop_back();
     setup.make_engine = [this] { return disk_->MakeEngine(); };
@@ -125,13 +127,39 @@ class NvmeStoreTest : public testing::TestWithParam<bool> {
     for (std::thread& thread : threads) thread.join();
   }
 
+  absl::Status UseRecord(size_t record, std::mt19937_64* random) {
+    const auto parameters =
+        static_cast<uint32_t>(job_->layout().parameters().size());
+    const auto first = static_cast<uint32_t>((*random)() % parameters);
+    const auto count =
+        static_cast<uint32_t>((*random)() % (parameters - first) + 1);
+    switch ((*random)() % 8) {
+      case 0:
+        job_->store().PrefetchParameters(first, count);
+        return absl::OkStatus();
+      case 1:
+        job_->store().ReleaseParameters(first, count);
+        return absl::OkStatus();
+      case 2:
+      case 3:
+        // Those of a job with an area are the model's in parts alone.
+        if (job_->setup().holds_parameters) {
+          return job_->CompareParameters(record);
+        }
+        [[fallthrough]];
+      case 4:
+      case 5:
+        return job_->Compare(record);
+      default:
+        return job_->Write(record, random);
+    }
+  }
+
   void UseRecords() {
     OnThreads([this](std::mt19937_64* random) {
       for (int i = 0; i < 20; ++i) {
         const size_t record = (*random)() % job_->records();
-        const absl::Status used = (*random)() % 2 == 0
-                                      ? job_->Write(record, random)
-                                      : job_->Compare(record);
+        const absl::Status used = UseRecord(record, random);
         EXPECT_TRUE(used.ok()) << used;
       }
     });

@@ -26,7 +26,8 @@ NvmeStore::Sizes SizesOf(const NvmeTestJob::Setup& setup) {
       {.is_durable = setup.is_durable,
        .directories = static_cast<uint32_t>(setup.directories.size()),
        .job_bytes = kJobBytes,
-       .weights = setup.weights});
+       .weights = setup.weights,
+       .holds_parameters = setup.holds_parameters});
 }
 
 std::vector<DeviceExtent> ExtentsOf(const NvmeTestJob::Setup& setup,
@@ -75,8 +76,9 @@ void NvmeTestModel::CopyFrom(const NvmeTestModel& other) {
   }
 }
 
-std::vector<absl::Span<std::byte>> KeptPieces(
-    const Layout& layout, const storage::RecordView& record) {
+std::vector<absl::Span<std::byte>> KeptPieces(const Layout& layout,
+                                              const storage::RecordView& record,
+                                              bool holds_parameters) {
   std::vector<absl::Span<std::byte>> pieces;
   const SubGroup& range = record.sub_group();
   bool has_masters = false;
@@ -87,7 +89,8 @@ std::vector<absl::Span<std::byte>> KeptPieces(
     const uint64_t end =
         std::min(flat + static_cast<uint64_t>(spec.numel), range.end);
     has_masters |= layout.master_format(p) != MasterFormat::kParameter;
-    if (begin >= end || layout.master_format(p) == MasterFormat::kFloat32) {
+    if (begin >= end || (!holds_parameters &&
+                         layout.master_format(p) == MasterFormat::kFloat32)) {
       continue;
     }
     pieces.push_back({record.parameter(p, begin - flat),
@@ -139,7 +142,9 @@ absl::Status NvmeTestJob::Open(const DurableCommit* restored) {
   options.job_bytes = kJobBytes;
   options.restored = restored;
   storage::StateArrays arrays;
-  arrays.parameters = parameters_.data();
+  arrays.parameters = setup_.holds_parameters ? nullptr : parameters_.data();
+  options.holds_parameters = setup_.holds_parameters;
+  options.parameter_cache_bytes = setup_.cache_sections * sizes_.section;
   OPTSTATE_ASSIGN_OR_RETURN(
       store_, NvmeStore::Open(&setup_.layout, setup_.sub_group_elements, arrays,
                               std::move(options)));
@@ -192,8 +197,10 @@ void NvmeTestJob::WriteTo(const storage::StateStore::Pin& pin,
                           std::mt19937_64* random) {
   const auto index = static_cast<size_t>(&pin.record().sub_group() -
                                          store_->sub_groups().all().data());
-  const auto pieces = KeptPieces(layout(), pin.record());
-  const auto expected = KeptPieces(layout(), model_.record(index));
+  const auto pieces =
+      KeptPieces(layout(), pin.record(), setup_.holds_parameters);
+  const auto expected =
+      KeptPieces(layout(), model_.record(index), setup_.holds_parameters);
   const std::lock_guard<std::mutex> lock(mutexes_[index]);
   for (size_t i = 0; i < pieces.size(); ++i) {
     const uint64_t size = pieces[i].size();
@@ -221,8 +228,10 @@ absl::Status NvmeTestJob::Compare(size_t record) {
       const storage::StateStore::Pin pin,
       store_->PinSubGroup(record, storage::StateStore::Access::kRead));
   const std::lock_guard<std::mutex> lock(mutexes_[record]);
-  const auto pieces = KeptPieces(layout(), pin.record());
-  const auto expected = KeptPieces(layout(), model_.record(record));
+  const auto pieces =
+      KeptPieces(layout(), pin.record(), setup_.holds_parameters);
+  const auto expected =
+      KeptPieces(layout(), model_.record(record), setup_.holds_parameters);
   if (pieces.size() != expected.size()) {
     return absl::InternalError("a record has other arrays");
   }
@@ -230,6 +239,29 @@ absl::Status NvmeTestJob::Compare(size_t record) {
     if (absl::MakeConstSpan(pieces[i]) != absl::MakeConstSpan(expected[i])) {
       return absl::InternalError(
           absl::StrCat("record ", record, ", piece ", i, " differs"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NvmeTestJob::CompareParameters(size_t record) {
+  const storage::RecordView expected = model_.record(record);
+  const SubGroup& range = expected.sub_group();
+  for (uint32_t p = range.first_parameter; p < range.end_parameter; ++p) {
+    const ParameterSpec& spec = layout().parameters()[p];
+    const uint64_t flat = layout().flat_offset(p);
+    const uint64_t begin = std::max(flat, range.begin);
+    const uint64_t end =
+        std::min(flat + static_cast<uint64_t>(spec.numel), range.end);
+    if (begin >= end) continue;
+    std::vector<std::byte> found((end - begin) * SizeInBytes(spec.dtype));
+    const std::lock_guard<std::mutex> lock(mutexes_[record]);
+    OPTSTATE_RETURN_IF_ERROR(
+        store_->ReadParameter(p, begin - flat, end - begin, found.data()));
+    if (!std::equal(found.begin(), found.end(),
+                    expected.parameter(p, begin - flat))) {
+      return absl::InternalError(
+          absl::StrCat("parameter ", p, " differs in record ", record));
     }
   }
   return absl::OkStatus();

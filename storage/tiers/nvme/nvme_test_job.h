@@ -43,9 +43,10 @@ class NvmeTestModel {
 };
 
 // Returns the pieces of a record that its store keeps: its arrays, and the
-// parameters that are a part of their masters.
-std::vector<absl::Span<std::byte>> KeptPieces(
-    const Layout& layout, const storage::RecordView& record);
+// parameters that are a part of their masters, or all parameters.
+std::vector<absl::Span<std::byte>> KeptPieces(const Layout& layout,
+                                              const storage::RecordView& record,
+                                              bool holds_parameters = false);
 
 // Memory of files that outlive the engine.
 class NvmeTestMemory {
@@ -85,6 +86,9 @@ class NvmeTestJob {
     // At most as many as there are records, or the least that may be.
     uint64_t frames = NvmeStore::kFramesMin;
     bool is_durable = true;
+    // The job has no parameter area.
+    bool holds_parameters = false;
+    uint64_t cache_sections = kNvmeCacheSectionsMin;  // then, of the largest
     std::vector<std::string> directories = {"/disk"};
     std::vector<uint32_t> weights = {};
     EngineMaker make_engine;
@@ -132,6 +136,8 @@ class NvmeTestJob {
   // Writes random bytes to a record, some pieces of each of its arrays.
   absl::Status Write(size_t record, std::mt19937_64* random);
   void WriteTo(const storage::StateStore::Pin& pin, std::mt19937_64* random);
+  // Compares parameters of a record, read alone, with the model.
+  absl::Status CompareParameters(size_t record);
   // Compares a record with the model. INTERNAL: it differs.
   absl::Status Compare(size_t record);
   absl::Status CompareAll();

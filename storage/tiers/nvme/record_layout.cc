@@ -25,10 +25,14 @@ uint64_t TilesOf(const SubGroup& sub_group) {
 }  // namespace
 
 RecordLayout::RecordLayout(const Layout* layout,
-                           const SubGroupTable* sub_groups)
-    : layout_(layout), sub_groups_(sub_groups), frame_bytes_(io::kSectorBytes) {
+                           const SubGroupTable* sub_groups,
+                           bool holds_parameters)
+    : layout_(layout),
+      sub_groups_(sub_groups),
+      holds_parameters_(holds_parameters),
+      frame_bytes_(io::kSectorBytes) {
   for (uint32_t p = 0; p < layout->parameters().size(); ++p) {
-    if (layout->master_format(p) == MasterFormat::kFloat32) continue;
+    if (!HasInSection(p)) continue;
     parameter_element_bytes_ = std::max<uint64_t>(
         parameter_element_bytes_, SizeInBytes(layout->parameters()[p].dtype));
   }
@@ -40,6 +44,8 @@ RecordLayout::RecordLayout(const Layout* layout,
     record_checksums_max_ =
         std::max(record_checksums_max_, TilesOf(sub_group) + 1);
     frame_bytes_ = std::max(frame_bytes_, place.bytes);
+    section_bytes_max_ =
+        std::max(section_bytes_max_, place.bytes - place.state_bytes);
     places_.push_back(place);
   }
   checksum_count_ = tile_count_ + places_.size();
@@ -82,9 +88,8 @@ RecordLayout::Place RecordLayout::MakePlace(const SubGroup& sub_group) const {
   bool keeps = false;
   for (uint32_t p = sub_group.first_parameter; p < sub_group.end_parameter;
        ++p) {
-    keeps |= layout_->master_format(p) != MasterFormat::kFloat32;
+    keeps |= HasInSection(p);
   }
-  place.parameters = place.state_bytes;
   place.parameter_bytes =
       keeps ? sub_group.elements() * parameter_element_bytes_ : 0;
   place.bytes =
@@ -101,11 +106,24 @@ storage::RecordView RecordLayout::ViewOf(uint32_t sub_group, std::byte* frame,
       bases.parts[part] = frame + place.parts[part];
     }
   }
-  bases.parameter_area = parameter_area;
+  if (holds_parameters_) {
+    bases.parameters = frame + place.state_bytes;
+    bases.parameter_pitch_bytes = parameter_element_bytes_;
+  } else {
+    bases.parameter_area = parameter_area;
+  }
   return {layout_, &(*sub_groups_)[sub_group], bases};
 }
 
-// Calls visit(offset in the frame, offset in the area, bytes) for each kept
+storage::RecordView RecordLayout::SectionView(uint32_t sub_group,
+                                              std::byte* section) const {
+  storage::RecordView::Bases bases;
+  bases.parameters = section;
+  bases.parameter_pitch_bytes = parameter_element_bytes_;
+  return {layout_, &(*sub_groups_)[sub_group], bases};
+}
+
+// Calls visit(offset in the section, offset in the area, bytes) for each kept
 // parameter's part in the sub-group.
 template <typename Visitor>
 void RecordLayout::ForEachParameter(uint32_t sub_group,
@@ -114,7 +132,7 @@ void RecordLayout::ForEachParameter(uint32_t sub_group,
   if (place.parameter_bytes == 0) return;
   const SubGroup& range = (*sub_groups_)[sub_group];
   for (uint32_t p = range.first_parameter; p < range.end_parameter; ++p) {
-    if (layout_->master_format(p) == MasterFormat::kFloat32) continue;
+    if (!HasInSection(p)) continue;
     const ParameterSpec& spec = layout_->parameters()[p];
     const uint64_t flat = layout_->flat_offset(p);
     const uint64_t begin = std::max(flat, range.begin);
@@ -122,7 +140,7 @@ void RecordLayout::ForEachParameter(uint32_t sub_group,
         std::min(flat + static_cast<uint64_t>(spec.numel), range.end);
     if (begin >= end) continue;
     const uint64_t element_bytes = SizeInBytes(spec.dtype);
-    visit(place.parameters + (begin - range.begin) * parameter_element_bytes_,
+    visit((begin - range.begin) * parameter_element_bytes_,
           layout_->parameter_offset_bytes(p) + (begin - flat) * element_bytes,
           (end - begin) * element_bytes);
   }
@@ -131,15 +149,17 @@ void RecordLayout::ForEachParameter(uint32_t sub_group,
 void RecordLayout::TakeParameters(uint32_t sub_group,
                                   const std::byte* parameter_area,
                                   std::byte* frame) const {
+  std::byte* const section = frame + section_begin(sub_group);
   ForEachParameter(sub_group, [&](uint64_t to, uint64_t from, uint64_t bytes) {
-    std::memcpy(frame + to, parameter_area + from, bytes);
+    std::memcpy(section + to, parameter_area + from, bytes);
   });
 }
 
 void RecordLayout::PutParameters(uint32_t sub_group, const std::byte* frame,
                                  std::byte* parameter_area) const {
+  const std::byte* const section = frame + section_begin(sub_group);
   ForEachParameter(sub_group, [&](uint64_t from, uint64_t to, uint64_t bytes) {
-    std::memcpy(parameter_area + to, frame + from, bytes);
+    std::memcpy(parameter_area + to, section + from, bytes);
   });
 }
 
@@ -161,12 +181,12 @@ uint32_t RecordLayout::TileChecksum(uint32_t sub_group, uint64_t tile,
   return checksum;
 }
 
-uint32_t RecordLayout::ParameterChecksum(uint32_t sub_group,
-                                         const std::byte* frame) const {
+uint32_t RecordLayout::SectionSum(uint32_t sub_group,
+                                  const std::byte* section) const {
   uint32_t checksum = 0;
   ForEachParameter(
       sub_group, [&](uint64_t at, uint64_t /*area*/, uint64_t bytes) {
-        checksum = storage::ExtendCrc32c(checksum, frame + at, bytes);
+        checksum = storage::ExtendCrc32c(checksum, section + at, bytes);
       });
   return checksum;
 }
@@ -177,7 +197,9 @@ void RecordLayout::Sum(uint32_t sub_group, const std::byte* frame,
   for (uint64_t tile = 0; tile < tiles; ++tile) {
     sums[tile] = TileChecksum(sub_group, tile, frame);
   }
-  if (with_parameters) sums[tiles] = ParameterChecksum(sub_group, frame);
+  if (with_parameters) {
+    sums[tiles] = SectionSum(sub_group, frame + section_begin(sub_group));
+  }
 }
 
 void RecordLayout::PutSums(uint32_t sub_group, absl::Span<const uint32_t> sums,
@@ -238,7 +260,8 @@ int64_t RecordLayout::Compare(uint32_t sub_group, const std::byte* frame,
       return static_cast<int64_t>(tile);
     }
   }
-  if (with_parameters && parameters != ParameterChecksum(sub_group, frame)) {
+  if (with_parameters &&
+      parameters != SectionSum(sub_group, frame + section_begin(sub_group))) {
     return static_cast<int64_t>(tiles.size());
   }
   return -1;

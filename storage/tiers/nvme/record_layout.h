@@ -14,19 +14,22 @@
 namespace optstate::nvme {
 
 // The bytes of a record in a frame, and in the same way in a slot on disk: the
-// state arrays with their scales, then the masters, then the parameters that
-// are a part of their masters. Each array begins at a multiple of 64 bytes, and
-// the record fills whole sectors.
+// state arrays with their scales, then the masters, then a section of
+// parameters. Each array begins at a multiple of 64 bytes, and the record fills
+// whole sectors.
 //
-// The parameters live in the job's parameter area. They are a part of the
-// record on disk, so that the record is complete after a power cut; while the
-// area lives they are not read.
+// Where the job has a parameter area, parameters live there, and the section
+// has those that are a part of their masters, so that the record is complete
+// after a power cut; while the area lives the section is not read. Where the
+// job has none, the section has all parameters, and they live in it.
 //
 // Immutable. Bytes: FORMAT.md.
 class RecordLayout {
  public:
-  // The arguments must outlive this object.
-  RecordLayout(const Layout* layout, const SubGroupTable* sub_groups);
+  // The first two must outlive this object. `holds_parameters`: the job has no
+  // parameter area.
+  RecordLayout(const Layout* layout, const SubGroupTable* sub_groups,
+               bool holds_parameters);
 
   // Returns the size of a frame: that of the largest record, and never 0.
   uint64_t frame_bytes() const { return frame_bytes_; }
@@ -37,9 +40,24 @@ class RecordLayout {
   // Returns the size of a record with its parameters, in whole sectors.
   uint64_t bytes(uint32_t sub_group) const { return places_[sub_group].bytes; }
 
-  // Returns the record that lies in this frame.
+  // Returns the offset of the section of parameters, and its size, both in
+  // whole sectors.
+  uint64_t section_begin(uint32_t sub_group) const {
+    return places_[sub_group].state_bytes;
+  }
+  uint64_t section_bytes(uint32_t sub_group) const {
+    return bytes(sub_group) - state_bytes(sub_group);
+  }
+  // Returns the size of the largest section; 0: none has any parameters.
+  uint64_t section_bytes_max() const { return section_bytes_max_; }
+
+  // Returns the record that lies in this frame. `parameter_area` is ignored
+  // where the record holds the parameters.
   storage::RecordView ViewOf(uint32_t sub_group, std::byte* frame,
                              std::byte* parameter_area) const;
+  // Returns a view of a record of which only the section is in memory: it has
+  // parameters alone. The record holds them.
+  storage::RecordView SectionView(uint32_t sub_group, std::byte* section) const;
   // Copies the parameters that are a part of their masters to the frame, and
   // from it.
   void TakeParameters(uint32_t sub_group, const std::byte* parameter_area,
@@ -52,6 +70,13 @@ class RecordLayout {
   uint64_t checksum_count() const { return checksum_count_; }
   // Returns the largest number of checksums of one record.
   uint64_t record_checksums_max() const { return record_checksums_max_; }
+  // Computes the checksum of the parameters from their section, and takes it
+  // from the checksums of all records.
+  uint32_t SectionSum(uint32_t sub_group, const std::byte* section) const;
+  uint32_t section_sum(uint32_t sub_group,
+                       absl::Span<const uint32_t> checksums) const {
+    return checksums[tile_count_ + sub_group];
+  }
   // Computes the record's checksums from a frame: those of its tiles, then that
   // of its parameters, which is left alone without `with_parameters`.
   void Sum(uint32_t sub_group, const std::byte* frame, bool with_parameters,
@@ -80,9 +105,8 @@ class RecordLayout {
   struct Place {
     // Offsets of the arrays in the record; kNone: the record lacks the array.
     std::array<uint64_t, storage::kRecordPartCount> parts;
-    uint64_t parameters = 0;
     uint64_t parameter_bytes = 0;
-    uint64_t state_bytes = 0;
+    uint64_t state_bytes = 0;  // where the section begins
     uint64_t bytes = 0;
     uint64_t first_checksum = 0;
   };
@@ -95,14 +119,19 @@ class RecordLayout {
   int64_t Compare(uint32_t sub_group, const std::byte* frame,
                   bool with_parameters, absl::Span<const uint32_t> tiles,
                   uint32_t parameters) const;
-  uint32_t ParameterChecksum(uint32_t sub_group, const std::byte* frame) const;
+  bool HasInSection(uint32_t parameter) const {
+    return holds_parameters_ ||
+           layout_->master_format(parameter) != MasterFormat::kFloat32;
+  }
   template <typename Visitor>
   void ForEachParameter(uint32_t sub_group, const Visitor& visit) const;
 
   const Layout* layout_;
   const SubGroupTable* sub_groups_;
+  const bool holds_parameters_;
   uint64_t parameter_element_bytes_ = 0;  // the widest that is kept
-  std::vector<Place> places_;             // by sub-group
+  uint64_t section_bytes_max_ = 0;
+  std::vector<Place> places_;  // by sub-group
   uint64_t frame_bytes_;
   uint64_t tile_count_ = 0;
   uint64_t checksum_count_ = 0;

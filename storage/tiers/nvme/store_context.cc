@@ -15,7 +15,7 @@ StoreContext::StoreContext(const Layout* the_layout,
       parameters(the_parameters),
       options(std::move(the_options)),
       engine(*options.engine),
-      record_layout(the_layout, the_sub_groups),
+      record_layout(the_layout, the_sub_groups, holds_parameters()),
       slots(options.is_durable ? 2 : 1),
       frame_memory(options.frames),
       table(options.table) {}

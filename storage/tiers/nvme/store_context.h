@@ -28,7 +28,7 @@ namespace optstate::nvme {
 // while the thread of I/O does not run. Places in the table are used with the
 // store's lock held; a slot's checksums by the thread that reads or writes it.
 struct StoreContext {
-  // All but `options` outlive this.
+  // All but `options` outlive this. `parameters` is the area, if there is one.
   StoreContext(const Layout* layout, const SubGroupTable* sub_groups,
                std::byte* parameters, NvmeOptions options);
 
@@ -40,11 +40,17 @@ struct StoreContext {
   std::byte* FrameAt(uint32_t frame) const {
     return frame_memory.data() + frame * record_layout.frame_bytes();
   }
-  // Returns the bytes of a record that are written: parameters are kept on disk
-  // for a power cut only.
+  // Says whether parameters are a part of records, so that there is no area.
+  bool holds_parameters() const { return options.holds_parameters; }
+  // Says whether records are written with a section of parameters: where there
+  // is an area, for a power cut only.
+  bool writes_parameters() const {
+    return options.is_durable || holds_parameters();
+  }
+  // Returns the bytes of a record that are written.
   uint64_t WrittenBytes(uint32_t record) const {
-    return options.is_durable ? record_layout.bytes(record)
-                              : record_layout.state_bytes(record);
+    return writes_parameters() ? record_layout.bytes(record)
+                               : record_layout.state_bytes(record);
   }
   // Returns the file, or the device, that the record is in.
   const std::string& FileOf(uint32_t record) const {

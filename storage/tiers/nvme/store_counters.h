@@ -37,6 +37,7 @@ class StoreCounters {
     counters_.bytes_written += bytes;
     ++counters_.records_written;
   }
+  void OnSectionRead(uint64_t bytes) { counters_.bytes_read += bytes; }
   void OnCommit() { ++counters_.commits; }
   void OnPass();
   // Counts the CPU time of the calling thread, from its beginning on, as that

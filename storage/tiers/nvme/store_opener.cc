@@ -41,7 +41,7 @@ NvmeSizes StoreOpener::SizesOf(const Layout& layout,
                                const NvmeSizeOptions& options) {
   const SubGroupTable sub_groups(&layout, sub_group_elements,
                                  SubGroupTable::CutOf(layout));
-  const RecordLayout records(&layout, &sub_groups);
+  const RecordLayout records(&layout, &sub_groups, options.holds_parameters);
   FrameTable::Shape shape;
   shape.records = sub_groups.size();
   shape.checksums = records.checksum_count();
@@ -49,6 +49,7 @@ NvmeSizes StoreOpener::SizesOf(const Layout& layout,
   shape.weights = SmallestWeights(options.weights);
   NvmeSizes sizes;
   sizes.frame = records.frame_bytes();
+  sizes.section = records.section_bytes_max();
   sizes.records = shape.records;
   sizes.table = FrameTable::BytesNeeded(shape);
   if (options.directories == 0) return sizes;
@@ -121,6 +122,15 @@ absl::Status StoreOpener::Open(const DurableCommit* restored) {
         shape.frames, " records of ", shape.frame_bytes,
         " bytes; it must hold ", kNvmeFramesMin, ": raise host_budget to ",
         kNvmeFramesMin * shape.frame_bytes, " or make sub_group_size smaller"));
+  }
+  if (context_.holds_parameters() &&
+      options.parameter_cache_bytes <
+          kNvmeCacheSectionsMin * context_.record_layout.section_bytes_max()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a parameter cache of ", options.parameter_cache_bytes,
+                     " bytes: it must hold ", kNvmeCacheSectionsMin,
+                     " times the parameters of a record, ",
+                     context_.record_layout.section_bytes_max(), " bytes"));
   }
   const bool is_made = FrameTable::IsMade(options.table);
   if (is_made) OPTSTATE_RETURN_IF_ERROR(context_.table.Check(shape));

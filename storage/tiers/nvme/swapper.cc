@@ -19,14 +19,16 @@ constexpr size_t kWritesMax = 8;
 
 Swapper::Swapper(const StoreContext* context, StoreMonitor* monitor,
                  RecordCache* cache, ReadQueue* queue, FrameChecks* checks,
-                 Committer* committer, const Verifier* verifier)
+                 Committer* committer, const Verifier* verifier,
+                 const ParameterCache* parameters)
     : context_(*context),
       monitor_(*monitor),
       cache_(*cache),
       queue_(*queue),
       checks_(*checks),
       committer_(*committer),
-      verifier_(*verifier) {
+      verifier_(*verifier),
+      parameters_(*parameters) {
   unsummed_.reserve(context->frames());
 }
 
@@ -37,7 +39,7 @@ bool Swapper::has_unsummed() const {
 
 bool Swapper::reads_parameters() const {
   monitor_.mu.AssertHeld();
-  return reads_parameters_;
+  return reads_parameters_ || context_.holds_parameters();
 }
 
 void Swapper::set_reads_parameters(bool reads_parameters) {
@@ -126,7 +128,7 @@ void Swapper::SubmitRead(uint32_t index) {
   ++frame.attempts;
   const RecordFiles::Place place =
       context_.files->PlaceOf(frame.record, frame.slot);
-  const uint64_t bytes = reads_parameters_
+  const uint64_t bytes = reads_parameters()
                              ? context_.record_layout.bytes(frame.record)
                              : context_.record_layout.state_bytes(frame.record);
   frame.request = {};
@@ -140,8 +142,10 @@ void Swapper::SubmitRead(uint32_t index) {
 
 // `is_demanded`: the frame is needed for a record that a thread waits for.
 bool Swapper::MayBeWritten(uint32_t record, bool is_demanded) const {
-  if (!cache_.IsWritable(record) ||
-      verifier_.IsReading(record, committer_.SlotToWrite(record))) {
+  if (!cache_.IsWritable(record)) return false;
+  const uint32_t slot = committer_.SlotToWrite(record);
+  if (verifier_.IsReading(record, slot) ||
+      parameters_.IsReading(record, slot)) {
     return false;
   }
   if (committer_.is_committing()) {

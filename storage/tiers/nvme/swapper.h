@@ -7,6 +7,7 @@
 #include "absl/base/thread_annotations.h"
 #include "storage/tiers/nvme/committer.h"
 #include "storage/tiers/nvme/frame_checks.h"
+#include "storage/tiers/nvme/parameter_cache.h"
 #include "storage/tiers/nvme/read_queue.h"
 #include "storage/tiers/nvme/record_cache.h"
 #include "storage/tiers/nvme/store_context.h"
@@ -22,9 +23,9 @@ namespace optstate::nvme {
 // SumOneAndWrite(), one between two polls of the engine.
 //
 // Invariants: a record is written only to SlotToWrite(), while it has no pin
-// and Verify() is not reading that slot; while a commit is made, only if it
-// belongs to it: the slots that are not durable hold the step that is being
-// committed.
+// and neither Verify() nor the parameter cache is reading that slot; while a
+// commit is made, only if it belongs to it: the slots that are not durable hold
+// the step that is being committed.
 //
 // Threads: only the thread of I/O, but for parameters; the store's lock is
 // held. SumOneAndWrite() releases it meanwhile.
@@ -33,7 +34,8 @@ class Swapper {
   // The arguments must outlive this object.
   Swapper(const StoreContext* context, StoreMonitor* monitor,
           RecordCache* cache, ReadQueue* queue, FrameChecks* checks,
-          Committer* committer, const Verifier* verifier);
+          Committer* committer, const Verifier* verifier,
+          const ParameterCache* parameters);
 
   // Writes the records of the commit that is being made, as far as they can be
   // written now.
@@ -64,7 +66,8 @@ class Swapper {
   // Goes on after the request of a frame.
   void Complete(uint32_t frame);
 
-  // Returns whether records are read with the parameters that they hold.
+  // Returns whether records are read with their section of parameters: where
+  // they have no other place always, else when it is said here.
   bool reads_parameters() const;
   void set_reads_parameters(bool reads_parameters);
 
@@ -86,6 +89,7 @@ class Swapper {
   FrameChecks& checks_ ABSL_GUARDED_BY(monitor_.mu);
   Committer& committer_;
   const Verifier& verifier_;
+  const ParameterCache& parameters_;
   // Frames whose write has begun and whose checksums are still to be taken.
   std::vector<uint32_t> unsummed_ ABSL_GUARDED_BY(monitor_.mu);
   bool reads_parameters_ ABSL_GUARDED_BY(monitor_.mu) = false;

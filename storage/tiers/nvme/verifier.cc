@@ -76,7 +76,7 @@ absl::Status Verifier::VerifyRecord(uint32_t record, Verification* verification,
   if (verification->request.status.ok()) {
     result->progress.bytes_read += verification->request.buffer.size();
     different = context_.record_layout.FirstDifferenceOf(
-        record, verification->buffer.data(), context_.options.is_durable,
+        record, verification->buffer.data(), context_.writes_parameters(),
         verification->sums);
     if (different < 0) return absl::OkStatus();
   }
