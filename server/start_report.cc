@@ -31,7 +31,7 @@ admin::ServerInfo DescribeServer(const v1::DaemonConfig& config,
   info.huge_pages = pages;
   info.instruction_set = kernels::cpu::TargetName(kernels::cpu::BestTarget());
   info.workers = WorkersOf(config);
-  info.limits = config.limits();
+  info.config = config;
   return info;
 }
 

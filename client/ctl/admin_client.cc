@@ -105,6 +105,11 @@ class GrpcAdminClient : public AdminClient {
     return Call(&v1::Admin::Stub::SetJob, request);
   }
 
+  absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
+      const v1::DescribeTiersRequest& request) override {
+    return Call(&v1::Admin::Stub::DescribeTiers, request);
+  }
+
   absl::Status VerifyJob(
       const std::string& name, int interrupt,
       absl::FunctionRef<void(const v1::VerifyJobProgress&)> progress) override {

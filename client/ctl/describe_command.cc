@@ -101,11 +101,16 @@ void AddParameters(const v1::ParameterCache& cache, Table& table) {
 // Adds what is known of a job whose records are on disk.
 void AddDisk(const v1::Job& job, Table& table) {
   const bool is_nvme = job.storage().placement() == v1::PLACEMENT_NVME;
-  if (!is_nvme && !job.has_disk()) return;
+  if (!is_nvme && !job.has_disk() && job.storage().placement_reason().empty()) {
+    return;
+  }
   table.AddRow({"placement", is_nvme ? "nvme" : "host"});
   if (is_nvme) {
     table.AddRow(
         {"  host budget", HumanBytes(job.storage().host_budget_bytes())});
+  }
+  if (!job.storage().placement_reason().empty()) {
+    table.AddRow({"  why", job.storage().placement_reason()});
   }
   table.AddRow({"  durability", DurabilityText(job.storage())});
   if (!job.has_disk()) return;
@@ -127,7 +132,14 @@ void AddDisk(const v1::Job& job, Table& table) {
       {"  CPU of I/O", absl::StrFormat("%.1f ms a GB", disk.cpu_ms_per_gb())});
   table.AddRow({"  verified", VerifiedText(job)});
   for (int i = 0; i < disk.directories_size(); ++i) {
-    table.AddRow({"  directory", disk.directories(i)});
+    const bool has_weight = i < job.storage().directory_weights_size();
+    table.AddRow(
+        {"  directory",
+         absl::StrCat(
+             disk.directories(i),
+             has_weight
+                 ? absl::StrCat(", weight ", job.storage().directory_weights(i))
+                 : "")});
     // The engine of a former build does not tell.
     if (i >= disk.directory_io_size()) continue;
     const v1::DirectoryIo& io = disk.directory_io(i);
@@ -256,6 +268,7 @@ void AddDescribeCommand(CLI::App& app, Context& context) {
   job->callback([&context, name] {
     context.run = [&context, name] { return Run(context, *name); };
   });
+  AddDescribeTier(*command, context);
 }
 
 }  // namespace optstate::ctl

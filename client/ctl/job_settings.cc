@@ -59,8 +59,7 @@ std::optional<uint64_t> ParseQuantity(absl::string_view text,
 }
 
 absl::Status SetBudget(absl::string_view value, v1::SetJobRequest* request) {
-  constexpr double kBytesMax = 1152921504606846976.0;  // 1 EiB
-  const auto bytes = ParseQuantity(value, kByteUnits, kBytesMax);
+  const std::optional<uint64_t> bytes = ParseBytes(value);
   if (!bytes.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("host_budget is \"", value,
@@ -102,6 +101,11 @@ absl::Status SetDurability(absl::string_view value,
 }
 
 }  // namespace
+
+std::optional<uint64_t> ParseBytes(absl::string_view text) {
+  constexpr double kBytesMax = 1152921504606846976.0;  // 1 EiB
+  return ParseQuantity(text, kByteUnits, kBytesMax);
+}
 
 absl::StatusOr<v1::SetJobRequest> ParseJobSettings(
     const std::string& job, absl::Span<const std::string> words) {

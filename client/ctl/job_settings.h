@@ -1,9 +1,12 @@
 #ifndef OPTSTATE_CLIENT_CTL_JOB_SETTINGS_H_
 #define OPTSTATE_CLIENT_CTL_JOB_SETTINGS_H_
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "optstate/v1/admin.pb.h"
 
@@ -14,6 +17,10 @@ namespace optstate::ctl {
 // that is wrong, and what could stand there.
 absl::StatusOr<v1::SetJobRequest> ParseJobSettings(
     const std::string& job, absl::Span<const std::string> words);
+
+// Returns the bytes of a text such as "64MiB" or "1.5 GiB"; nothing: it is
+// none.
+std::optional<uint64_t> ParseBytes(absl::string_view text);
 
 // "each step", "every 50 steps", "every 1.5 s", "none".
 std::string DurabilityText(const v1::StorageSettings& storage);

@@ -137,6 +137,14 @@ grpc::Status AdminCalls::VerifyJob(
   return ToGrpc(status);
 }
 
+grpc::Status AdminCalls::DescribeTiers(grpc::ServerContext* context,
+                                       const v1::DescribeTiersRequest* request,
+                                       v1::DescribeTiersReply* reply) {
+  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
+  if (!caller.ok()) return ToGrpc(caller.status());
+  return Answer(service_->DescribeTiers(*request, caller->uid), reply);
+}
+
 grpc::Status AdminCalls::Upgrade(grpc::ServerContext* context,
                                  const v1::UpgradeRequest* request,
                                  v1::UpgradeReply* reply) {

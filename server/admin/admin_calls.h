@@ -46,6 +46,9 @@ class AdminCalls final : public v1::Admin::Service {
   grpc::Status VerifyJob(
       grpc::ServerContext* context, const v1::VerifyJobRequest* request,
       grpc::ServerWriter<v1::VerifyJobProgress>* writer) override;
+  grpc::Status DescribeTiers(grpc::ServerContext* context,
+                             const v1::DescribeTiersRequest* request,
+                             v1::DescribeTiersReply* reply) override;
   grpc::Status Upgrade(grpc::ServerContext* context,
                        const v1::UpgradeRequest* request,
                        v1::UpgradeReply* reply) override;

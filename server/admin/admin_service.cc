@@ -11,6 +11,7 @@
 #include "proto/types/status_macros.h"
 #include "proto/types/version.h"
 #include "server/accept/hello_check.h"
+#include "server/admin/tier_report.h"
 #include "server/session/admission.h"
 #include "server/session/job_facts.h"
 #include "server/supervisor/permissions.h"
@@ -159,7 +160,7 @@ v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
   }
   *status.mutable_unanswered() = list.unanswered();
   const absl::StatusOr<uint64_t> left =
-      session::StateBytesLeft(info_.state_dir, info_.limits);
+      session::StateBytesLeft(info_.state_dir, info_.config.limits());
   if (left.ok()) {
     status.set_state_bytes_available(*left);
   } else {
@@ -330,6 +331,14 @@ absl::Status AdminService::VerifyJob(
   const absl::Status verified = engines_->VerifyJob(name, caller, pass);
   if (!absl::IsUnimplemented(verified)) return verified;
   return TooOld(name, "verify");
+}
+
+absl::StatusOr<v1::DescribeTiersReply> AdminService::DescribeTiers(
+    const v1::DescribeTiersRequest& request, uid_t uid) {
+  if (request.measure()) {
+    OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));
+  }
+  return admin::DescribeTiers(info_.config, control_->Jobs(), request);
 }
 
 absl::StatusOr<v1::UpgradeReply> AdminService::Upgrade(

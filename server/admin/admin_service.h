@@ -59,6 +59,9 @@ class AdminService {
   absl::Status VerifyJob(
       const std::string& name, uid_t uid, const grpc::ServerContext* caller,
       absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass);
+  // PERMISSION_DENIED: the user may not have directories measured.
+  absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
+      const v1::DescribeTiersRequest& request, uid_t uid);
   // `is_local`: the call came over a unix socket.
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary, uid_t uid,
                                            bool is_local);

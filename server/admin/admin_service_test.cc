@@ -34,8 +34,8 @@ TEST_F(AdminServiceTest, StatusSumsUpTheJobs) {
 }
 
 TEST_F(AdminServiceTest, StatusSaysWhatTheLimitsLeave) {
-  info_.limits.set_memory_reserve_bytes(UINT64_MAX);
-  info_.limits.set_state_bytes_max(1);
+  info_.config.mutable_limits()->set_memory_reserve_bytes(UINT64_MAX);
+  info_.config.mutable_limits()->set_state_bytes_max(1);
   info_.state_dir = ::testing::TempDir();
   AdminService full(&control_, &engines_, &upgrade_, info_);
   const v1::ServerStatus status = full.GetStatus(Soon());

@@ -19,7 +19,7 @@ struct ServerInfo {
   std::string huge_pages;
   std::string instruction_set;
   uint32_t workers = 0;
-  v1::Limits limits;
+  v1::DaemonConfig config;
 };
 
 }  // namespace optstate::admin

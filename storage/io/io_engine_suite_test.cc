@@ -15,8 +15,10 @@
 
 #include "absl/status/status.h"
 #include "storage/io/blocking_io_engine.h"
+#include "storage/io/disk_share.h"
 #include "storage/io/io_uring_io_engine.h"
 #include "storage/io/metered_io_engine.h"
+#include "storage/io/shared_io_engine.h"
 #include "storage/io/simulated_disk.h"
 #include "storage/io/simulated_io_engine.h"
 
@@ -77,6 +79,38 @@ class MeteredWorld final : public FolderWorld {
   std::atomic<uint64_t> done_bytes_ = 0;
 };
 
+// An engine behind the one that shares, with another process that always has
+// requests.
+class SharedWorld final : public FolderWorld {
+ public:
+  absl::StatusOr<std::unique_ptr<IoEngine>> Make(const Setup& setup) override {
+    absl::StatusOr<std::unique_ptr<IoEngine>> engine =
+        MakeBlockingIoEngine(OptionsOf(setup));
+    if (!engine.ok()) return engine.status();
+    auto share = DiskShare::Open(shares_.folder() + "/shares", 1);
+    if (!share.ok()) return share.status();
+    if (other_ == nullptr) {
+      auto other = DiskShare::Open(shares_.folder() + "/shares", 1);
+      if (!other.ok()) return other.status();
+      other_ = *std::move(other);
+      // Far in the future.
+      other_->NoteActive(int64_t{1} << 62);
+    }
+    return ShareIoEngine(*std::move(engine), *std::move(share));
+  }
+
+ private:
+  class Folder : public FolderWorld {
+   public:
+    absl::StatusOr<std::unique_ptr<IoEngine>> Make(const Setup&) override {
+      return absl::UnimplementedError("a folder alone");
+    }
+  };
+
+  Folder shares_;
+  std::unique_ptr<DiskShare> other_;
+};
+
 template <bool kSubmissionThread>
 class IoUringWorld final : public FolderWorld {
  public:
@@ -124,6 +158,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         IoEngineWorldParam{"Blocking", &MakeWorld<BlockingWorld>},
         IoEngineWorldParam{"Metered", &MakeWorld<MeteredWorld>},
+        IoEngineWorldParam{"Shared", &MakeWorld<SharedWorld>},
         IoEngineWorldParam{"IoUring", &MakeWorld<IoUringWorld<false>>},
         IoEngineWorldParam{"IoUringSubmissionThread",
                            &MakeWorld<IoUringWorld<true>>},

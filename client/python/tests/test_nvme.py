@@ -17,7 +17,8 @@ SWAPPED = {"placement": "nvme", "sub_group_size": 4096}
 
 def start_daemon(tmp_path, *names, **limits):
     """A daemon with these directories whose jobs have as few frames as can be by default."""
-    lines = ["nvme:", "  job_host_budget_bytes: 1", "limits:", "  operator_reserve_percent: 0"]
+    lines = ["engine: {workers: 2}", "nvme: {job_host_budget_bytes: 1}"]
+    lines += ["limits:", "  operator_reserve_percent: 0"]
     lines += [f"  {name}: {value}" for name, value in limits.items()]
     (tmp_path / "optstated.yaml").write_text("\n".join(lines) + "\n")
     arguments = ["--config", str(tmp_path / "optstated.yaml")]
@@ -205,7 +206,7 @@ def placement_of(daemon, job):
 def test_auto_takes_memory_or_the_disk_and_keeps_the_durability(tmp_path, durability, job):
     options = {"placement": "auto", "durability": durability, "sub_group_size": 4096}
     models = []
-    for limit, placement in ((0, "PLACEMENT_HOST"), (900_000, "PLACEMENT_NVME")):
+    for limit, placement in ((0, "PLACEMENT_HOST"), (480_000, "PLACEMENT_NVME")):
         folder = tmp_path / placement
         folder.mkdir()
         daemon = start_daemon(folder, "disk", job_state_bytes_max=limit)

@@ -1,14 +1,18 @@
 #include "server/session/durability/store_maker.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/types/span.h"
 #include "proto/types/status_macros.h"
+#include "server/config/job_weight.h"
 #include "server/session/durability/disk_claim.h"
 #include "server/session/durability/durable_job.h"
 #include "server/session/durability/job_extents.h"
 #include "server/session/durability/job_storage.h"
 #include "spdlog/spdlog.h"
+#include "storage/io/disk_share.h"
+#include "storage/io/shared_io_engine.h"
 #include "storage/tiers/nvme/frame_table.h"
 #include "storage/tiers/nvme/nvme_store.h"
 
@@ -27,6 +31,21 @@ uint64_t SubGroupElements(const JobContext& job,
 std::vector<uint32_t> WeightsOf(const JobDescription& description) {
   const auto& weights = description.storage.directory_weights();
   return {weights.begin(), weights.end()};
+}
+
+// Has the engine use no more of the disks than the job's part while other jobs
+// of the node use them.
+std::unique_ptr<io::IoEngine> ShareDisks(const JobContext& job,
+                                         std::unique_ptr<io::IoEngine> engine) {
+  const uint32_t weight =
+      config::WeightOf(job.options.config.engine(), job.options.name);
+  absl::StatusOr<std::unique_ptr<io::DiskShare>> share = io::DiskShare::Open(
+      job.StateDir() + "/disk_shares", std::max(weight, 1u));
+  if (share.ok())
+    return io::ShareIoEngine(std::move(engine), *std::move(share));
+  spdlog::warn("disks are not shared by weight: job={} error=\"{}\"",
+               job.options.name, share.status().ToString());
+  return engine;
 }
 
 }  // namespace
@@ -89,6 +108,7 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
   OPTSTATE_ASSIGN_OR_RETURN(
       options.engine,
       MakeDiskEngine(job->options.config, job->options.disk_bytes));
+  options.engine = ShareDisks(*job, std::move(options.engine));
   const absl::Span<std::byte> frames = job->tier->frames();
   options.frames = frames.first(frames.size() / sizes.frame * sizes.frame);
   options.table = job->tier->frame_table();
