@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -146,6 +147,10 @@ class HostTier {
   absl::Status ReserveLoadLog(uint64_t bytes, uint64_t bytes_max) {
     return files_.ReserveLoadLog(bytes, bytes_max);
   }
+  void SetLoadLogFolder(std::string folder) {
+    files_.SetLoadLogFolder(std::move(folder));
+  }
+  bool is_load_log_on_disk() const { return files_.is_load_log_on_disk(); }
   absl::Status OpenLoadLog(uint64_t bytes) { return files_.OpenLoadLog(bytes); }
   void DropLoadLog() { files_.DropLoadLog(); }
   absl::Span<std::byte> load_log() const { return files_.load_log(); }

@@ -246,8 +246,8 @@ void JobFiles::LockMemory(MemoryLocker* locker) {
 
 absl::Status JobFiles::ReserveLoadLog(uint64_t bytes, uint64_t bytes_max) {
   if (load_log_.has_value()) return load_log_->ReserveTo(bytes);
+  DropLoadLog();
   const std::string path = load_log_path();
-  ::unlink(path.c_str());
   const ByteRange first = {0, bytes};
   absl::StatusOr<StateFile> file =
       StateFile::Create(path, std::max(bytes, bytes_max), {&first, 1});
@@ -268,6 +268,7 @@ absl::Status JobFiles::OpenLoadLog(uint64_t bytes) {
 
 void JobFiles::DropLoadLog() {
   load_log_.reset();
+  ::unlink(PathOf(kLoadLogFile).c_str());
   ::unlink(load_log_path().c_str());
 }
 
@@ -276,7 +277,14 @@ absl::Span<std::byte> JobFiles::load_log() const {
   return absl::MakeSpan(load_log_->data(), load_log_->reserved_bytes());
 }
 
-std::string JobFiles::load_log_path() const { return PathOf(kLoadLogFile); }
+// A log that a former build began stays beside the other files.
+std::string JobFiles::load_log_path() const {
+  std::string beside = PathOf(kLoadLogFile);
+  if (load_log_folder_.empty() || ::access(beside.c_str(), F_OK) == 0) {
+    return beside;
+  }
+  return absl::StrCat(load_log_folder_, "/", kLoadLogFile);
+}
 
 RecoveryArrays JobFiles::recovery() const {
   const auto words = [this](StateArrayIndex array) {
@@ -307,7 +315,9 @@ uint64_t JobFiles::bytes() const {
   for (const auto& file : step_files_) {
     if (file.has_value()) bytes += file->size();
   }
-  if (load_log_.has_value()) bytes += load_log_->reserved_bytes();
+  if (load_log_.has_value() && !is_load_log_on_disk()) {
+    bytes += load_log_->reserved_bytes();
+  }
   return bytes;
 }
 

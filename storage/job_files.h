@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -132,6 +133,13 @@ class JobFiles {
   // not open. load_log() then stays where it is. RESOURCE_EXHAUSTED: nothing
   // changed.
   absl::Status ReserveLoadLog(uint64_t bytes, uint64_t bytes_max);
+  // Puts logs that are begun from now on into this folder, of a disk; empty:
+  // beside the other files.
+  void SetLoadLogFolder(std::string folder) {
+    load_log_folder_ = std::move(folder);
+  }
+  // Returns whether logs take room on a disk, not memory.
+  bool is_load_log_on_disk() const { return !load_log_folder_.empty(); }
   // Opens the file that an engine has left, of so many bytes: DATA_LOSS when
   // the file is missing or shorter.
   absl::Status OpenLoadLog(uint64_t bytes);
@@ -170,6 +178,7 @@ class JobFiles {
   ArrayFiles arrays_;
   std::array<std::optional<StateFile>, kStepFileCount> step_files_;
   std::optional<StateFile> load_log_;
+  std::string load_log_folder_;
 };
 
 }  // namespace optstate::storage

@@ -26,7 +26,8 @@ std::byte* StateStore::sums(uint32_t parameter, uint64_t begin) const {
          begin * SizeInBytes(layout_->parameters()[parameter].gradient_dtype);
 }
 
-absl::Status StateStore::RequestCommit(uint64_t /*step*/, std::string /*job*/) {
+absl::Status StateStore::RequestCommit(uint64_t /*step*/,
+                                       absl::string_view /*job*/) {
   return absl::FailedPreconditionError(
       "the job is not durable: it was made with durability \"none\"");
 }

@@ -13,6 +13,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
@@ -128,7 +129,7 @@ class StateStore {
   // records together; `job` is returned by durable_job() then. Waits for the
   // commit before. No record may be pinned for writing. FAILED_PRECONDITION:
   // the job is not durable.
-  virtual absl::Status RequestCommit(uint64_t step, std::string job);
+  virtual absl::Status RequestCommit(uint64_t step, absl::string_view job);
   // Waits until the commit that was requested last is durable.
   virtual absl::Status AwaitCommit() { return absl::OkStatus(); }
   // Returns the step of the last durable commit; 0: there is none.

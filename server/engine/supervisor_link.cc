@@ -1,6 +1,7 @@
 #include "server/engine/supervisor_link.h"
 
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 
 #include <cerrno>
 #include <string>
@@ -29,22 +30,29 @@ absl::StatusOr<std::unique_ptr<SupervisorLink>> SupervisorLink::Start(
   OPTSTATE_RETURN_IF_ERROR(TakeListenerOver(listener.get()));
   UniqueFd epoll(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll.ok()) return OsError(errno, "epoll_create1");
-  std::unique_ptr<SupervisorLink> link(new SupervisorLink(
-      std::move(listener), std::move(epoll), ends_with_supervisor));
-  if (!link->WatchListener()) return OsError(errno, "epoll_ctl");
+  UniqueFd collected(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!collected.ok()) return OsError(errno, "eventfd");
+  std::unique_ptr<SupervisorLink> link(
+      new SupervisorLink(std::move(listener), std::move(epoll),
+                         std::move(collected), ends_with_supervisor));
+  if (!link->WatchForInput(link->listener_.get()) ||
+      !link->WatchForInput(link->collected_event_.get())) {
+    return OsError(errno, "epoll_ctl");
+  }
   return link;
 }
 
 SupervisorLink::SupervisorLink(UniqueFd listener, UniqueFd epoll,
-                               bool ends_with_supervisor)
+                               UniqueFd collected, bool ends_with_supervisor)
     : listener_(std::move(listener)),
       epoll_(std::move(epoll)),
+      collected_event_(std::move(collected)),
       ends_with_supervisor_(ends_with_supervisor) {}
 
-bool SupervisorLink::WatchListener() {
+bool SupervisorLink::WatchForInput(int fd) {
   epoll_event event{};
   event.events = EPOLLIN;
-  return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &event) == 0;
+  return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
 void SupervisorLink::Watch(int operation, uint32_t events) {
@@ -56,7 +64,23 @@ void SupervisorLink::Watch(int operation, uint32_t events) {
   }
 }
 
+void SupervisorLink::Collect() {
+  while (std::optional<SupervisorMessage> message = ReceiveNext()) {
+    collected_.push_back(*std::move(message));
+    ::eventfd_write(collected_event_.get(), 1);
+  }
+}
+
 std::optional<SupervisorMessage> SupervisorLink::Receive() {
+  if (collected_.empty()) return ReceiveNext();
+  SupervisorMessage message = std::move(collected_.front());
+  collected_.pop_front();
+  eventfd_t written;
+  if (collected_.empty()) ::eventfd_read(collected_event_.get(), &written);
+  return message;
+}
+
+std::optional<SupervisorMessage> SupervisorLink::ReceiveNext() {
   while (!ended_) {
     std::optional<SupervisorMessage> message;
     // All messages of one supervisor are read before the next one's: the fds
@@ -178,8 +202,8 @@ bool SupervisorLink::Send(const v1::EngineEvent& event, int fd) {
 bool SupervisorLink::TakeWritable() {
   absl::MutexLock lock(&mutex_);
   if (!awaits_room_) return false;
-  epoll_event events[2];
-  const int count = ::epoll_wait(epoll_.get(), events, 2, 0);
+  epoll_event events[3];
+  const int count = ::epoll_wait(epoll_.get(), events, 3, 0);
   bool writable = false;
   for (int i = 0; i < count; ++i) {
     writable |= (events[i].events & EPOLLOUT) != 0;

@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_SERVER_ENGINE_SUPERVISOR_LINK_H_
 #define OPTSTATE_SERVER_ENGINE_SUPERVISOR_LINK_H_
 
+#include <deque>
 #include <memory>
 #include <optional>
 
@@ -37,6 +38,10 @@ class SupervisorLink {
   // Supervise, which comes with an fd, as KeptGradients and AdoptConnection do;
   // other messages were refused and logged. nullopt: nothing now, or ended().
   std::optional<SupervisorMessage> Receive();
+  // Receives what is there, and keeps it for Receive(): while the engine is
+  // busy with something else, the next supervisor is accepted and can be sent
+  // to. In the place of Receive(), not beside it.
+  void Collect();
 
   // Returns whether the supervisor said Stop, or is gone and the engine ends
   // with it.
@@ -49,9 +54,12 @@ class SupervisorLink {
   bool TakeWritable();
 
  private:
-  SupervisorLink(UniqueFd listener, UniqueFd epoll, bool ends_with_supervisor);
+  SupervisorLink(UniqueFd listener, UniqueFd epoll, UniqueFd collected,
+                 bool ends_with_supervisor);
 
-  bool WatchListener();
+  bool WatchForInput(int fd);
+  // Receives from the supervisor what was not collected.
+  std::optional<SupervisorMessage> ReceiveNext();
   // Accepts the next supervisor; false: none waits.
   bool AcceptNext();
   void Disconnect();
@@ -63,7 +71,9 @@ class SupervisorLink {
 
   const UniqueFd listener_;
   const UniqueFd epoll_;
+  const UniqueFd collected_event_;  // readable while something is collected
   const bool ends_with_supervisor_;
+  std::deque<SupervisorMessage> collected_;
   bool ended_ = false;
   bool supervised_ = false;  // Supervise was received
 

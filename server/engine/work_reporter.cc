@@ -23,6 +23,7 @@ WorkReporter::~WorkReporter() {
 void WorkReporter::Run() {
   uint64_t reported = disk_bytes_.load(std::memory_order_relaxed);
   while (!end_.WaitForNotificationWithTimeout(kInterval)) {
+    link_.Collect();
     const uint64_t now = disk_bytes_.load(std::memory_order_relaxed);
     if (now == reported) continue;
     v1::EngineEvent event;

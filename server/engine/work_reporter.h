@@ -12,7 +12,10 @@ namespace optstate::engine {
 
 // While this object lives, the supervisor is told whenever the job's disk I/O
 // has gone on, so that it does not kill an engine that opens or ends a large
-// job. A disk that hangs is not reported as work.
+// job. That holds for a supervisor, too, that has come in the place of another
+// meanwhile. A disk that hangs is not reported as work.
+//
+// Threads: nothing else receives from the link meanwhile.
 class WorkReporter {
  public:
   // Both outlive this object.

@@ -23,6 +23,7 @@
 #include "proto/types/partition.h"
 #include "proto/types/unique_fd.h"
 #include "server/session/job_types.h"
+#include "server/session/monotonic_clock.h"
 #include "server/session/ranks/former_rank.h"
 #include "server/session/recovery/gradient_keeper.h"
 
@@ -130,10 +131,12 @@ class Job {
         const Layout* layout, uint64_t sub_group_elements,
         const storage::StateArrays& arrays, uint64_t incarnation)>
         make_host_store = nullptr;
-    // The clock that ends a pause and makes a scrub due; thread-safe. Tests
-    // only: another clock may run ahead of the real one, and each leap must be
-    // followed by a call of the job; for a scrub, Resume.
-    std::function<absl::Time()> clock = absl::Now;
+    // The clock that ends a pause, makes a scrub due and a step durable;
+    // thread-safe. Tests only: another clock may run ahead of the real one, and
+    // each leap must be followed by a call of the job; for a scrub, Resume.
+    std::function<absl::Time()> clock = MonotonicNow;
+    // The clock of times that are noted on disk or shown. Tests only.
+    std::function<absl::Time()> wall_clock = absl::Now;
   };
 
   // Returns the path of the file into which a transport without shared memory

@@ -47,7 +47,7 @@ JobContext::JobContext(Job::Options job_options)
            /*spin=*/WorkersOf(options.config.engine()) <=
                scheduler::AvailableCores(),
            placement),
-      verifier(options.name, options.clock) {}
+      verifier(options.name, options.clock, options.wall_clock) {}
 
 JobContext::~JobContext() { verifier.Cancel("the engine ends"); }
 

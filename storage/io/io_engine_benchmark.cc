@@ -6,18 +6,22 @@
 // A file of 64 records is made in the folder (without one, in that of temporary
 // files), and removed. Each iteration reads or writes all of its records in
 // random order, in each of these ways in turn, so that a slow moment of the
-// disk meets all: io_uring with and without registered buffers, the blocking
-// engine, and O_DIRECT pread and pwrite on threads of the benchmark, one for
-// each unit of depth. Counters are GB/s, medians over the iterations; the ratio
-// of each way to the plain calls, median over the iterations too; and CPU time
-// of the process for each GB.
+// disk meets all: io_uring with and without registered buffers, with a
+// submission thread (SQPOLL), a ring that polls the disk for completions
+// (IOPOLL; no engine has one), the blocking engine, and O_DIRECT pread and
+// pwrite on threads of the benchmark, one for each unit of depth. A ring that
+// the machine refuses is told once, and has no counters. Counters are GB/s,
+// medians over the iterations; the ratio of each way to the plain calls, median
+// over the iterations too; and CPU time of the process for each GB.
 
 #include <fcntl.h>
+#include <liburing.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <iostream>
 #include <memory>
 #include <random>
@@ -57,9 +61,17 @@ struct Pass {
   }
 };
 
-enum Way { kRegistered, kUnregistered, kBlocking, kPlain, kWays };
-constexpr const char* kWayNames[kWays] = {"io_uring", "unregistered",
-                                          "blocking", "plain"};
+enum Way {
+  kRegistered,
+  kUnregistered,
+  kSubmissionThread,
+  kPolled,
+  kBlocking,
+  kPlain,
+  kWays
+};
+constexpr const char* kWayNames[kWays] = {"io_uring", "unregistered", "sqpoll",
+                                          "iopoll",   "blocking",     "plain"};
 
 std::unique_ptr<IoEngine> MakeEngine(Way way, const Pass& pass) {
   IoEngineOptions options;
@@ -67,11 +79,74 @@ std::unique_ptr<IoEngine> MakeEngine(Way way, const Pass& pass) {
   options.threads = pass.depth;
   options.log = [](const std::string& text) { std::cerr << text << "\n"; };
   if (way == kBlocking) return MakeBlockingIoEngine(options);
+  options.submission_thread = way == kSubmissionThread;
   auto engine = MakeIoUringIoEngine(options);
   DieUnless(engine.ok(), engine.status().ToString());
-  if (way == kRegistered) (*engine)->RegisterMemory(pass.memory);
+  if (way != kUnregistered) (*engine)->RegisterMemory(pass.memory);
   return *std::move(engine);
 }
+
+// A ring that asks the disk for completions instead of waiting for interrupts.
+class PolledRing {
+ public:
+  PolledRing(int fd, const Pass& pass) : fd_(fd), pass_(pass) {
+    error_ = io_uring_queue_init(static_cast<unsigned>(pass.depth), &ring_,
+                                 IORING_SETUP_IOPOLL);
+    is_open_ = error_ == 0;
+    iovec memory = {pass.memory.data(), pass.memory.size()};
+    if (is_open_) error_ = io_uring_register_buffers(&ring_, &memory, 1);
+  }
+  ~PolledRing() {
+    if (is_open_) io_uring_queue_exit(&ring_);
+  }
+  PolledRing(const PolledRing&) = delete;
+  PolledRing& operator=(const PolledRing&) = delete;
+
+  // Returns 0 or a negative errno, of a ring or of a call that was refused.
+  int Run() {
+    if (error_ != 0) return error_;
+    for (int i = 0; i < pass_.depth; ++i) Prepare(i);
+    while (under_way_ > 0) {
+      io_uring_submit_and_wait(&ring_, 1);
+      io_uring_cqe* entry = nullptr;
+      while (io_uring_peek_cqe(&ring_, &entry) == 0) {
+        const auto buffer = static_cast<int>(io_uring_cqe_get_data64(entry));
+        const int result = entry->res;
+        io_uring_cqe_seen(&ring_, entry);
+        --under_way_;
+        if (result < 0 && error_ == 0) error_ = result;
+        if (error_ == 0) Prepare(buffer);
+      }
+    }
+    return error_;
+  }
+
+ private:
+  void Prepare(int buffer) {
+    if (next_ == pass_.offsets.size()) return;
+    io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
+    const auto bytes = static_cast<unsigned>(pass_.record_bytes);
+    std::byte* const data = pass_.Buffer(buffer).data();
+    if (pass_.kind == IoRequest::Kind::kRead) {
+      io_uring_prep_read_fixed(entry, fd_, data, bytes, pass_.offsets[next_],
+                               0);
+    } else {
+      io_uring_prep_write_fixed(entry, fd_, data, bytes, pass_.offsets[next_],
+                                0);
+    }
+    io_uring_sqe_set_data64(entry, static_cast<uint64_t>(buffer));
+    ++next_;
+    ++under_way_;
+  }
+
+  const int fd_;
+  const Pass& pass_;
+  io_uring ring_ = {};
+  bool is_open_ = false;
+  int error_ = 0;
+  size_t next_ = 0;
+  int under_way_ = 0;
+};
 
 void RunEngine(IoEngine& engine, FileId file, const Pass& pass) {
   std::vector<IoRequest> requests(static_cast<size_t>(pass.depth));
@@ -119,9 +194,16 @@ void RunPlain(int fd, const Pass& pass) {
 }
 
 struct Cost {
-  double seconds = 0;
+  double seconds = 0;  // 0: the machine refuses this way
   double cpu_seconds = 0;
 };
+
+// Says it once, and leaves the way out from then on.
+bool is_polling_refused = false;
+void RefusePolling(int error) {
+  std::cerr << "iopoll: " << std::strerror(-error) << "\n";
+  is_polling_refused = true;
+}
 
 // Opening, and registering memory, happen once a job: they are not measured.
 Cost Measure(Way way, const std::string& path, const Pass& pass) {
@@ -133,11 +215,20 @@ Cost Measure(Way way, const std::string& path, const Pass& pass) {
     cost.seconds = WallSeconds() - wall;
     cost.cpu_seconds = CpuSeconds() - cpu;
   };
-  if (way == kPlain) {
+  if (way == kPlain || way == kPolled) {
     const UniqueFd fd(::open(path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC));
     DieUnless(fd.ok(), "open with O_DIRECT failed");
-    measure([&] { RunPlain(fd.get(), pass); });
-    return cost;
+    if (way == kPlain) {
+      measure([&] { RunPlain(fd.get(), pass); });
+      return cost;
+    }
+    if (is_polling_refused) return cost;
+    PolledRing ring(fd.get(), pass);
+    int error = 0;
+    measure([&] { error = ring.Run(); });
+    if (error == 0) return cost;
+    RefusePolling(error);
+    return {};
   }
   const std::unique_ptr<IoEngine> engine = MakeEngine(way, pass);
   const auto file = engine->Open(path, 0, IoEngine::OpenMode::kOpen);
@@ -189,7 +280,7 @@ void BM_Records(benchmark::State& state) {
       const auto way = static_cast<Way>((round + turn) % kWays);
       std::shuffle(pass.offsets.begin(), pass.offsets.end(), random);
       const Cost cost = Measure(way, FileIn(folder), pass);
-      speed[way] = gigabytes / cost.seconds;
+      speed[way] = cost.seconds == 0 ? 0 : gigabytes / cost.seconds;
       cpu_seconds[way] += cost.cpu_seconds;
     }
     for (int way = 0; way < kWays; ++way) {
@@ -200,6 +291,7 @@ void BM_Records(benchmark::State& state) {
   }
   for (int way = 0; way < kWays; ++way) {
     const std::string name = kWayNames[way];
+    if (way == kPolled && is_polling_refused) continue;
     state.counters[name + "_GBps"] = Median(speeds[way]);
     if (way != kPlain) state.counters[name + "_ratio"] = Median(ratios[way]);
     state.counters[name + "_cpu_ms_per_GB"] =

@@ -29,24 +29,23 @@ uint64_t DurableJobBytes(const Layout& layout, absl::string_view description) {
                   .record = {}});
 }
 
-std::string SerializeDurableJob(absl::string_view description,
-                                const storage::StepRecord& record,
-                                const storage::StateStore& store) {
+void SerializeDurableJob(absl::string_view description,
+                         const storage::StepRecord& record,
+                         const storage::StateStore& store, std::string* bytes) {
   const auto counts = store.step_counts();
   const auto scalars = store.scalars();
   const Header header = {.description_bytes = description.size(),
                          .step_counts = counts.size(),
                          .scalars = scalars.size(),
                          .record = record};
-  std::string bytes;
-  bytes.reserve(BytesOf(header));
-  bytes.append(reinterpret_cast<const char*>(&header), sizeof(header));
-  bytes.append(description.data(), description.size());
-  bytes.append(reinterpret_cast<const char*>(counts.data()),
-               counts.size() * sizeof(int64_t));
-  bytes.append(reinterpret_cast<const char*>(scalars.data()),
-               scalars.size() * sizeof(double));
-  return bytes;
+  bytes->clear();
+  bytes->reserve(BytesOf(header));
+  bytes->append(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes->append(description.data(), description.size());
+  bytes->append(reinterpret_cast<const char*>(counts.data()),
+                counts.size() * sizeof(int64_t));
+  bytes->append(reinterpret_cast<const char*>(scalars.data()),
+                scalars.size() * sizeof(double));
 }
 
 absl::StatusOr<DurableJob> ParseDurableJob(absl::string_view bytes) {

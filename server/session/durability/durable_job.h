@@ -26,10 +26,11 @@ struct DurableJob {
 // Returns the size of the text of a job with this layout and description.
 uint64_t DurableJobBytes(const Layout& layout, absl::string_view description);
 
-// Takes the counts and scalars of the store.
-std::string SerializeDurableJob(absl::string_view description,
-                                const storage::StepRecord& record,
-                                const storage::StateStore& store);
+// Writes the text to `bytes`, in place of what is there; takes the counts and
+// scalars of the store.
+void SerializeDurableJob(absl::string_view description,
+                         const storage::StepRecord& record,
+                         const storage::StateStore& store, std::string* bytes);
 // Returns DATA_LOSS when the bytes are none that SerializeDurableJob made.
 absl::StatusOr<DurableJob> ParseDurableJob(absl::string_view bytes);
 

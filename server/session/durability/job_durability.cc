@@ -2,7 +2,6 @@
 
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
@@ -56,12 +55,12 @@ bool JobDurability::IsCommitDue() const {
 absl::Status JobDurability::MakeDurable() {
   commit_requested_at_ = job_.options.clock();
   const uint64_t step = job_.record().committed_step;
-  std::string job =
-      SerializeDurableJob(job_.shape->text, job_.record(), *job_.store);
+  SerializeDurableJob(job_.shape->text, job_.record(), *job_.store,
+                      &commit_text_);
   const bool waits =
       job_.shape->description.storage.durability() == v1::DURABILITY_KIND_STEP;
   absl::Status status = job_.MakePass([&] {
-    absl::Status requested = job_.store->RequestCommit(step, std::move(job));
+    absl::Status requested = job_.store->RequestCommit(step, commit_text_);
     return requested.ok() && waits ? job_.store->AwaitCommit() : requested;
   });
   if (status.ok()) return status;

@@ -2,6 +2,7 @@
 #define OPTSTATE_SERVER_SESSION_DURABILITY_JOB_DURABILITY_H_
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -50,6 +51,8 @@ class JobDurability {
 
   JobContext& job_;
   absl::Time commit_requested_at_ = absl::InfinitePast();
+  // The text of the last commit: the next one needs as much room.
+  std::string commit_text_;
 };
 
 }  // namespace optstate::session

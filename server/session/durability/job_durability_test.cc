@@ -6,6 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/session/durability/store_maker.h"
+#include "server/session/monotonic_clock.h"
 #include "server/session/testing/room_fixture.h"
 #include "server/session/testing/scoped_file_limit.h"
 
@@ -64,6 +65,14 @@ class JobDurabilityTest : public RoomTest<LowerRooms> {
     durability_.CommitFinally(loading);
   }
 };
+
+// A clock that somebody sets would make steps durable too early or too late.
+TEST(JobClockTest, IntervalsGoByAMonotonicClock) {
+  const absl::Time before = MonotonicNow();
+  const absl::Time now = Job::Options().clock();
+  EXPECT_LE(before, now);
+  EXPECT_LE(now, MonotonicNow());
+}
 
 TEST_F(JobDurabilityTest, EachStep) {
   ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_STEP));

@@ -55,8 +55,7 @@ bool RecordScrubber::AwaitDue(absl::Time earliest) {
   const auto is_called = [this] { return woken_ || stopped_; };
   while (!stopped_) {
     woken_ = false;
-    const absl::Time since =
-        std::max(started_at_, verifier_.last_verified_at());
+    const absl::Time since = verifier_.counted_from().value_or(started_at_);
     const absl::Duration left =
         std::max(earliest, since + options_.interval) - options_.clock();
     if (left <= absl::ZeroDuration()) return true;

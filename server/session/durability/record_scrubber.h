@@ -18,9 +18,11 @@ namespace optstate::session {
 // Verifies a job's records when nobody has for long, on a thread of its own, so
 // that a damage is known before the record is needed.
 //
-// The interval begins with Start(), and anew at the end of each verification
-// that looked at every record, whoever asked for it. A scrub that cannot begin
-// or is ended is tried again after kRetry, from the first record on.
+// The interval begins at the end of each verification that looked at every
+// record, whoever asked for it, also of a former engine's
+// (RecordVerifier::UseNote). Without any it begins with Start(). A scrub that
+// cannot begin or is ended is tried again after kRetry, from the first record
+// on.
 //
 // Threads: thread-safe, but for Start().
 class RecordScrubber {

@@ -2,8 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -166,7 +169,8 @@ class RecordScrubberTest : public testing::Test {
   const Layout layout_ = OneParameter();
   TestClock clock_;
   VerifiableStore store_{&layout_};
-  RecordVerifier verifier_{"gpt", [this] { return clock_.Look(); }};
+  RecordVerifier verifier_{"gpt", [this] { return clock_.Look(); },
+                           [this] { return clock_.Look(); }};
   uint64_t bytes_per_s_ = 0;
   absl::Mutex mu_;
   absl::Status refusal_ ABSL_GUARDED_BY(mu_);
@@ -227,6 +231,50 @@ TEST_F(RecordScrubberTest, AnOperatorTakesOver) {
   EXPECT_EQ(store_.verifications(), 2);
   EXPECT_TRUE(Describe().has_last_verified_at());
   EXPECT_EQ(Describe().scrubs(), 0u);
+}
+
+class VerifyNoteTest : public testing::Test {
+ protected:
+  VerifyNoteTest() : folder_(testing::TempDir() + "/verify-note-XXXXXX") {
+    EXPECT_NE(::mkdtemp(folder_.data()), nullptr);
+  }
+  ~VerifyNoteTest() override { std::filesystem::remove_all(folder_); }
+  // Returns how long ago the interval began, for an engine that starts now.
+  absl::Duration AgeOf(uint64_t incarnation) {
+    RecordVerifier verifier(
+        "gpt", [this] { return monotonic_; }, [this] { return wall_; });
+    verifier.UseNote(folder_, incarnation);
+    return monotonic_ - *verifier.counted_from();
+  }
+
+  std::string folder_;
+  absl::Time monotonic_ = absl::UnixEpoch() + absl::Hours(1);
+  absl::Time wall_ = absl::FromUnixSeconds(1'700'000'000);
+};
+
+TEST_F(VerifyNoteTest, TheNextEngineGoesOnWhereTheFormerWas) {
+  EXPECT_EQ(AgeOf(1), absl::ZeroDuration());
+  wall_ += absl::Hours(50);
+  monotonic_ = absl::UnixEpoch();  // another boot
+  EXPECT_EQ(AgeOf(1), absl::Hours(50));
+  EXPECT_EQ(AgeOf(2), absl::ZeroDuration()) << "of another job";
+}
+
+TEST_F(VerifyNoteTest, AWallClockThatWasSetBackSaysNothing) {
+  EXPECT_EQ(AgeOf(1), absl::ZeroDuration());
+  wall_ -= absl::Hours(1);
+  EXPECT_EQ(AgeOf(1), absl::ZeroDuration());
+}
+
+TEST_F(VerifyNoteTest, IsReadAsItWasWritten) {
+  EXPECT_EQ(*ReadVerifyNote(folder_), std::nullopt);
+  const VerifyNote note = {0xfedcba9876543210, wall_, true, 3};
+  ASSERT_TRUE(WriteVerifyNote(folder_, note).ok());
+  EXPECT_EQ(*ReadVerifyNote(folder_), note);
+  std::ofstream(folder_ + "/verified") << "yesterday";
+  EXPECT_TRUE(absl::IsDataLoss(ReadVerifyNote(folder_).status()));
+  EXPECT_EQ(AgeOf(1), absl::ZeroDuration());
+  EXPECT_TRUE(ReadVerifyNote(folder_)->has_value()) << "it is written anew";
 }
 
 TEST_F(RecordScrubberTest, NoneBeginsInAnOperatorsTurn) {

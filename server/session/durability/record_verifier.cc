@@ -1,5 +1,6 @@
 #include "server/session/durability/record_verifier.h"
 
+#include <algorithm>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -193,13 +194,50 @@ void RecordVerifier::Run(Asker asker, storage::StateStore* store,
 
 void RecordVerifier::NoteWhole(Asker asker,
                                const storage::VerifyProgress& found) {
-  const absl::MutexLock lock(&mu_);
-  verified_at_ = clock_();
-  damaged_records_ = found.damaged;
+  std::string folder;
+  VerifyNote note;
+  {
+    const absl::MutexLock lock(&mu_);
+    counted_from_ = clock_();
+    note_.counted_from = wall_clock_();
+    note_.is_verified = true;
+    note_.damaged_records = found.damaged;
+    if (asker == Asker::kScrub) ++scrubs_;
+    folder = note_folder_;
+    note = note_;
+  }
+  if (!folder.empty()) WriteNote(folder, note);
   if (asker != Asker::kScrub) return;
-  ++scrubs_;
   spdlog::info("scrub: job={} records={} skipped={} damaged={} bytes={}", job_,
                found.records, found.skipped, found.damaged, found.bytes_read);
+}
+
+// Without a note the next engine verifies earlier or later than it would.
+void RecordVerifier::WriteNote(const std::string& folder,
+                               const VerifyNote& note) const {
+  const absl::Status written = WriteVerifyNote(folder, note);
+  if (written.ok()) return;
+  spdlog::warn("when the records were verified is not noted: job={} error={}",
+               job_, written.ToString());
+}
+
+void RecordVerifier::UseNote(const std::string& folder, uint64_t incarnation) {
+  const absl::MutexLock lock(&mu_);
+  if (folder == note_folder_ && incarnation == note_.incarnation) return;
+  note_folder_ = folder;
+  const auto found = ReadVerifyNote(folder);
+  if (!found.ok()) spdlog::warn("{}", found.status().ToString());
+  if (found.ok() && found->has_value() &&
+      (*found)->incarnation == incarnation) {
+    note_ = **found;
+    // A wall clock that was set back says nothing.
+    counted_from_ = clock_() - std::max(absl::ZeroDuration(),
+                                        wall_clock_() - note_.counted_from);
+    return;
+  }
+  note_ = {.incarnation = incarnation, .counted_from = wall_clock_()};
+  counted_from_ = clock_();
+  WriteNote(folder, note_);
 }
 
 void RecordVerifier::End(Verification* verification, absl::string_view why) {
@@ -226,18 +264,18 @@ void RecordVerifier::CancelScrub(absl::string_view why) {
   if (scrub != nullptr) End(scrub.get(), why);
 }
 
-absl::Time RecordVerifier::last_verified_at() const {
+std::optional<absl::Time> RecordVerifier::counted_from() const {
   const absl::MutexLock lock(&mu_);
-  return verified_at_;
+  return counted_from_;
 }
 
 void RecordVerifier::Describe(v1::DiskState* disk) const {
   const absl::MutexLock lock(&mu_);
-  if (verified_at_ != absl::InfinitePast()) {
-    SetTimestamp(absl::ToUnixNanos(verified_at_),
+  if (note_.is_verified) {
+    SetTimestamp(absl::ToUnixNanos(note_.counted_from),
                  disk->mutable_last_verified_at());
   }
-  disk->set_damaged_records(damaged_records_);
+  disk->set_damaged_records(note_.damaged_records);
   disk->set_scrubs(scrubs_);
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "optstate/v1/admin.pb.h"
+#include "server/session/durability/verify_note.h"
 #include "storage/state_store.h"
 #include "storage/verify_result.h"
 
@@ -91,9 +93,16 @@ class RecordVerifier {
     RecordVerifier& verifier_;
   };
 
-  // `job` is its name, for the log; `clock` is Job::Options::clock.
-  RecordVerifier(std::string job, std::function<absl::Time()> clock)
-      : job_(std::move(job)), clock_(std::move(clock)) {}
+  // `job` is its name, for the log; the clocks are those of Job::Options.
+  RecordVerifier(std::string job, std::function<absl::Time()> clock,
+                 std::function<absl::Time()> wall_clock)
+      : job_(std::move(job)),
+        clock_(std::move(clock)),
+        wall_clock_(std::move(wall_clock)) {}
+
+  // Takes up what former engines noted in the job's folder on a disk, and notes
+  // there what ends from now on. A job without a note counts from now on.
+  void UseNote(const std::string& folder, uint64_t incarnation);
 
   // Begins to verify the store, which must live until the verification has
   // ended or Cancel has returned. FAILED_PRECONDITION: one is under way;
@@ -110,9 +119,11 @@ class RecordVerifier {
   // Does the same with a scrub, and leaves an operator's verification alone.
   void CancelScrub(absl::string_view why);
 
-  // Returns when the last verification ended that looked at every record;
-  // InfinitePast: none has.
-  absl::Time last_verified_at() const;
+  // Returns from when on the interval to the next scrub counts, by `clock`: the
+  // end of the last verification that looked at every record, also by a former
+  // engine, or what a note of a job without one says. Nullopt: there is
+  // neither.
+  std::optional<absl::Time> counted_from() const;
   // Sets what that verification found, and the number of scrubs.
   void Describe(v1::DiskState* disk) const;
 
@@ -124,16 +135,20 @@ class RecordVerifier {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Run(Asker asker, storage::StateStore* store, Verification* run);
   void NoteWhole(Asker asker, const storage::VerifyProgress& found);
+  void WriteNote(const std::string& folder, const VerifyNote& note) const;
   static void End(Verification* verification, absl::string_view why);
 
   const std::string job_;
   const std::function<absl::Time()> clock_;
+  const std::function<absl::Time()> wall_clock_;
   mutable absl::Mutex mu_;
   std::shared_ptr<Verification> last_ ABSL_GUARDED_BY(mu_);
   Asker last_asker_ ABSL_GUARDED_BY(mu_) = Asker::kOperator;
   int operator_turns_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::Time verified_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
-  uint64_t damaged_records_ ABSL_GUARDED_BY(mu_) = 0;
+  std::string note_folder_ ABSL_GUARDED_BY(mu_);  // empty: there is none
+  // As it is noted, times by the wall clock.
+  VerifyNote note_ ABSL_GUARDED_BY(mu_);
+  std::optional<absl::Time> counted_from_ ABSL_GUARDED_BY(mu_);
   uint64_t scrubs_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

@@ -98,6 +98,13 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
                             .job_directory = job->options.directory,
                             .is_new = is_new,
                             .devices = DevicesOf(nvme)}));
+  // The state of such a job may be many times the memory, and so may a load.
+  job->tier->SetLoadLogFolder(what.storage.placement() == v1::PLACEMENT_NVME
+                                  ? options.directories[0]
+                                  : "");
+  if (is_new) job->tier->DropLoadLog();
+  job->verifier.UseNote(options.directories[0],
+                        job->tier->control()->incarnation);
   const nvme::NvmeSizes sizes = SwapSizesOf(*job, what);
   OPTSTATE_ASSIGN_OR_RETURN(
       options.extents,

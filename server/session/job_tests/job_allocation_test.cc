@@ -40,13 +40,15 @@ void operator delete[](void* memory, std::size_t) noexcept {
 namespace optstate::session {
 namespace {
 
-void RunSteps(bool accumulate) {
+void RunSteps(bool accumulate,
+              v1::DurabilityKind durability = v1::DURABILITY_KIND_UNSPECIFIED) {
   JobHarness::Setup setup;
   setup.layout.groups = {{}, {.options = adam::kAmsgrad}};
   setup.layout.parameters = {
       MakeParameter("a", 60000),
       MakeParameter("b", 90000, 1, DType::kBFloat16, DType::kFloat16)};
   setup.accumulate = accumulate;
+  setup.storage.set_durability(durability);
   QuietRank rank(setup);
   allocations = 0;
   counting = true;
@@ -58,6 +60,7 @@ void RunSteps(bool accumulate) {
 
 TEST(JobAllocationTest, Plain) { RunSteps(false); }
 TEST(JobAllocationTest, Accumulating) { RunSteps(true); }
+TEST(JobAllocationTest, Durable) { RunSteps(false, v1::DURABILITY_KIND_STEP); }
 
 }  // namespace
 }  // namespace optstate::session

@@ -133,7 +133,7 @@ class LoadCrashTest : public JobCrashTest {
     EXPECT_EQ(phase(), v1::JOB_PHASE_READY);
     EXPECT_EQ(committed_step(), 2);
     EXPECT_TRUE(harness_.StateBytes() == state);
-    EXPECT_FALSE(fs::exists(Path("load")));
+    EXPECT_FALSE(fs::exists(LogPath()));
     EXPECT_EQ(LoadsFinished(), loads_finished);
   }
   // Expects that the job goes on with further loads.
@@ -144,8 +144,14 @@ class LoadCrashTest : public JobCrashTest {
     EXPECT_TRUE(harness_.StateBytes() == loaded_);
     harness_.Step(3, harness_.RandomTensors(3), CommitOf(3));
   }
-  void Change(const std::string& file, int64_t offset) const {
-    const int fd = ::open(Path(file).c_str(), O_RDWR | O_CLOEXEC);
+  // Returns where the load waits: on the job's disk if its records are there.
+  std::string LogPath() {
+    return harness_.setup().storage.placement() == v1::PLACEMENT_NVME
+               ? harness_.disk() + "/jobs/test/load"
+               : Path("load");
+  }
+  void ChangeLog(int64_t offset) {
+    const int fd = ::open(LogPath().c_str(), O_RDWR | O_CLOEXEC);
     char byte = 0;
     ASSERT_EQ(::pread(fd, &byte, 1, offset), 1);
     byte = static_cast<char>(byte ^ 0x10);
@@ -156,7 +162,7 @@ class LoadCrashTest : public JobCrashTest {
     ASSERT_TRUE(harness_.Open().ok());
     const v1::Job job = harness_.job().Describe();
     EXPECT_EQ(job.phase(), v1::JOB_PHASE_FAILED);
-    EXPECT_THAT(job.reason(), AllOf(HasSubstr(Path("load")), HasSubstr(text),
+    EXPECT_THAT(job.reason(), AllOf(HasSubstr(LogPath()), HasSubstr(text),
                                     HasSubstr("Last good step: 2"),
                                     HasSubstr("optctl delete job test")));
     EXPECT_EQ(harness_.Attach(0).status().code(), absl::StatusCode::kDataLoss);
@@ -184,7 +190,7 @@ class DiesInLoad : public LoadCrashTest,
   bool is_sealed() const { return GetParam() >= LoadInstant::kSealed; }
   void Check() {
     DieInLoad(GetParam());
-    EXPECT_EQ(fs::exists(Path("load")), GetParam() > LoadInstant::kBegun);
+    EXPECT_EQ(fs::exists(LogPath()), GetParam() > LoadInstant::kBegun);
     ASSERT_TRUE(harness_.Open().ok());
     ExpectHas(is_sealed() ? loaded_ : committed_, is_sealed() ? 2 : 1);
     ExpectLoads();
@@ -228,7 +234,7 @@ INSTANTIATE_TEST_SUITE_P(All, DiesInSmallLoad, ::testing::ValuesIn(kInstants));
 
 TEST_F(LoadCrashTest, ASealedLoadThatIsDamagedFailsTheJob) {
   DieInLoad(LoadInstant::kLaterPart);
-  const fs::path load = Path("load");
+  const fs::path load = LogPath();
   const fs::path kept = Path("kept");
   fs::copy(load, kept);
   const auto restore = [&] {
@@ -236,7 +242,7 @@ TEST_F(LoadCrashTest, ASealedLoadThatIsDamagedFailsTheJob) {
     fs::copy(kept, load);
   };
   for (const int64_t offset : {0, 8, 16, 33, 60, 100, 5000}) {
-    Change("load", offset);
+    ChangeLog(offset);
     ExpectFailed("");
     restore();
   }
@@ -254,12 +260,12 @@ TEST_F(LoadCrashTest, ASealedLoadThatIsDamagedFailsTheJob) {
 
 TEST_F(LoadCrashTest, ALoadThatWasNeverSealedIsDroppedHoweverItLooks) {
   DieInLoad(LoadInstant::kLoadedByAll);
-  Change("load", 0);
-  Change("load", 100);
+  ChangeLog(0);
+  ChangeLog(100);
   ASSERT_TRUE(harness_.Open().ok());
   ExpectHas(committed_, 1);
   harness_.Close();
-  std::ofstream(Path("load")) << "of somebody else";
+  std::ofstream(LogPath()) << "of somebody else";
   ASSERT_TRUE(harness_.Open().ok());
   ExpectHas(committed_, 1);
 }
@@ -298,7 +304,7 @@ TEST_F(LoadCrashTest, ASealedLoadThatAFormerBuildHasOpened) {
   });
   ASSERT_TRUE(harness_.Open().ok());
   EXPECT_EQ(phase(), v1::JOB_PHASE_LOADING);
-  EXPECT_FALSE(fs::exists(Path("load")));
+  EXPECT_FALSE(fs::exists(LogPath()));
 }
 
 // The former build died in the middle of a block of masters that it overwrote

@@ -64,6 +64,28 @@ TEST_F(JobScrubTest, ComesAfterTheInterval) {
   EXPECT_GE(Reads() - reads_before_, Disk().records());
 }
 
+TEST_F(JobScrubTest, TheIntervalCountsOverEnginesAndPowerCuts) {
+  StartWith(/*bytes_per_s=*/0);
+  constexpr int64_t kPart = kIntervalS / 3;
+  for (const bool loses_power : {false, true}) {
+    now_s_ += kPart;
+    job_->Close();
+    if (loses_power) job_->DropMemory();
+    ASSERT_TRUE(job_->Open().ok());
+    EXPECT_FALSE(Disk().has_last_verified_at());
+  }
+  Leap(kIntervalS - 2 * kPart - 1);
+  EXPECT_EQ(Disk().scrubs(), 0u);
+  Leap(1);
+  AwaitScrub();
+  const int64_t verified_at = now_s_;
+  job_->Close();
+  now_s_ += 5;
+  ASSERT_TRUE(job_->Open().ok());
+  EXPECT_EQ(Disk().scrubs(), 0u) << "of this engine";
+  EXPECT_EQ(Disk().last_verified_at().seconds(), verified_at);
+}
+
 TEST_F(JobScrubTest, GivesWayToAnOperator) {
   StartWith(/*bytes_per_s=*/1);
   Leap(kIntervalS);

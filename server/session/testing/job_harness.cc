@@ -161,6 +161,7 @@ absl::Status JobHarness::OpenWith(std::vector<KeptGradients> kept) {
   options.uid = setup_.uid;
   options.observer = setup_.observer;
   options.clock = setup_.clock;
+  options.wall_clock = setup_.clock;
   keeper_ = std::make_unique<RecordingKeeper>();
   for (const KeptGradients& one : kept) {
     keeper_->Keep(one.rank, one.client_instance, one.gradient_offset_bytes,

@@ -56,7 +56,7 @@ class JobHarness {
     v1::LockMemory lock_memory = v1::LOCK_MEMORY_UNSPECIFIED;
     uint32_t uid = 0;  // owner of the job
     scheduler::StepObserver* observer = nullptr;
-    std::function<absl::Time()> clock = absl::Now;
+    std::function<absl::Time()> clock = absl::Now;  // of both kinds
   };
 
   // Makes the directory and opens the job.

@@ -50,6 +50,10 @@ absl::StatusOr<absl::Span<std::byte>> LoadLogRoom::Grow(uint64_t bytes) {
 }
 
 absl::Status LoadLogRoom::Reserve(uint64_t bytes, uint64_t bytes_max) {
+  // The limits are of memory; of a disk, the reservation says what is left.
+  if (job_.tier->is_load_log_on_disk()) {
+    return job_.tier->ReserveLoadLog(bytes, bytes_max);
+  }
   OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
                             AdmissionLock::Take(job_.StateDir()));
   AdmissionRequest request;

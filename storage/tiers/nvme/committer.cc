@@ -1,7 +1,5 @@
 #include "storage/tiers/nvme/committer.h"
 
-#include <utility>
-
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
@@ -19,6 +17,9 @@ Committer::Committer(StoreContext* context, StoreMonitor* monitor,
       syncs_(context->options.directories.size()) {
   commit_.places.reserve(context->records());
   commit_.checksums.reserve(context->record_layout.checksum_count());
+  // They take turns, so that a commit allocates nothing.
+  commit_.job.reserve(context->options.job_bytes);
+  durable_job_.reserve(context->options.job_bytes);
 }
 
 void Committer::Adopt() {
@@ -37,7 +38,7 @@ void Committer::Adopt() {
   }
 }
 
-absl::Status Committer::Request(uint64_t step, std::string job) {
+absl::Status Committer::Request(uint64_t step, absl::string_view job) {
   if (!context_.options.is_durable) {
     return absl::FailedPreconditionError(
         "the job is not durable: it was made with durability \"none\"");
@@ -47,7 +48,7 @@ absl::Status Committer::Request(uint64_t step, std::string job) {
   OPTSTATE_RETURN_IF_ERROR(monitor_.failed);
   queue_.OnCommitRequested();
   commit_.step = step;
-  commit_.job = std::move(job);
+  commit_.job.assign(job.data(), job.size());
   flushes_left_ = 0;
   for (uint32_t i = 0; i < cache_.records(); ++i) {
     const RecordPlace place = cache_.place(i);

@@ -41,7 +41,7 @@ class Committer {
   void Adopt();
 
   // See NvmeStore::RequestCommit(), AwaitCommit().
-  absl::Status Request(uint64_t step, std::string job);
+  absl::Status Request(uint64_t step, absl::string_view job);
   absl::Status Await();
   uint64_t durable_step() const;
   std::string durable_job() const;

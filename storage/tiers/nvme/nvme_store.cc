@@ -160,8 +160,8 @@ absl::StatusOr<storage::StateStore::Pin> NvmeStore::PinOfPass(size_t position) {
   return Take(record, Access::kWrite, /*is_of_pass=*/true);
 }
 
-absl::Status NvmeStore::RequestCommit(uint64_t step, std::string job) {
-  return committer_.Request(step, std::move(job));
+absl::Status NvmeStore::RequestCommit(uint64_t step, absl::string_view job) {
+  return committer_.Request(step, job);
 }
 
 absl::Status NvmeStore::AwaitCommit() { return committer_.Await(); }

@@ -89,7 +89,7 @@ class NvmeStore final : public storage::StateStore {
 
   bool has_disk() const override { return true; }
   bool is_durable() const override { return context_.options.is_durable; }
-  absl::Status RequestCommit(uint64_t step, std::string job) override;
+  absl::Status RequestCommit(uint64_t step, absl::string_view job) override;
   absl::Status AwaitCommit() override;
   uint64_t durable_step() const override;
   std::string durable_job() const override;
