@@ -24,6 +24,10 @@ class SharedIoEngine final : public IoEngine {
                               OpenMode mode) override {
     return engine_->Open(path, bytes, mode);
   }
+  absl::StatusOr<FileId> OpenExtent(const std::string& device,
+                                    const Extent& extent) override {
+    return engine_->OpenExtent(device, extent);
+  }
   void Close(FileId file) override { engine_->Close(file); }
   absl::Status Remove(const std::string& path) override {
     return engine_->Remove(path);
