@@ -350,6 +350,7 @@ std::vector<float>* FakeDaemonJob::Array(StateArray array, uint32_t parameter) {
     case StateArray::kStepCount:
     case StateArray::kScalar:
     case StateArray::kGradientNorm:
+    case StateArray::kParameter:
       break;
   }
   return nullptr;

@@ -17,7 +17,11 @@ TestDaemon* daemon_of_suite = nullptr;
 class DaemonEnvironment : public testing::Environment {
  public:
   void SetUp() override {
-    auto daemon = TestDaemon::Start({.tcp = true, .flags = {}, .config = ""});
+    // Each test leaves its jobs there.
+    auto daemon = TestDaemon::Start(
+        {.tcp = true,
+         .flags = {},
+         .config = "limits:\n  jobs_max: 1024\n  user_jobs_max: 1024\n"});
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
     daemon_of_suite = daemon_.get();
