@@ -67,6 +67,8 @@ class EvictingWorld final : public StateStoreWorld {
   std::unique_ptr<storage::EvictingStore> store_;
 };
 
+// Records in a file, or on a device.
+template <bool kOnDevice>
 class NvmeWorld final : public StateStoreWorld {
  public:
   explicit NvmeWorld(const Setup& setup)
@@ -77,7 +79,9 @@ class NvmeWorld final : public StateStoreWorld {
     job.sub_group_elements = setup.sub_group_elements;
     job.is_durable = false;
     job.make_engine = [this] { return io::MakeSimulatedIoEngine(&disk_); };
+    if (kOnDevice) job.device = "/disk/device";
     job_ = std::make_unique<nvme::NvmeTestJob>(std::move(job));
+    if (kOnDevice && !job_->MakeDevice().ok()) std::abort();
     NvmeWorld::Reopen();
   }
   storage::StateStore& store() override { return job_->store(); }
@@ -100,7 +104,8 @@ INSTANTIATE_TEST_SUITE_P(
     Stores, StateStoreSuite,
     testing::Values(StateStoreWorldParam{"host", Make<HostWorld>},
                     StateStoreWorldParam{"evicting", Make<EvictingWorld>},
-                    StateStoreWorldParam{"nvme", Make<NvmeWorld>}),
+                    StateStoreWorldParam{"nvme", Make<NvmeWorld<false>>},
+                    StateStoreWorldParam{"nvme_device", Make<NvmeWorld<true>>}),
     StateStoreWorldName);
 
 }  // namespace
