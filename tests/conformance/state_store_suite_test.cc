@@ -67,7 +67,8 @@ class EvictingWorld final : public StateStoreWorld {
   std::unique_ptr<storage::EvictingStore> store_;
 };
 
-template <bool kHoldsParameters>
+// Records with parameters or without, in a file or on a device.
+template <bool kHoldsParameters, bool kOnDevice>
 class NvmeWorld final : public StateStoreWorld {
  public:
   explicit NvmeWorld(const Setup& setup)
@@ -79,7 +80,9 @@ class NvmeWorld final : public StateStoreWorld {
     job.is_durable = false;
     job.holds_parameters = kHoldsParameters;
     job.make_engine = [this] { return io::MakeSimulatedIoEngine(&disk_); };
+    if (kOnDevice) job.device = "/disk/device";
     job_ = std::make_unique<nvme::NvmeTestJob>(std::move(job));
+    if (kOnDevice && !job_->MakeDevice().ok()) std::abort();
     NvmeWorld::Reopen();
   }
   storage::StateStore& store() override { return job_->store(); }
@@ -102,9 +105,11 @@ INSTANTIATE_TEST_SUITE_P(
     Stores, StateStoreSuite,
     testing::Values(StateStoreWorldParam{"host", Make<HostWorld>},
                     StateStoreWorldParam{"evicting", Make<EvictingWorld>},
-                    StateStoreWorldParam{"nvme", Make<NvmeWorld<false>>},
+                    StateStoreWorldParam{"nvme", Make<NvmeWorld<false, false>>},
                     StateStoreWorldParam{"nvme_with_parameters",
-                                         Make<NvmeWorld<true>>}),
+                                         Make<NvmeWorld<true, false>>},
+                    StateStoreWorldParam{"nvme_device",
+                                         Make<NvmeWorld<false, true>>}),
     StateStoreWorldName);
 
 }  // namespace

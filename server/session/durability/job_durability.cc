@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
@@ -9,6 +10,7 @@
 #include "server/session/durability/job_storage.h"
 #include "server/session/durability/store_maker.h"
 #include "spdlog/spdlog.h"
+#include "storage/disk_folder.h"
 #include "storage/swap_state.h"
 
 namespace optstate::session {
@@ -133,9 +135,16 @@ void JobDurability::DescribeDisk(v1::DiskState* disk) const {
   const storage::SwapCounters& counters = state->counters;
   const nvme::NvmeSizes sizes = SwapSizesOf(job_, job_.shape->description);
   disk->set_io_engine(state->io_engine);
-  for (const std::string& directory :
+  const std::vector<std::string> devices =
+      DevicesOf(job_.options.config.nvme());
+  for (const std::string& folder :
        DiskDirectoriesOf(job_.options.config, job_.options.name)) {
-    disk->add_directories(directory);
+    const auto i = static_cast<size_t>(disk->directories_size());
+    const bool is_on_device =
+        storage::MayExist(folder + storage::kDiskExtentFile);
+    disk->add_directories(
+        is_on_device ? absl::StrCat(folder, ", records on ", devices[i])
+                     : folder);
   }
   disk->set_records(sizes.records);
   disk->set_frames(job_.tier->frames().size() / sizes.frame);

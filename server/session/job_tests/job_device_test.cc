@@ -49,6 +49,8 @@ TEST_F(JobDeviceTest, TheFolderHasTheSmallFilesAlone) {
   EXPECT_TRUE(fs::exists(Folder() + "/commits"));
   EXPECT_TRUE(fs::exists(Folder() + "/extent"));
   EXPECT_FALSE(fs::exists(Folder() + "/records"));
+  EXPECT_EQ(job_->job().Describe().disk().directories(0),
+            Folder() + ", records on " + job_->device());
   EXPECT_TRUE(
       storage::IsDiskFolderInUse(Folder(), job_->directory(), job_->device()))
       << "its engine has the extent";

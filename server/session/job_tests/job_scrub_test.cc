@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "server/session/durability/record_scrubber.h"
 #include "server/session/testing/captured_log.h"
@@ -32,7 +33,11 @@ class JobScrubTest : public DiskJobFixture {
     Start(setup);
     reads_before_ = Reads();
   }
-  absl::Time Now() const { return absl::FromUnixSeconds(now_s_); }
+  absl::Time Now() {
+    const absl::MutexLock lock(&mu_);
+    ++looks_;
+    return absl::FromUnixSeconds(now_s_);
+  }
   // Moves the clock, and lets the scrubber look at it.
   void Leap(int64_t seconds) {
     now_s_ += seconds;
@@ -40,8 +45,17 @@ class JobScrubTest : public DiskJobFixture {
   }
   v1::DiskState Disk() const { return job_->job().Describe().disk(); }
   uint64_t Reads() const { return Disk().directory_io(0).reads(); }
+  // A scrub looks at the clock as it ends.
   void AwaitScrub() {
-    while (Disk().scrubs() == 0) absl::SleepFor(absl::Milliseconds(1));
+    while (true) {
+      mu_.Lock();
+      const int looks = looks_;
+      mu_.Unlock();
+      if (Disk().scrubs() != 0) return;
+      const auto looked = [&] { return looks_ != looks; };
+      const absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(&looked));
+    }
   }
   // Waits until a scrub, or the next one, has read a record.
   void AwaitRead() {
@@ -50,6 +64,8 @@ class JobScrubTest : public DiskJobFixture {
   }
 
   std::atomic<int64_t> now_s_ = 1'000'000'000;
+  absl::Mutex mu_;
+  int looks_ = 0;
   uint64_t reads_before_ = 0;
 };
 
