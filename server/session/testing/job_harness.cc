@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +16,7 @@
 #include "kernels/cast.h"
 #include "proto/shm/sealed_segment.h"
 #include "proto/shm/segment_layout.h"
+#include "server/session/testing/asked_storage.h"
 #include "storage/device/device_format.h"
 #include "storage/testing/evicting_store.h"
 
@@ -61,41 +60,6 @@ std::string ScratchDirectory() {
                                          : DiskDirectory();
 }
 
-// Swaps the records of all jobs when the test was started a second time for
-// that: nothing may lean on records that stay in memory.
-v1::StorageSettings StorageOf(v1::StorageSettings given) {
-  const char* placement = ::getenv("OPTSTATE_TEST_PLACEMENT");
-  if (placement != nullptr && std::string(placement) == "nvme" &&
-      given.placement() == v1::PLACEMENT_UNSPECIFIED) {
-    given.set_placement(v1::PLACEMENT_NVME);
-    given.set_parameters_on_disk(::getenv("OPTSTATE_TEST_PARAMETERS") !=
-                                 nullptr);
-  }
-  return given;
-}
-
-// Says whether the test was started once more with records that are evicted:
-// nothing may use a record without a pin.
-bool EvictsRecords() {
-  const char* store = ::getenv("OPTSTATE_TEST_STORE");
-  return store != nullptr && std::string(store) == "evicting";
-}
-
-// Prints the seed of the first store; OPTSTATE_TEST_STORE_SEED in the
-// environment repeats a run.
-uint64_t FirstStoreSeed() {
-  const char* given = ::getenv("OPTSTATE_TEST_STORE_SEED");
-  const uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 0)
-                                         : std::random_device{}();
-  std::fprintf(stderr, "OPTSTATE_TEST_STORE_SEED=%" PRIu64 "\n", seed);
-  return seed;
-}
-
-uint64_t NextStoreSeed() {
-  static std::atomic<uint64_t> next = FirstStoreSeed();
-  return next++;
-}
-
 }  // namespace
 
 ParameterSpec MakeParameter(const std::string& name, int64_t numel,
@@ -115,7 +79,7 @@ JobHarness::JobHarness(Setup setup)
       layout_(ValueOf(Layout::Make(setup_.layout))),
       directory_(ScratchDirectory()),
       disk_(DiskDirectory()) {
-  setup_.storage = StorageOf(setup_.storage);
+  setup_.storage = AskedStorage(setup_.storage);
   if (EvictsRecords()) frames_ = ScratchDirectory();
   if (setup_.has_device) MakeDevice();
   Require(Open());
