@@ -33,8 +33,7 @@ struct RawSuperblock {
 static_assert(sizeof(RawSuperblock) == kSuperblockBytes);
 
 void PutId(const std::string& hex, char* id) {
-  const std::string bytes = absl::HexStringToBytes(hex);
-  std::memcpy(id, bytes.data(), std::min(bytes.size(), kIdBytes));
+  absl::HexStringToBytes(hex).copy(id, kIdBytes);
 }
 
 std::string TakeId(const char* id) {
