@@ -27,6 +27,10 @@ class HoldingEngine final : public IoEngine {
   absl::StatusOr<FileId> Open(const std::string&, uint64_t, OpenMode) override {
     return FileId{0};
   }
+  absl::StatusOr<FileId> OpenExtent(const std::string&,
+                                    const Extent&) override {
+    return FileId{0};
+  }
   void Close(FileId) override {}
   absl::Status Remove(const std::string&) override { return absl::OkStatus(); }
   void RegisterMemory(absl::Span<std::byte>) override {}
