@@ -192,7 +192,7 @@ TEST_F(ShmHostileTest, TailThatGoesBack) {
 }
 
 TEST_F(ShmHostileTest, UnknownOp) {
-  for (const uint16_t op : {0, 8, 0xffff}) {
+  for (const uint16_t op : {0, 9, 0xffff}) {
     auto peer = Open(0);
     shm::Submission submission = {};
     submission.op = op;
@@ -231,7 +231,7 @@ TEST_F(ShmHostileTest, TransfersBeyondTheWindow) {
 
 TEST_F(ShmHostileTest, UnknownArrayAndDtype) {
   auto peer = Open(0);
-  for (const uint16_t array : {0, 8, 0xffff}) {
+  for (const uint16_t array : {0, 9, 0xffff}) {
     shm::Submission load = {};
     load.op = static_cast<uint16_t>(shm::Op::kLoad);
     load.array = array;
