@@ -9,28 +9,15 @@ import signal
 import optstate
 import pytest
 import torch
-from daemon import Daemon
+from daemon import start_daemon_with_disks
 
 # Few frames of small sub-groups, so that most records are swapped in each step.
 SWAPPED = {"placement": "nvme", "sub_group_size": 4096}
 
 
-def start_daemon(tmp_path, *names, **limits):
-    """A daemon with these directories whose jobs have as few frames as can be by default."""
-    lines = ["engine: {workers: 2}", "nvme: {job_host_budget_bytes: 1}"]
-    lines += ["limits:", "  operator_reserve_percent: 0"]
-    lines += [f"  {name}: {value}" for name, value in limits.items()]
-    (tmp_path / "optstated.yaml").write_text("\n".join(lines) + "\n")
-    arguments = ["--config", str(tmp_path / "optstated.yaml")]
-    for name in names:
-        (tmp_path / name).mkdir(mode=0o700)
-        arguments += ["--nvme-dir", str(tmp_path / name)]
-    return Daemon(*arguments)
-
-
 @pytest.fixture
 def disk_daemon(tmp_path):
-    running = start_daemon(tmp_path, "disk")
+    running = start_daemon_with_disks(tmp_path, "disk")
     yield running
     running.stop()
 
@@ -209,7 +196,7 @@ def test_auto_takes_memory_or_the_disk_and_keeps_the_durability(tmp_path, durabi
     for limit, placement in ((0, "PLACEMENT_HOST"), (480_000, "PLACEMENT_NVME")):
         folder = tmp_path / placement
         folder.mkdir()
-        daemon = start_daemon(folder, "disk", job_state_bytes_max=limit)
+        daemon = start_daemon_with_disks(folder, "disk", job_state_bytes_max=limit)
         try:
             model = model_of()
             with optstate.AdamW(
@@ -259,7 +246,7 @@ def test_durability_needs_a_disk(job):
 
 def test_a_disk_that_is_not_mounted_makes_no_new_job(tmp_path, job):
     first = tmp_path / "first"
-    daemon = start_daemon(tmp_path, "first", "second")
+    daemon = start_daemon_with_disks(tmp_path, "first", "second")
     try:
         options = {**SWAPPED, "durability": "step", "job": job, "endpoint": daemon.shm}
         model = model_of()

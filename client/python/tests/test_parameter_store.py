@@ -12,18 +12,16 @@ from collections.abc import Iterator
 import optstate
 import pytest
 import torch
-from daemon import Daemon
+from daemon import Daemon, start_daemon_with_disks
 
 # Few frames of small sub-groups, and few of their parameters in memory.
-SMALL = {"host_budget": 1, "sub_group_size": 4096, "max_in_cpu": "64KiB"}
+SMALL = {"sub_group_size": 4096, "max_in_cpu": "64KiB"}
 SHAPES = {"a": (70, 100), "b": (5,), "none": (0, 3), "c": (33, 333)}
 
 
 @pytest.fixture(scope="module")
 def disk_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    disk = tmp_path_factory.mktemp("disk")
-    disk.chmod(0o700)
-    running = Daemon("--nvme-dir", str(disk))
+    running = start_daemon_with_disks(tmp_path_factory.mktemp("daemon"), "disk")
     yield running
     running.stop()
 
@@ -398,8 +396,7 @@ def test_a_connection_that_is_lost_costs_the_step(disk_daemon, job):
 
 
 def test_a_durable_job_survives_a_loss_of_power(tmp_path: pathlib.Path, job):
-    (tmp_path / "disk").mkdir(mode=0o700)
-    daemon = Daemon("--nvme-dir", str(tmp_path / "disk"))
+    daemon = start_daemon_with_disks(tmp_path, "disk")
     try:
         options = {"lr": 0.01, "job": job, "endpoint": daemon.grpc_unix, "durability": "step"}
         with optstate.ParameterStore(specs(), **options, **SMALL) as store:
