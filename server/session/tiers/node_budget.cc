@@ -83,7 +83,8 @@ std::vector<BytesOfJob> DiskBytesOfJobs(const std::string& directory) {
       directory + storage::kDiskJobsFolder, [](const std::string& folder) {
         const auto extent = storage::ReadDiskExtent(folder);
         return storage::AllocatedBytesBelow(folder) +
-               (extent.ok() && extent->has_value() ? (*extent)->extent.bytes : 0);
+               (extent.ok() && extent->has_value() ? (*extent)->extent.bytes
+                                                   : 0);
       });
 }
 
