@@ -48,7 +48,8 @@ bool UpdateSerially(Order order, const UpdateKernelKey& key,
     }
     return true;
   };
-  switch (key.optimizer) {
+  // Cases are optimizers, of which some share a rule.
+  switch (key.optimizer) {  // NOLINT(bugprone-branch-clone)
 #define OPTSTATE_LAUNCH_CASE(KIND, NAME) \
   case OptimizerKind::KIND:              \
     return scalar::Visit##NAME(key.optimizer, key.options, launch);

@@ -328,7 +328,7 @@ absl::Status AdminService::VerifyJob(
     const std::string& name, uid_t uid, const grpc::ServerContext* caller,
     absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass) {
   OPTSTATE_RETURN_IF_ERROR(CheckMayChange(name, uid));
-  const absl::Status verified = engines_->VerifyJob(name, caller, pass);
+  absl::Status verified = engines_->VerifyJob(name, caller, pass);
   if (!absl::IsUnimplemented(verified)) return verified;
   return TooOld(name, "verify");
 }

@@ -15,6 +15,7 @@ using ::testing::ElementsAre;
 std::optional<int> Parse(std::vector<std::string> arguments,
                          CommandLine* line) {
   std::vector<char*> argv;
+  argv.reserve(arguments.size() + 1);
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
   return ParseCommandLine(static_cast<int>(arguments.size()), argv.data(),
