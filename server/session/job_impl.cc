@@ -137,7 +137,7 @@ JobImpl::~JobImpl() {
 
 absl::Status JobImpl::Adopt() {
   JobCall lock(&job_.lock);
-  const absl::Status adopted = opener_.Adopt();
+  absl::Status adopted = opener_.Adopt();
   // The records may be of half a step, so the end of this object must not make
   // them durable.
   if (!adopted.ok()) job_.failure = adopted;
