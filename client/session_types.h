@@ -132,14 +132,14 @@ struct StorageOptions {
   uint64_t sub_group_elements = 0;     // a multiple of 4096; 0: likewise
   uint32_t durability_steps = 0;       // of kEvery
   absl::Duration durability_interval;  // of kInterval
-  // Of kNvme and kAuto: keep the parameters on disk too. Such a job is for
-  // sessions with `fetches_parameters`.
+  // Keeps the parameters on disk too, with kNvme and kAuto. Only sessions with
+  // `fetches_parameters` can use such a job.
   bool parameters_on_disk = false;
   // The daemon's memory for them; 0: its default.
   uint64_t parameter_cache_bytes = 0;
 };
 
-// What a session says of parameters that it fetches; see v1::ParameterHint.
+// A hint about parameters that a session fetches; see v1::ParameterHint.
 enum class ParameterHint : uint8_t {
   kPrefetch = 1,
   kRelease = 2,

@@ -90,7 +90,7 @@ TEST_F(WorkReporterTest, TheNextSupervisorIsToldOfWorkToo) {
     }
     EXPECT_GT(*told, 1000u);
   }
-  // What it said meanwhile is received now.
+  // The report that was sent meanwhile is received now.
   EXPECT_TRUE(IsReadable());
   const auto message = link_->Receive();
   ASSERT_TRUE(message.has_value());

@@ -42,7 +42,7 @@ class SessionListener {
   virtual void OnNotice(absl::string_view /*text*/) {}
 };
 
-// What a rank says of parameters that it fetches; values equal those of
+// A hint about parameters that a rank fetches; values equal those of
 // v1::ParameterHint::Kind.
 enum class ParameterHint : uint8_t {
   kPrefetch = 1,

@@ -15,7 +15,7 @@ namespace optstate::io {
 namespace {
 
 constexpr size_t kSlots = 256;
-// Whoever had no request for so long does not use the disk.
+// An engine without a request for this long does not use the disk.
 constexpr int64_t kLatelyNs = 100'000'000;
 
 }  // namespace

@@ -11,8 +11,8 @@
 
 namespace optstate::session {
 
-// What a job's folder on a disk says about the last verification of all of its
-// records, for the next engine. Bytes: FORMAT.md.
+// The note in a job's folder on a disk about the last verification of all of
+// its records, for the next engine. Bytes: FORMAT.md.
 struct VerifyNote {
   uint64_t incarnation = 0;  // of the job
   // The end of that verification; of a job without one, when its records began

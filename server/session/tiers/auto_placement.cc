@@ -150,7 +150,7 @@ StepEstimate EstimateStep(const v1::StorageSettings& storage,
       return estimate;
     }
     const double part = static_cast<double>(sizes.directories[i]) / all_bytes;
-    // What is read and written in turn, and what is only written.
+    // Records that are read are also written; the rest is only written.
     const double both_s = 2 * read / of.mixed_bytes_per_s();
     const double rest_s =
         std::max(written - read, 0.0) / of.write_bytes_per_s();
