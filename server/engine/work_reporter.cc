@@ -13,7 +13,10 @@ constexpr absl::Duration kInterval = absl::Seconds(1);
 
 WorkReporter::WorkReporter(SupervisorLink* link,
                            const std::atomic<uint64_t>* disk_bytes)
-    : link_(*link), disk_bytes_(*disk_bytes), thread_([this] { Run(); }) {}
+    : link_(*link),
+      disk_bytes_(*disk_bytes),
+      reported_bytes_(disk_bytes_.load(std::memory_order_relaxed)),
+      thread_([this] { Run(); }) {}
 
 WorkReporter::~WorkReporter() {
   end_.Notify();
@@ -21,15 +24,14 @@ WorkReporter::~WorkReporter() {
 }
 
 void WorkReporter::Run() {
-  uint64_t reported = disk_bytes_.load(std::memory_order_relaxed);
   while (!end_.WaitForNotificationWithTimeout(kInterval)) {
     link_.Collect();
     const uint64_t now = disk_bytes_.load(std::memory_order_relaxed);
-    if (now == reported) continue;
+    if (now == reported_bytes_) continue;
     v1::EngineEvent event;
     event.mutable_working()->set_disk_bytes(now);
     // A supervisor that does not read just now is told at the next interval.
-    if (link_.Send(event)) reported = now;
+    if (link_.Send(event)) reported_bytes_ = now;
   }
 }
 
