@@ -29,8 +29,8 @@ class WorkReporter {
 
   SupervisorLink& link_;
   const std::atomic<uint64_t>& disk_bytes_;
-  // What disk_bytes_ was at the last report. It is read before the thread
-  // starts, so that work done just after the constructor is reported.
+  // disk_bytes_ at the last report. It is first read before the thread starts,
+  // so that work done just after the constructor is reported.
   uint64_t reported_bytes_;
   absl::Notification end_;
   std::thread thread_;

@@ -13,9 +13,9 @@
 
 namespace optstate::storage {
 
-// Who opens a device. Its owner is one process at a time, and keeps file
-// systems, RAID and the like from it (O_EXCL of block devices) as long as it
-// has the descriptor; users are any number.
+// The role in which a process opens a device. One process at a time owns it,
+// and keeps file systems, RAID and the like from it (O_EXCL of block devices)
+// as long as it has the descriptor; any number may use it.
 enum class DeviceUse { kOwn, kUse };
 
 // A block device for records, or a file that stands for one.

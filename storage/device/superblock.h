@@ -14,7 +14,7 @@ inline constexpr uint64_t kDeviceHeadBytes = uint64_t{1} << 20;
 // The superblock itself, at the device's begin.
 inline constexpr uint64_t kSuperblockBytes = 4096;
 
-// What a device for records says about itself. Bytes: FORMAT.md.
+// The description that a device for records has of itself. Bytes: FORMAT.md.
 struct Superblock {
   std::string device_id;     // 32 hexadecimal digits, drawn at random
   std::string directory_id;  // that of the directory that owns the device

@@ -14,14 +14,15 @@
 
 namespace optstate::session {
 
-// What PLACEMENT_AUTO decides by, beside whether settings are admitted.
+// The facts that PLACEMENT_AUTO decides by, beside whether settings are
+// admitted.
 struct PlacementQuestion {
   v1::StorageSettings asked;
   nvme::NvmeSizes sizes;  // of the job with its records on disk
   bool has_disk = false;  // the daemon has a directory
   // The budget of a job that names none, unless the node has a budget.
   uint64_t default_budget_bytes = 0;
-  // What the node's budget has left; nullopt: there is no such budget.
+  // Bytes left of the node's budget; nullopt: there is no such budget.
   std::optional<uint64_t> node_budget_left;
 };
 
@@ -37,8 +38,8 @@ using Admits = absl::FunctionRef<absl::Status(const v1::StorageSettings&)>;
 absl::StatusOr<v1::StorageSettings> ChoosePlacement(
     const PlacementQuestion& question, Admits admits);
 
-// What a step is expected to take; 0: nothing, or not known. Records are read
-// and written while others are updated, so a step takes the longer of both.
+// Expected time of a step; 0: none, or not known. Records are read and written
+// while others are updated, so a step takes the longer of both.
 struct StepEstimate {
   double memory_s = 0;  // reading and writing the state once
   double disk_s = 0;    // of the disk that takes longest

@@ -27,7 +27,7 @@ namespace optstate::session {
 namespace {
 
 constexpr char kBootIdPath[] = "/proc/sys/kernel/random/boot_id";
-// Those of AdamW with float32 state.
+// State of an element with AdamW and float32 arrays.
 constexpr uint64_t kBytesOfElement = 12;
 constexpr uint64_t kRequestBytesMin = uint64_t{64} << 10;
 constexpr uint64_t kRequestBytesMax = uint64_t{8} << 20;

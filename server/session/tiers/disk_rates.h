@@ -42,7 +42,7 @@ using MeasureDirectory = std::function<absl::StatusOr<v1::DirectoryRates>(
 // and the result say why.
 DiskRates MeasureDiskRates(const std::string& state_dir,
                            const v1::DaemonConfig& config, bool anew);
-// The same with another way to measure, for tests.
+// As above, with another way to measure, for tests.
 DiskRates MeasureDiskRates(const std::string& state_dir,
                            const v1::NvmeSettings& nvme, bool anew,
                            const MeasureDirectory& measure);

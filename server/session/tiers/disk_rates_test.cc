@@ -113,7 +113,7 @@ TEST_F(DiskRatesTest, ADirectoryThatCannotBeMeasuredIsNotKnown) {
   EXPECT_TRUE(absl::IsUnavailable(rates.problems[1]));
   EXPECT_EQ(rates.directories[1].measured_at_ns(), 0);
   EXPECT_THAT(DirectoryWeights(settings_, rates), IsEmpty());
-  // What was measured before stays known.
+  // A rate that was measured before stays known.
   broken_ = "";
   Measure();
   broken_ = root_ + "/0";

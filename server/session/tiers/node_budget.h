@@ -10,10 +10,10 @@
 #include "absl/types/span.h"
 #include "optstate/v1/config.pb.h"
 
-// What the operator gives all jobs of the node together: memory for the records
-// that are swapped, and bytes of each directory on a disk. Both are what the
-// jobs' files have, so that they hold over engines and daemons; who adds to
-// them holds the AdmissionLock.
+// Limits that the operator sets for all jobs of the node together: memory for
+// the records that are swapped, and bytes of each directory on a disk. The use
+// is counted from the jobs' files, so that the limits hold over engines and
+// daemons; a caller that adds to it holds the AdmissionLock.
 namespace optstate::session {
 
 struct BytesOfJob {
@@ -36,7 +36,7 @@ std::optional<uint64_t> NodeBudgetLeft(const std::string& state_dir,
 absl::Status CheckNodeBudget(const std::string& state_dir,
                              const v1::NvmeSettings& nvme,
                              const std::string& job, uint64_t frames_bytes);
-// The same for the bytes of a job in each directory.
+// Checks the bytes of a job in each directory against its limit likewise.
 absl::Status CheckDirectoryLimits(const v1::NvmeSettings& nvme,
                                   const std::string& job,
                                   absl::Span<const uint64_t> bytes);

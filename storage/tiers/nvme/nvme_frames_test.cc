@@ -137,7 +137,7 @@ TEST_F(NvmeFramesTest, AVerificationGoesOn) {
   EXPECT_EQ(job_->CompareAll(), absl::OkStatus());
 }
 
-// What the hook of kFramesGivenUp has seen.
+// Set by the hook of kFramesGivenUp.
 std::byte* given_up_table = nullptr;
 std::atomic<uint32_t> frames_named = 0;
 std::atomic<int> times_given_up = 0;

@@ -129,7 +129,7 @@ TEST_F(NvmeParametersTest, APrefetchForWhichThereIsNoRoomIsLeftOut) {
   for (uint32_t i = 0; i < 4; ++i) ASSERT_EQ(Fetch(i), absl::OkStatus());
   EXPECT_EQ(counters().prefetched, 4u);
   EXPECT_EQ(counters().misses, 0u);
-  // What is kept makes room for what is needed now.
+  // An idle entry is given up for the parameter that is needed now.
   ASSERT_EQ(Fetch(5), absl::OkStatus());
   EXPECT_EQ(counters().misses, 1u);
 }

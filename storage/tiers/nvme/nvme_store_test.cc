@@ -142,7 +142,7 @@ class NvmeStoreTest : public testing::TestWithParam<bool> {
         return absl::OkStatus();
       case 2:
       case 3:
-        // Those of a job with an area are the model's in parts alone.
+        // Parameters of a job with an area equal the model's in parts alone.
         if (job_->setup().holds_parameters) {
           return job_->CompareParameters(record);
         }

@@ -145,7 +145,7 @@ uint32_t ParameterCache::TakeEntry(bool is_demanded) {
     if (!entries_[i].is_kept) found = i;
   }
   if (is_demanded && found == kNone) {
-    // What is kept makes room for what is needed now.
+    // An idle entry is given up for the parameter that is needed now.
     found = ahead_.first() != FrameList::kEnd ? ahead_.first() : idle_.first();
     if (found == FrameList::kEnd) found = kNone;
   }
