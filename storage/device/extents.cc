@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -125,6 +126,26 @@ absl::StatusOr<io::Extent> AllocateExtent(const std::string& directory,
       "the device of ", directory, ": the job needs ", bytes,
       " bytes of it in one piece, the largest free one has ", largest, " (",
       SumOf(parts), " are free in all): delete a job, or use a larger device"));
+}
+
+absl::StatusOr<BorrowedPart> BorrowFreePart(const std::string& directory,
+                                            const Superblock& device,
+                                            uint64_t bytes_min,
+                                            uint64_t bytes) {
+  OPTSTATE_ASSIGN_OR_RETURN(UniqueFd lock, Lock(directory));
+  OPTSTATE_ASSIGN_OR_RETURN(const std::vector<io::Extent> parts,
+                            FreeParts(directory, "", device));
+  io::Extent largest;
+  for (const io::Extent& part : parts) {
+    if (part.bytes > largest.bytes) largest = part;
+  }
+  if (largest.bytes < bytes_min) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the device of ", directory, " has no free part of ",
+                     bytes_min, " bytes: the largest one has ", largest.bytes));
+  }
+  largest.bytes = std::min(largest.bytes, bytes);
+  return BorrowedPart{std::move(lock), largest};
 }
 
 }  // namespace optstate::storage

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "proto/types/unique_fd.h"
 #include "storage/device/superblock.h"
 #include "storage/io/io_engine.h"
 
@@ -32,6 +33,22 @@ absl::StatusOr<io::Extent> AllocateExtent(const std::string& directory,
                                           const std::string& folder,
                                           const Superblock& device,
                                           uint64_t bytes);
+
+// A part of a device that no folder has. While this object lives, nobody is
+// given an extent of the device, so its owner may write to the part; nothing of
+// it remains afterwards, also when the process is killed.
+struct BorrowedPart {
+  UniqueFd lock;
+  io::Extent extent;
+};
+
+// Borrows the first `bytes` of the largest free part, or all of that part when
+// it is smaller. Waits for engines that allocate or borrow.
+// RESOURCE_EXHAUSTED: it has less than `bytes_min`. DATA_LOSS: as in
+// AllocateExtent().
+absl::StatusOr<BorrowedPart> BorrowFreePart(const std::string& directory,
+                                            const Superblock& device,
+                                            uint64_t bytes_min, uint64_t bytes);
 
 }  // namespace optstate::storage
 

@@ -1,9 +1,12 @@
 #include "storage/device/extents.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/file.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -64,6 +67,44 @@ TEST_F(ExtentsTest, TheFirstPartThatIsLargeEnough) {
   EXPECT_EQ(BeginOf("d", 3 * kMiB), 7u);
   EXPECT_EQ(BeginOf("e", 2 * kMiB), 3u) << "where b was";
   EXPECT_EQ(*FreeBytes(directory_, device_), 0u);
+}
+
+TEST_F(ExtentsTest, AFreePartIsBorrowedWhileNobodyAllocates) {
+  EXPECT_EQ(BeginOf("a", 4 * kMiB), 1u);
+  EXPECT_EQ(BeginOf("b", 1 * kMiB), 5u);
+  std::filesystem::remove_all(Folder("a"));
+  std::thread allocating;
+  std::atomic<bool> is_allocated = false;
+  {
+    const auto part = BorrowFreePart(directory_, device_, kMiB, 3 * kMiB);
+    ASSERT_TRUE(part.ok()) << part.status();
+    EXPECT_EQ(part->extent, (io::Extent{1 * kMiB, 3 * kMiB}));
+    allocating = std::thread([&] {
+      EXPECT_EQ(BeginOf("c", kMiB), 1u);
+      is_allocated = true;
+    });
+    // Another opener of the lock's file is refused it all the while.
+    const UniqueFd lock(
+        ::open((directory_ + "/extents.lock").c_str(), O_RDWR | O_CLOEXEC));
+    ASSERT_TRUE(lock.ok());
+    EXPECT_EQ(::flock(lock.get(), LOCK_EX | LOCK_NB), -1);
+    EXPECT_FALSE(is_allocated);
+  }
+  allocating.join();
+  const auto rest = BorrowFreePart(directory_, device_, kMiB, 9 * kMiB);
+  ASSERT_TRUE(rest.ok()) << rest.status();
+  EXPECT_EQ(rest->extent, (io::Extent{6 * kMiB, 4 * kMiB})) << "the largest";
+}
+
+TEST_F(ExtentsTest, NoFreePartIsWorthBorrowing) {
+  EXPECT_EQ(BeginOf("a", 8 * kMiB), 1u);
+  const absl::Status status =
+      BorrowFreePart(directory_, device_, 2 * kMiB, 3 * kMiB).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_EQ(status.message(),
+            "the device of " + directory_ +
+                " has no free part of 2097152 bytes: the largest one has "
+                "1048576");
 }
 
 TEST_F(ExtentsTest, NoneIsLargeEnough) {

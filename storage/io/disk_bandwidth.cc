@@ -51,10 +51,11 @@ absl::StatusOr<uint64_t> FileBytes(const std::string& directory,
 // The requests that are under way in turn over the file.
 class Requests {
  public:
-  Requests(IoEngine* engine, FileId file, uint64_t request_bytes,
-           uint32_t requests)
+  Requests(IoEngine* engine, FileId file, uint64_t begin_bytes,
+           uint64_t request_bytes, uint32_t requests)
       : engine_(*engine),
         file_(file),
+        begin_bytes_(begin_bytes),
         request_bytes_(request_bytes),
         memory_bytes_(requests * request_bytes),
         memory_(static_cast<std::byte*>(
@@ -119,6 +120,7 @@ class Requests {
     request.kind = reads ? IoRequest::Kind::kRead : IoRequest::Kind::kWrite;
     request.file = file_;
     request.offset_bytes =
+        begin_bytes_ +
         (turn % rounds * requests_.size() + index) * request_bytes_;
     request.buffer = {memory_.get() + index * request_bytes_, request_bytes_};
     engine_.Submit(&request);
@@ -126,6 +128,7 @@ class Requests {
 
   IoEngine& engine_;
   const FileId file_;
+  const uint64_t begin_bytes_;
   const uint64_t request_bytes_;
   const uint64_t memory_bytes_;
   const std::unique_ptr<std::byte, decltype(&std::free)> memory_;
@@ -133,12 +136,14 @@ class Requests {
   std::vector<uint64_t> done_;  // by request
 };
 
+// Measures over a part of an open file or device.
 absl::StatusOr<DiskBandwidth> Measure(IoEngine* engine, FileId file,
-                                      uint64_t file_bytes,
+                                      const Extent& part,
                                       uint64_t request_bytes,
                                       const DiskBandwidthOptions& options) {
-  Requests requests(engine, file, request_bytes, options.requests);
-  const uint64_t file_rounds = file_bytes / request_bytes / options.requests;
+  Requests requests(engine, file, part.begin_bytes, request_bytes,
+                    options.requests);
+  const uint64_t file_rounds = part.bytes / request_bytes / options.requests;
   // Reserved blocks take longer at their first write, and are read without the
   // disk before it.
   OPTSTATE_RETURN_IF_ERROR(
@@ -156,13 +161,42 @@ absl::StatusOr<DiskBandwidth> Measure(IoEngine* engine, FileId file,
   return bandwidth;
 }
 
+uint64_t WholeSectors(uint64_t bytes) {
+  return (bytes + kSectorBytes - 1) / kSectorBytes * kSectorBytes;
+}
+
 }  // namespace
+
+uint64_t DeviceBandwidthBytesMin(const DiskBandwidthOptions& options) {
+  return WholeSectors(options.request_bytes) * options.requests * kRoundsMin;
+}
+
+absl::StatusOr<DiskBandwidth> MeasureDeviceBandwidth(
+    IoEngine* engine, const std::string& device, const Extent& part,
+    const DiskBandwidthOptions& options) {
+  const uint64_t bytes_min = DeviceBandwidthBytesMin(options);
+  if (part.bytes < bytes_min) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(device, ": measuring it takes ", bytes_min,
+                     " bytes, and the part given has ", part.bytes));
+  }
+  const uint64_t round_bytes = bytes_min / kRoundsMin;
+  const uint64_t rounds = std::max(
+      std::min(part.bytes, options.file_bytes_max) / round_bytes, kRoundsMin);
+  const Extent measured_part = {part.begin_bytes, rounds * round_bytes};
+  OPTSTATE_ASSIGN_OR_RETURN(const FileId file,
+                            engine->OpenExtent(device, measured_part));
+  absl::StatusOr<DiskBandwidth> measured =
+      Measure(engine, file, measured_part, WholeSectors(options.request_bytes),
+              options);
+  engine->Close(file);
+  return measured;
+}
 
 absl::StatusOr<DiskBandwidth> MeasureDiskBandwidth(
     IoEngine* engine, const std::string& directory,
     const DiskBandwidthOptions& options) {
-  const uint64_t request_bytes =
-      (options.request_bytes + kSectorBytes - 1) / kSectorBytes * kSectorBytes;
+  const uint64_t request_bytes = WholeSectors(options.request_bytes);
   OPTSTATE_ASSIGN_OR_RETURN(
       const uint64_t bytes,
       FileBytes(directory, request_bytes * options.requests,
@@ -175,7 +209,7 @@ absl::StatusOr<DiskBandwidth> MeasureDiskBandwidth(
       engine->Open(path, bytes, IoEngine::OpenMode::kCreate));
   ::unlink(path.c_str());
   absl::StatusOr<DiskBandwidth> measured =
-      Measure(engine, file, bytes, request_bytes, options);
+      Measure(engine, file, {0, bytes}, request_bytes, options);
   engine->Close(file);
   return measured;
 }

@@ -43,6 +43,17 @@ absl::StatusOr<DiskBandwidth> MeasureDiskBandwidth(
     IoEngine* engine, const std::string& directory,
     const DiskBandwidthOptions& options = {});
 
+// Measures as above over a part of a device, of which it overwrites what it
+// needs: whole rounds of requests, file_bytes_max at the most. Errors are those
+// of the engine, and INVALID_ARGUMENT for a part below
+// DeviceBandwidthBytesMin().
+absl::StatusOr<DiskBandwidth> MeasureDeviceBandwidth(
+    IoEngine* engine, const std::string& device, const Extent& part,
+    const DiskBandwidthOptions& options = {});
+
+// Returns the bytes that the part of a device must have.
+uint64_t DeviceBandwidthBytesMin(const DiskBandwidthOptions& options);
+
 }  // namespace optstate::io
 
 #endif  // OPTSTATE_STORAGE_IO_DISK_BANDWIDTH_H_

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -102,6 +103,35 @@ TEST_P(DiskBandwidthTest, WhatASlowDiskDidNotWriteInTimeIsNotRead) {
   EXPECT_LT(hook_.written.size(), (4 << 20) / kRequest);
   EXPECT_GT(hook_.reads, 0);
   EXPECT_EQ(hook_.unwritten_reads, 0);
+}
+
+// A file stands for the device.
+TEST_P(DiskBandwidthTest, APartOfADeviceIsMeasuredAndTheRestKept) {
+  const DiskBandwidthOptions options = {.request_bytes = kRequest,
+                                        .requests = 4,
+                                        .file_bytes_max = 1 << 20,
+                                        .phase_time = absl::Milliseconds(20)};
+  const uint64_t bytes = DeviceBandwidthBytesMin(options);
+  EXPECT_EQ(bytes, 2 * 4 * kRequest);
+  const std::string device = directory_ + "/device";
+  std::ofstream(device) << std::string(4 * bytes, 'x');
+  const Extent part = {bytes, bytes + kRequest};
+  const auto measured =
+      MeasureDeviceBandwidth(engine_.get(), device, part, options);
+  ASSERT_TRUE(measured.ok()) << measured.status();
+  EXPECT_GT(measured->read_bytes_per_s, 0);
+  EXPECT_GT(measured->write_bytes_per_s, 0);
+  EXPECT_GT(measured->mixed_bytes_per_s, 0);
+  std::ifstream file(device);
+  const std::string after{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_EQ(after.substr(0, bytes), std::string(bytes, 'x'));
+  EXPECT_NE(after.substr(bytes, bytes), std::string(bytes, 'x'));
+  EXPECT_EQ(after.substr(2 * bytes), std::string(2 * bytes, 'x'));
+  const absl::Status refused =
+      MeasureDeviceBandwidth(engine_.get(), device, {bytes, bytes - kRequest},
+                             options)
+          .status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
 }
 
 TEST_P(DiskBandwidthTest, AnErrorOfTheDiskIsSaid) {

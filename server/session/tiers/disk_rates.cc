@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -20,6 +21,8 @@
 #include "server/os/small_file.h"
 #include "server/session/durability/job_storage.h"
 #include "spdlog/spdlog.h"
+#include "storage/device/device.h"
+#include "storage/device/extents.h"
 #include "storage/format/checked_file.h"
 #include "storage/tiers/nvme/record_split.h"
 
@@ -56,8 +59,9 @@ absl::Status Write(const std::string& path, const v1::DiskRates& rates) {
                                     .payload = rates.SerializeAsString()});
 }
 
-// Sets what says which file system the directory is on.
-absl::Status SetPlace(const std::string& directory, v1::DirectoryRates* rates) {
+// Sets what says which file system, or which device, the records are on.
+absl::Status SetPlace(const v1::NvmeSettings& nvme,
+                      const std::string& directory, v1::DirectoryRates* rates) {
   struct stat info;
   struct statvfs space;
   if (::stat(directory.c_str(), &info) != 0 ||
@@ -67,6 +71,10 @@ absl::Status SetPlace(const std::string& directory, v1::DirectoryRates* rates) {
   rates->set_directory(directory);
   rates->set_device(info.st_dev);
   rates->set_file_system_bytes(uint64_t{space.f_blocks} * space.f_frsize);
+  if (config::DeviceOf(nvme, directory).empty()) return absl::OkStatus();
+  OPTSTATE_ASSIGN_OR_RETURN(const std::optional<storage::DeviceNote> note,
+                            storage::ReadDeviceNote(directory));
+  if (note.has_value()) rates->set_device_id(note->device_id);
   return absl::OkStatus();
 }
 
@@ -87,6 +95,21 @@ absl::StatusOr<UniqueFd> TakeTurn(const std::string& state_dir) {
   return fd;
 }
 
+// Measures the device of a directory over a part of it that no job has.
+absl::StatusOr<io::DiskBandwidth> MeasureDevice(
+    io::IoEngine* engine, const std::string& directory,
+    const std::string& device, const io::DiskBandwidthOptions& options) {
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const storage::OwnedDevice owned,
+      storage::OpenDeviceOf(directory, device, storage::DeviceUse::kUse));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const storage::BorrowedPart part,
+      storage::BorrowFreePart(directory, owned.superblock,
+                              io::DeviceBandwidthBytesMin(options),
+                              options.file_bytes_max));
+  return io::MeasureDeviceBandwidth(engine, device, part.extent, options);
+}
+
 absl::StatusOr<v1::DirectoryRates> MeasureWith(const v1::DaemonConfig& config,
                                                const std::string& directory) {
   OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<io::IoEngine> engine,
@@ -95,9 +118,12 @@ absl::StatusOr<v1::DirectoryRates> MeasureWith(const v1::DaemonConfig& config,
   options.request_bytes =
       std::clamp(config.engine().subgroup_elements() * kBytesOfElement,
                  kRequestBytesMin, kRequestBytesMax);
+  const std::string device = config::DeviceOf(config.nvme(), directory);
   OPTSTATE_ASSIGN_OR_RETURN(
       const io::DiskBandwidth bandwidth,
-      io::MeasureDiskBandwidth(engine.get(), directory, options));
+      device.empty()
+          ? io::MeasureDiskBandwidth(engine.get(), directory, options)
+          : MeasureDevice(engine.get(), directory, device, options));
   v1::DirectoryRates rates;
   rates.set_read_bytes_per_s(bandwidth.read_bytes_per_s);
   rates.set_write_bytes_per_s(bandwidth.write_bytes_per_s);
@@ -106,18 +132,13 @@ absl::StatusOr<v1::DirectoryRates> MeasureWith(const v1::DaemonConfig& config,
   return rates;
 }
 
-absl::Status MeasureOne(const std::string& directory, const std::string& device,
+absl::Status MeasureOne(const v1::NvmeSettings& nvme,
+                        const std::string& directory,
                         const MeasureDirectory& measure,
                         v1::DirectoryRates* rates) {
-  if (!device.empty()) {
-    return absl::UnimplementedError(absl::StrCat(
-        "its records are on ", device,
-        ", to which nothing but records is written: nvme.directory_weights "
-        "can say what part of them it gets"));
-  }
   absl::StatusOr<v1::DirectoryRates> measured = measure(directory);
   OPTSTATE_RETURN_IF_ERROR(measured.status());
-  OPTSTATE_RETURN_IF_ERROR(SetPlace(directory, &*measured));
+  OPTSTATE_RETURN_IF_ERROR(SetPlace(nvme, directory, &*measured));
   measured->set_measured_at_ns(absl::ToUnixNanos(absl::Now()));
   *rates = *std::move(measured);
   spdlog::info(
@@ -144,11 +165,12 @@ DiskRates RecordedDiskRates(const std::string& state_dir,
   }
   for (int i = 0; i < nvme.directories_size(); ++i) {
     v1::DirectoryRates place;
-    if (!SetPlace(nvme.directories(i), &place).ok()) continue;
+    if (!SetPlace(nvme, nvme.directories(i), &place).ok()) continue;
     for (const v1::DirectoryRates& one : record->directories()) {
       if (one.directory() == place.directory() &&
           one.device() == place.device() &&
-          one.file_system_bytes() == place.file_system_bytes()) {
+          one.file_system_bytes() == place.file_system_bytes() &&
+          one.device_id() == place.device_id()) {
         rates.directories[i] = one;
       }
     }
@@ -169,8 +191,7 @@ DiskRates MeasureDiskRates(const std::string& state_dir,
     const std::string& directory = nvme.directories(static_cast<int>(i));
     v1::DirectoryRates& one = rates.directories[i];
     if (turn.ok() && (anew || !IsKnown(one))) {
-      rates.problems[i] = MeasureOne(
-          directory, config::DeviceOf(nvme, directory), measure, &one);
+      rates.problems[i] = MeasureOne(nvme, directory, measure, &one);
       has_measured |= rates.problems[i].ok();
     }
     if (!rates.problems[i].ok()) {

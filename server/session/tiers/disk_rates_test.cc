@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "storage/device/device_format.h"
 #include "storage/format/checked_file.h"
 
 namespace optstate::session {
@@ -151,6 +152,37 @@ TEST_F(DiskRatesTest, ARealDirectoryIsMeasured) {
     EXPECT_GT(one.mixed_bytes_per_s(), 0);
     EXPECT_NE(one.io_engine(), "");
   }
+}
+
+// A file stands for the device.
+TEST_F(DiskRatesTest, ADeviceIsMeasuredInPlaceOfItsDirectorysFileSystem) {
+  const std::string device = root_ + "/device";
+  std::ofstream(device) << "";
+  fs::resize_file(device, 16 << 20);
+  fs::create_directory(root_ + "/0/jobs");
+  const auto formatted = storage::FormatDevice(root_ + "/0", device, false);
+  ASSERT_TRUE(formatted.ok()) << formatted.status();
+  v1::DaemonConfig config;
+  *config.mutable_nvme() = settings_;
+  config.mutable_engine()->set_subgroup_elements(4096);
+  MeasureDiskRates(root_, config, /*anew=*/false);
+  v1::NvmeDirectory* const named =
+      config.mutable_nvme()->add_directory_settings();
+  named->set_path(root_ + "/0");
+  named->set_device(device);
+  // The rates of the file system are not those of the device.
+  EXPECT_EQ(
+      RecordedDiskRates(root_, config.nvme()).directories[0].measured_at_ns(),
+      0);
+  const DiskRates rates = MeasureDiskRates(root_, config, /*anew=*/false);
+  EXPECT_TRUE(rates.problems[0].ok()) << rates.problems[0];
+  EXPECT_GT(rates.directories[0].mixed_bytes_per_s(), 0);
+  EXPECT_EQ(rates.directories[0].device_id(), formatted->device_id);
+  EXPECT_EQ(RecordedDiskRates(root_, config.nvme())
+                .directories[0]
+                .mixed_bytes_per_s(),
+            rates.directories[0].mixed_bytes_per_s());
+  EXPECT_TRUE(fs::is_empty(root_ + "/0/jobs"));
 }
 
 }  // namespace
