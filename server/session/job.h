@@ -32,8 +32,8 @@ class StepObserver;
 }  // namespace optstate::scheduler
 
 namespace optstate::storage {
+class StateMemory;
 class StateStore;
-struct StateArrays;
 }  // namespace optstate::storage
 
 namespace optstate::session {
@@ -129,7 +129,7 @@ class Job {
     // HostStore. `incarnation` is that of the job's files. Tests only.
     std::function<absl::StatusOr<std::unique_ptr<storage::StateStore>>(
         const Layout* layout, uint64_t sub_group_elements,
-        const storage::StateArrays& arrays, uint64_t incarnation)>
+        const storage::StateMemory& memory, uint64_t incarnation)>
         make_host_store = nullptr;
     // The clock that ends a pause, makes a scrub due and a step durable;
     // thread-safe. Tests only: another clock may run ahead of the real one, and
