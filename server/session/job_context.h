@@ -119,6 +119,10 @@ struct JobContext {
   // Makes a pass over the state that leaves the step counts as they are, or
   // waits for the state to reach a disk, as JobLock::MakePass does.
   absl::Status MakePass(absl::FunctionRef<absl::Status()> pass);
+  // Makes a pass that reads or writes a few records, and may wait for a disk.
+  // Where every record is in memory there is nothing to wait for, and the mutex
+  // is kept.
+  absl::Status AccessRecords(absl::FunctionRef<absl::Status()> access);
   // Makes a pass that changes the step counts.
   absl::Status MakeCountingPass(absl::FunctionRef<absl::Status()> pass);
   // Makes one that reads gradients: takes them in, or a norm of them.
