@@ -252,6 +252,7 @@ TEST_F(JobDamageTest, DamageIsFoundInTheMiddleOfALoad) {
   const absl::Status found = job_.LoadArray(0, kArrays[1], 0, checkpoint[1][0]);
   EXPECT_TRUE(absl::IsAborted(found)) << found;
   EXPECT_THAT(std::string(found.message()), HasSubstr("load again"));
+  EXPECT_EQ(Describe().open_load(), "") << "it is over for all ranks";
   EXPECT_EQ(job_.LoadArray(0, kArrays[1], 0, checkpoint[1][0]), found);
   EXPECT_EQ(Describe().phase(), v1::JOB_PHASE_READY);
   ASSERT_EQ(Load(&job_, checkpoint), absl::OkStatus());
