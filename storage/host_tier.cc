@@ -150,7 +150,7 @@ absl::Status HostTier::Reshape(const Layout& layout, const HostArrays& arrays,
 
 std::unique_ptr<HostStore> HostTier::MakeStore(
     const Layout* layout, uint64_t sub_group_elements) const {
-  return std::make_unique<HostStore>(layout, sub_group_elements, Arrays());
+  return std::make_unique<HostStore>(layout, sub_group_elements, Memory());
 }
 
 std::vector<HostTier::ArrayInfo> HostTier::Describe(

@@ -93,8 +93,9 @@ class HostTier {
   // one, which outlives it.
   std::unique_ptr<HostStore> MakeStore(const Layout* layout,
                                        uint64_t sub_group_elements) const;
-  // Returns the arrays that lie in memory.
-  StateArrays Arrays() const { return arrays_.addresses(); }
+  // Returns the arrays that lie in memory, for the store of records that do
+  // not.
+  StateMemory Memory() const { return arrays_.addresses(); }
   // See HostArrayFiles.
   absl::StatusOr<UniqueFd> OpenParameters() const {
     return arrays_.OpenParameters();

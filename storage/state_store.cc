@@ -7,11 +7,11 @@
 namespace optstate::storage {
 
 StateStore::StateStore(const Layout* layout, uint64_t sub_group_elements,
-                       const StateArrays& arrays)
+                       const StateMemory& memory)
     : layout_(layout),
       sub_groups_(layout, sub_group_elements, SubGroupTable::CutOf(*layout)),
-      arrays_(arrays) {
-  if (arrays.gradient_accumulator != nullptr) {
+      arrays_(memory.arrays_) {
+  if (arrays_.gradient_accumulator != nullptr) {
     gradient_sum_offsets_ = GradientSumOffsets(*layout);
   }
 }

@@ -48,6 +48,20 @@ struct StateArrays {
   std::array<float*, kStateArraysMax> scale = {};
 };
 
+// The arrays of a job on their way from the files that they lie in to the store
+// that is made over them: no one in between sees an address.
+class StateMemory {
+ public:
+  StateMemory() = default;  // no arrays
+  // NOLINTNEXTLINE(google-explicit-constructor): it adds nothing but the veil
+  StateMemory(const StateArrays& arrays) : arrays_(arrays) {}
+
+ private:
+  friend class StateStore;
+
+  StateArrays arrays_;
+};
+
 // The state of a job, whatever tier its records are on.
 //
 // A record is the state of one sub-group: masters beside parameters, the
@@ -59,6 +73,8 @@ struct StateArrays {
 // store. Different elements of a record may be written by many threads at once.
 // A thread that holds a pin takes no other: where there is room for a few
 // records only, it would wait for itself.
+// Size: one method for each thing that a tier may do; most have a default for
+// tiers that have no disk.
 class StateStore {
  public:
   enum class Access : uint8_t {
@@ -223,7 +239,7 @@ class StateStore {
   // Refers to `layout` and the arrays' memory, which must outlive this.
   // `sub_group_elements` is as in SubGroupTable.
   StateStore(const Layout* layout, uint64_t sub_group_elements,
-             const StateArrays& arrays);
+             const StateMemory& memory);
 
   const StateArrays& arrays() const { return arrays_; }
   // Called once for each Pin with a store.

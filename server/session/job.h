@@ -32,8 +32,8 @@ class StepObserver;
 }  // namespace optstate::scheduler
 
 namespace optstate::storage {
+class StateMemory;
 class StateStore;
-struct StateArrays;
 }  // namespace optstate::storage
 
 namespace optstate::session {
@@ -91,7 +91,8 @@ namespace optstate::session {
 // the previous state. Values that equal that state bit by bit are not written.
 // When a rank of the round is lost, begins anew or aborts, the round ends for
 // all (ABORTED), and likewise when there is no memory for the log
-// (RESOURCE_EXHAUSTED).
+// (RESOURCE_EXHAUSTED), or a record is found damaged of which the load had left
+// out a part as equal (ABORTED). The same load made again replaces that record.
 // A rank that commits while another one loads, or loads while another one
 // waits with its commit, gets FAILED_PRECONDITION, and so do all others: see
 // steps/agreement.cc.
@@ -101,9 +102,10 @@ namespace optstate::session {
 // Threads: thread-safe; one lock per job. Calls exclude each other from their
 // begin to their end, those that wait for a pause left aside. Describe and
 // ListParameters never wait for gradients that are taken in, nor for a step
-// that is being applied or made durable; nor do BeginDrain, Resume, Awaited,
-// GiveUp, finished and the queries of the shape. After Attach, Push and Commit
-// allocate nothing unless they fail.
+// that is being applied or made durable, nor for a disk that a load or a fetch
+// waits for; nor do BeginDrain, Resume, Awaited, GiveUp, finished and the
+// queries of the shape. After Attach, Push and Commit allocate nothing unless
+// they fail.
 // Size: one method for each call that a transport, the engine or an operator
 // makes.
 class Job {
@@ -129,7 +131,7 @@ class Job {
     // HostStore. `incarnation` is that of the job's files. Tests only.
     std::function<absl::StatusOr<std::unique_ptr<storage::StateStore>>(
         const Layout* layout, uint64_t sub_group_elements,
-        const storage::StateArrays& arrays, uint64_t incarnation)>
+        const storage::StateMemory& memory, uint64_t incarnation)>
         make_host_store = nullptr;
     // The clock that ends a pause, makes a scrub due and a step durable;
     // thread-safe. Tests only: another clock may run ahead of the real one, and

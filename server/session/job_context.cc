@@ -165,6 +165,11 @@ absl::Status JobContext::MakePass(absl::FunctionRef<absl::Status()> pass) {
   return lock.MakePass(pass);
 }
 
+absl::Status JobContext::AccessRecords(
+    absl::FunctionRef<absl::Status()> access) {
+  return store->is_resident() ? access() : MakePass(access);
+}
+
 absl::Status JobContext::MakeCountingPass(
     absl::FunctionRef<absl::Status()> pass) {
   const auto counts = store->step_counts();

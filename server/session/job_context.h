@@ -37,6 +37,8 @@ namespace optstate::session {
 // Threads: the lock guards everything but the options, which do not change
 // except for their limits, the placement and the pool. The lock is taken by
 // JobImpl, and by no room.
+// Size: one short question for each fact that several rooms ask for, so that
+// each is answered in one way.
 struct JobContext {
   explicit JobContext(Job::Options options);
   ~JobContext();
@@ -117,6 +119,10 @@ struct JobContext {
   // Makes a pass over the state that leaves the step counts as they are, or
   // waits for the state to reach a disk, as JobLock::MakePass does.
   absl::Status MakePass(absl::FunctionRef<absl::Status()> pass);
+  // Makes a pass that reads or writes a few records, and may wait for a disk.
+  // Where every record is in memory there is nothing to wait for, and the mutex
+  // is kept.
+  absl::Status AccessRecords(absl::FunctionRef<absl::Status()> access);
   // Makes a pass that changes the step counts.
   absl::Status MakeCountingPass(absl::FunctionRef<absl::Status()> pass);
   // Makes one that reads gradients: takes them in, or a norm of them.

@@ -18,9 +18,11 @@ void JobLock::AwaitIdle() {
   mu.Await(absl::Condition(this, &JobLock::is_idle));
 }
 
+// A caller that is no JobCall may have made a pass in its work, to which other
+// threads left theirs.
 void JobLock::CallWhenIdle(std::function<void()> work) {
-  if (is_idle()) return work();
   left_work_.push_back(std::move(work));
+  if (is_idle()) DoLeftWork();
 }
 
 // More may be left while this work makes a pass.

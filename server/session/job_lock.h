@@ -20,7 +20,8 @@ namespace optstate::session {
 // Calls that need the job's state wait until it is idle (JobCall), or leave
 // their work to the call that makes the pass (CallWhenIdle). Calls that
 // only look at what no pass changes, as operators' do, take the mutex alone,
-// and so never wait for a step.
+// and so never wait for a step. Only a JobCall, or work given to CallWhenIdle,
+// makes passes: each does, at its end, what was left to it meanwhile.
 class JobLock {
  public:
   // Makes the pass without the mutex, and returns its result. The caller holds
@@ -31,7 +32,8 @@ class JobLock {
   // Waits, giving the mutex up meanwhile, until no pass is being made.
   void AwaitIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Calls `work` on the idle job: at once, or, while a pass is being made, when
-  // the call that makes it ends, so that this caller never waits.
+  // the call that makes it ends, so that this caller never waits. Work that
+  // makes a pass itself is followed by what other threads left meanwhile.
   void CallWhenIdle(std::function<void()> work)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 

@@ -89,5 +89,30 @@ TEST(JobLockTest, WorkDuringAPassIsLeftToTheCallThatMakesIt) {
   EXPECT_EQ(done, (std::vector<int>{1, 2, 3}));
 }
 
+// The caller of such work holds the mutex alone, so no end of a JobCall
+// follows.
+TEST(JobLockTest, WorkThatMakesAPassIsFollowedByWhatWasLeftToIt) {
+  JobLock lock;
+  std::vector<int> done;
+  absl::MutexLock look(&lock.mu);
+  lock.CallWhenIdle([&] {
+    const absl::Status made = lock.MakePass([&] {
+      std::thread second([&] {
+        absl::MutexLock look_too(&lock.mu);
+        lock.CallWhenIdle([&] {
+          EXPECT_TRUE(lock.is_idle());
+          done.push_back(2);
+        });
+      });
+      second.join();
+      EXPECT_TRUE(done.empty()) << "the pass is being made";
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(made.ok());
+    done.push_back(1);
+  });
+  EXPECT_EQ(done, (std::vector<int>{1, 2}));
+}
+
 }  // namespace
 }  // namespace optstate::session

@@ -132,6 +132,8 @@ class Engine {
     if (request.has_stop() && !Is("stubborn")) stopped_ = true;
   }
 
+  // Works for a tenth of the time that the tests allow, and says so. It waits
+  // for nobody: the time that the work takes is what they are about.
   void SayWorking(uint64_t disk_bytes) {
     v1::EngineEvent event;
     event.mutable_working()->set_disk_bytes(disk_bytes);

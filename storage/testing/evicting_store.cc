@@ -84,9 +84,9 @@ void InOrder() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 }  // namespace
 
 EvictingStore::EvictingStore(const Layout* layout, uint64_t sub_group_elements,
-                             const StateArrays& arrays, const Options& options)
-    : StateStore(layout, sub_group_elements, arrays),
-      home_(layout, sub_group_elements, arrays),
+                             const StateMemory& memory, const Options& options)
+    : StateStore(layout, sub_group_elements, memory),
+      home_(layout, sub_group_elements, memory),
       random_(options.seed),
       records_(sub_groups().size()) {
   const auto records = static_cast<uint32_t>(records_.size());
@@ -102,9 +102,9 @@ EvictingStore::EvictingStore(const Layout* layout, uint64_t sub_group_elements,
 
 absl::StatusOr<std::unique_ptr<EvictingStore>> EvictingStore::Open(
     const Layout* layout, uint64_t sub_group_elements,
-    const StateArrays& arrays, const Options& options) {
+    const StateMemory& memory, const Options& options) {
   std::unique_ptr<EvictingStore> store(
-      new EvictingStore(layout, sub_group_elements, arrays, options));
+      new EvictingStore(layout, sub_group_elements, memory, options));
   OPTSTATE_RETURN_IF_ERROR(store->OpenFrames(options));
   store->filler_ = std::thread([run = store.get()] { run->Run(); });
   return store;

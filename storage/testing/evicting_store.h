@@ -54,7 +54,7 @@ class EvictingStore final : public StateStore {
   // another shape of the job in frames. See StateStore() for the rest.
   static absl::StatusOr<std::unique_ptr<EvictingStore>> Open(
       const Layout* layout, uint64_t sub_group_elements,
-      const StateArrays& arrays, const Options& options);
+      const StateMemory& memory, const Options& options);
   // Writes all records back. None may be pinned.
   ~EvictingStore() override;
 
@@ -85,7 +85,7 @@ class EvictingStore final : public StateStore {
   };
 
   EvictingStore(const Layout* layout, uint64_t sub_group_elements,
-                const StateArrays& arrays, const Options& options);
+                const StateMemory& memory, const Options& options);
   absl::Status OpenFrames(const Options& options);
   absl::Status Adopt(uint64_t incarnation);
 

@@ -18,8 +18,8 @@ class HostStore final : public StateStore {
  public:
   // See StateStore().
   HostStore(const Layout* layout, uint64_t sub_group_elements,
-            const StateArrays& arrays)
-      : StateStore(layout, sub_group_elements, arrays) {}
+            const StateMemory& memory)
+      : StateStore(layout, sub_group_elements, memory) {}
 
   bool is_resident() const override { return true; }
   absl::Status status() const override { return absl::OkStatus(); }

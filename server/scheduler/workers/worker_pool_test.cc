@@ -175,7 +175,13 @@ TEST(WorkerPoolTest, ASeatThatIsNotThereIsNoHindrance) {
   EXPECT_EQ(calls, 10);
 }
 
-TEST(WorkerPoolTest, StopsWithoutHavingWorked) { WorkerPool pool(16, true); }
+// Else this test does not end.
+TEST(WorkerPoolTest, StopsWithoutHavingWorked) {
+  for (const bool spin : {false, true}) {
+    const WorkerPool pool(16, spin);
+    EXPECT_EQ(pool.participants(), 16);
+  }
+}
 
 }  // namespace
 }  // namespace optstate::scheduler

@@ -15,9 +15,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "proto/types/layout.h"
 #include "server/session/testing/captured_log.h"
-#include "storage/state_store.h"
+#include "server/session/testing/verifiable_store.h"
 
 namespace optstate::session {
 namespace {
@@ -25,8 +24,8 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kInterval = absl::Hours(24 * 7);
-constexpr uint64_t kRecords = 5;
-constexpr uint64_t kRecordBytes = 4096;
+constexpr uint64_t kRecords = VerifiableStore::kRecords;
+constexpr uint64_t kRecordBytes = VerifiableStore::kRecordBytes;
 
 // A clock that only the test moves, and that counts how often it is looked at.
 class TestClock {
@@ -55,77 +54,6 @@ class TestClock {
   absl::Time now_ ABSL_GUARDED_BY(mu_) = absl::UnixEpoch() + absl::Hours(1);
   int looks_ ABSL_GUARDED_BY(mu_) = 0;
 };
-
-// A store that can be verified, and nothing else.
-class VerifiableStore final : public storage::StateStore {
- public:
-  explicit VerifiableStore(const Layout* layout)
-      : storage::StateStore(layout, kTileElements, {}) {}
-  bool is_resident() const override { return false; }
-  absl::Status status() const override { return absl::OkStatus(); }
-  absl::StatusOr<Pin> PinSubGroup(size_t, Access) override {
-    return absl::UnimplementedError("");
-  }
-  absl::StatusOr<size_t> BeginPass(absl::Span<const uint8_t>) override {
-    return absl::UnimplementedError("");
-  }
-  absl::StatusOr<Pin> PinOfPass(size_t) override {
-    return absl::UnimplementedError("");
-  }
-  absl::StatusOr<storage::VerifyResult> Verify(
-      absl::FunctionRef<bool(const storage::VerifyResult&)> progress) override {
-    storage::VerifyResult result;
-    result.damages = Begin();
-    result.progress.damaged = result.damages.size();
-    result.progress.records_total = kRecords;
-    while (result.progress.records < kRecords) {
-      ++result.progress.records;
-      result.progress.bytes_read += kRecordBytes;
-      if (!progress(result)) return absl::CancelledError("cancelled");
-    }
-    return result;
-  }
-
-  void Damage(storage::RecordDamage damage) {
-    const absl::MutexLock lock(&mu_);
-    damages_.push_back(std::move(damage));
-  }
-  void Mend() {
-    const absl::MutexLock lock(&mu_);
-    damages_.clear();
-  }
-  int verifications() {
-    const absl::MutexLock lock(&mu_);
-    return verifications_;
-  }
-  void AwaitVerifications(int count) {
-    const absl::MutexLock lock(&mu_);
-    const auto reached = [&] { return verifications_ >= count; };
-    mu_.Await(absl::Condition(&reached));
-  }
-
- private:
-  std::vector<storage::RecordDamage> Begin() {
-    const absl::MutexLock lock(&mu_);
-    ++verifications_;
-    return damages_;
-  }
-
-  absl::Mutex mu_;
-  std::vector<storage::RecordDamage> damages_ ABSL_GUARDED_BY(mu_);
-  int verifications_ ABSL_GUARDED_BY(mu_) = 0;
-};
-
-Layout OneParameter() {
-  LayoutSpec layout;
-  layout.groups.resize(1);
-  ParameterSpec parameter;
-  parameter.name = "a";
-  parameter.shape = {3};
-  parameter.numel = 3;
-  layout.parameters.push_back(parameter);
-  return *Layout::Make(layout);
-}
 
 class RecordScrubberTest : public testing::Test {
  protected:
@@ -171,7 +99,7 @@ class RecordScrubberTest : public testing::Test {
     return refusals_;
   }
 
-  const Layout layout_ = OneParameter();
+  const Layout layout_ = OneParameterLayout();
   TestClock clock_;
   VerifiableStore store_{&layout_};
   RecordVerifier verifier_{"gpt", [this] { return clock_.Look(); },

@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
   if (!UsesDisk(what.storage)) {
     if (job->options.make_host_store) {
       return job->options.make_host_store(
-          &job->layout(), SubGroupElements(*job, what), job->tier->Arrays(),
+          &job->layout(), SubGroupElements(*job, what), job->tier->Memory(),
           job->tier->control()->incarnation);
     }
     return job->tier->MakeStore(&job->layout(), SubGroupElements(*job, what));
@@ -130,7 +130,7 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
   OPTSTATE_ASSIGN_OR_RETURN(
       std::unique_ptr<nvme::NvmeStore> store,
       nvme::NvmeStore::Open(&job->layout(), SubGroupElements(*job, what),
-                            job->tier->Arrays(), std::move(options)));
+                            job->tier->Memory(), std::move(options)));
   spdlog::info(
       "records are swapped: job={} io={} frames={} records={} frame_bytes={} "
       "durable={}",

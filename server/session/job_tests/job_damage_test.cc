@@ -9,12 +9,14 @@
 #include <atomic>
 #include <cerrno>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "server/session/testing/job_harness.h"
 
 // While set, writes to the disk, or its flushes, fail.
@@ -112,6 +114,18 @@ absl::Status Load(JobHarness* job, const std::vector<Tensors>& arrays) {
   return job->FinishAll().status;
 }
 
+// Returns values that no step brings.
+std::vector<Tensors> OtherValues(JobHarness* job) {
+  std::vector<Tensors> arrays;
+  for (size_t k = 0; k < std::size(kArrays); ++k) {
+    arrays.push_back(job->RandomTensors(kSeed + 100 + k));
+  }
+  for (std::vector<float>& tensor : arrays[2]) {
+    for (float& value : tensor) value = std::abs(value);
+  }
+  return arrays;
+}
+
 uint64_t DamagedRecords(JobHarness* job) {
   uint64_t damaged = 0;
   EXPECT_EQ(job->job().Verify([&](const v1::VerifyJobProgress& progress) {
@@ -138,13 +152,24 @@ class JobDamageTest : public testing::Test {
   }
 
   v1::Job Describe() { return job_.job().Describe(); }
+  // Loads these arrays, and does not finish.
+  absl::Status BeginLoad(const std::vector<Tensors>& arrays) {
+    absl::Status status = job_.job().BeginLoad(0);
+    for (size_t k = 0; k < arrays.size(); ++k) {
+      for (uint32_t p = 0; p < arrays[k].size() && status.ok(); ++p) {
+        status = job_.LoadArray(0, kArrays[k], p, arrays[k][p]);
+      }
+    }
+    return status;
+  }
   // Damages a bit of both slots of every record.
-  void DamageAll() {
+  void DamageAll() { Damage(0, kRecords); }
+  void Damage(uint64_t first, uint64_t end) {
     const std::string path = job_.disk() + "/jobs/test/records";
     const auto slot_bytes = static_cast<off_t>(Describe().disk().frame_bytes());
     const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
     ASSERT_GE(fd, 0) << path;
-    for (uint64_t slot = 0; slot < 2 * kRecords; ++slot) {
+    for (uint64_t slot = 2 * first; slot < 2 * end; ++slot) {
       const off_t at = static_cast<off_t>(slot) * slot_bytes + 100;
       char byte = 0;
       ASSERT_EQ(::pread(fd, &byte, 1, at), 1);
@@ -195,23 +220,57 @@ TEST_F(JobDamageTest, ACheckpointReplacesWhatVerifyHasFound) {
   EXPECT_EQ(job_.StateBytes(), in_memory_.StateBytes());
 }
 
-// The records can still be read when their values are compared.
+// The records can still be read when their values are compared. One of them is
+// in memory until the others, as they are replaced, drive it out.
 TEST_F(JobDamageTest, DamageIsFoundAsALoadIsPutIntoPlace) {
-  std::vector<Tensors> arrays;
-  for (size_t k = 0; k < std::size(kArrays); ++k) {
-    arrays.push_back(job_.RandomTensors(kSeed + 100 + k));
-  }
-  for (float& value : arrays[2][0]) value = std::abs(value);
-  for (float& value : arrays[2][1]) value = std::abs(value);
-  ASSERT_EQ(job_.job().BeginLoad(0), absl::OkStatus());
-  for (size_t k = 0; k < arrays.size(); ++k) {
-    for (uint32_t p = 0; p < arrays[k].size(); ++p) {
-      ASSERT_EQ(job_.LoadArray(0, kArrays[k], p, arrays[k][p]),
-                absl::OkStatus());
+  for (const bool one_is_in_memory : {false, true}) {
+    const std::vector<Tensors> arrays = OtherValues(&job_);
+    ASSERT_EQ(BeginLoad(arrays), absl::OkStatus());
+    if (one_is_in_memory) {
+      std::vector<float> part(16);
+      ASSERT_TRUE(
+          job_.job()
+              .Fetch(v1::STATE_ARRAY_STATE_0, 0, kSubGroup, part.size(),
+                     absl::MakeSpan(reinterpret_cast<std::byte*>(part.data()),
+                                    part.size() * sizeof(float)))
+              .ok());
     }
+    DamageAll();
+    ASSERT_EQ(job_.FinishAll().status, absl::OkStatus());
+    EXPECT_EQ(DamagedRecords(&job_), 0u);
+    EXPECT_EQ(Checkpoint(&job_), arrays);
+    ASSERT_EQ(Load(&job_, Checkpoint(&in_memory_)), absl::OkStatus());
   }
-  DamageAll();
-  ASSERT_EQ(job_.FinishAll().status, absl::OkStatus());
+}
+
+// Equal values were left out when the damage is found: the job stays as it is,
+// and the same load made again replaces the records.
+TEST_F(JobDamageTest, DamageIsFoundInTheMiddleOfALoad) {
+  const std::vector<Tensors> checkpoint = Checkpoint(&job_);
+  ASSERT_EQ(BeginLoad({checkpoint[0]}), absl::OkStatus());
+  Damage(0, 1);
+  const absl::Status found = job_.LoadArray(0, kArrays[1], 0, checkpoint[1][0]);
+  EXPECT_TRUE(absl::IsAborted(found)) << found;
+  EXPECT_THAT(std::string(found.message()), HasSubstr("load again"));
+  EXPECT_EQ(Describe().open_load(), "") << "it is over for all ranks";
+  EXPECT_EQ(job_.LoadArray(0, kArrays[1], 0, checkpoint[1][0]), found);
+  EXPECT_EQ(Describe().phase(), v1::JOB_PHASE_READY);
+  ASSERT_EQ(Load(&job_, checkpoint), absl::OkStatus());
+  EXPECT_EQ(DamagedRecords(&job_), 0u);
+  for (JobHarness* job : {&job_, &in_memory_}) Train(job, 3, 5);
+  EXPECT_EQ(job_.StateBytes(), in_memory_.StateBytes());
+}
+
+TEST_F(JobDamageTest, DamageIsFoundBeforeALoadIsSealed) {
+  std::vector<Tensors> arrays = Checkpoint(&job_);
+  arrays[1] = OtherValues(&job_)[1];
+  ASSERT_EQ(BeginLoad(arrays), absl::OkStatus());
+  Damage(0, 1);
+  const absl::Status found = job_.FinishAll().status;
+  EXPECT_TRUE(absl::IsAborted(found)) << found;
+  EXPECT_EQ(Describe().phase(), v1::JOB_PHASE_READY);
+  EXPECT_EQ(Describe().open_load(), "");
+  ASSERT_EQ(Load(&job_, arrays), absl::OkStatus());
   EXPECT_EQ(DamagedRecords(&job_), 0u);
   EXPECT_EQ(Checkpoint(&job_), arrays);
 }

@@ -4,11 +4,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "server/session/testing/disk_job_fixture.h"
+#include "server/session/testing/held_read.h"
 
 namespace optstate::session {
 namespace {
@@ -63,6 +68,69 @@ TEST_F(JobLoadOnDiskTest, AnUnfinishedLogIsRemoved) {
     job_->AttachAll();
     EXPECT_EQ(job_->StateBytes(), state);
   }
+}
+
+// What operators see waits for no read of a load or a fetch: else these tests
+// do not end.
+TEST_F(JobLoadOnDiskTest, NoOperatorWaitsForTheReadOfAFetch) {
+  for (const v1::StateArray array :
+       {v1::STATE_ARRAY_STATE_0, v1::STATE_ARRAY_PARAMETER}) {
+    JobHarness::Setup setup =
+        DiskJobSetup(v1::PLACEMENT_NVME, v1::DURABILITY_KIND_STEP);
+    setup.storage.set_parameters_on_disk(array == v1::STATE_ARRAY_PARAMETER);
+    Start(setup);
+    HeldRead held;
+    std::vector<float> found;
+    std::thread reader([&] { found = job_->Fetch(array, 0); });
+    held.Await();
+    EXPECT_EQ(job_->job().Describe().committed_step(), 2u);
+    EXPECT_TRUE(job_->job().ListParameters({}).ok());
+    held.Release();
+    reader.join();
+    EXPECT_EQ(found, job_->Fetch(array, 0));
+  }
+}
+
+TEST_F(JobLoadOnDiskTest, NoOperatorWaitsForTheReadOfALoad) {
+  Start();
+  const Tensors next = job_->RandomTensors(kSeed + 100);
+  ASSERT_TRUE(job_->job().BeginLoad(0).ok());
+  ASSERT_TRUE(job_->LoadArray(0, v1::STATE_ARRAY_STATE_0, 1, next[1]).ok());
+  HeldRead held;
+  absl::Status loaded;
+  std::thread loader([&] { loaded = job_->LoadMaster(0, 0, next[0]); });
+  held.Await();
+  EXPECT_THAT(job_->job().Describe().open_load(),
+              testing::HasSubstr("rank 0 has begun"));
+  held.Release();
+  loader.join();
+  EXPECT_TRUE(loaded.ok()) << loaded;
+  ASSERT_TRUE(job_->FinishAll().status.ok());
+  EXPECT_EQ(job_->Fetch(v1::STATE_ARRAY_MASTER, 0), next[0]);
+  EXPECT_EQ(job_->Fetch(v1::STATE_ARRAY_STATE_0, 1), next[1]);
+}
+
+// The first load of a job, in place: its records have been written, and are
+// read to be changed again.
+TEST_F(JobLoadOnDiskTest, NoOperatorWaitsForTheReadOfALoadInPlace) {
+  job_ = std::make_unique<JobHarness>(
+      DiskJobSetup(v1::PLACEMENT_NVME, v1::DURABILITY_KIND_NONE));
+  job_->AttachAll();
+  const Tensors next = job_->RandomTensors(kSeed + 100);
+  ASSERT_TRUE(job_->job().BeginLoad(0).ok());
+  for (const uint32_t p : {0, 1}) {
+    ASSERT_TRUE(job_->LoadMaster(0, p, next[p]).ok());
+  }
+  HeldRead held;
+  absl::Status loaded;
+  std::thread loader([&] { loaded = job_->LoadMaster(0, 0, next[0]); });
+  held.Await();
+  EXPECT_EQ(job_->job().Describe().phase(), v1::JOB_PHASE_LOADING);
+  held.Release();
+  loader.join();
+  EXPECT_TRUE(loaded.ok()) << loaded;
+  ASSERT_TRUE(job_->FinishAll().status.ok());
+  EXPECT_EQ(job_->Fetch(v1::STATE_ARRAY_MASTER, 0), next[0]);
 }
 
 }  // namespace

@@ -8,10 +8,10 @@
 #include <string>
 
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "server/session/durability/record_scrubber.h"
 #include "server/session/testing/captured_log.h"
 #include "server/session/testing/disk_job_fixture.h"
+#include "server/session/testing/held_read.h"
 #include "server/session/testing/job_harness.h"
 
 namespace optstate::session {
@@ -23,6 +23,8 @@ constexpr uint32_t kIntervalS = 7 * 24 * 60 * 60;
 
 class JobScrubTest : public DiskJobFixture {
  protected:
+  ~JobScrubTest() override { job_ = nullptr; }  // it reads
+
   // The records are in memory too, so that steps read nothing from disk.
   void StartWith(uint64_t bytes_per_s) {
     JobHarness::Setup setup =
@@ -31,7 +33,8 @@ class JobScrubTest : public DiskJobFixture {
     setup.scrub_bytes_per_s = bytes_per_s;
     setup.clock = [this] { return Now(); };
     Start(setup);
-    reads_before_ = Reads();
+    const absl::MutexLock lock(&mu_);
+    reads_before_ = reads_;
   }
   absl::Time Now() {
     const absl::MutexLock lock(&mu_);
@@ -44,7 +47,6 @@ class JobScrubTest : public DiskJobFixture {
     job_->job().Resume();
   }
   v1::DiskState Disk() const { return job_->job().Describe().disk(); }
-  uint64_t Reads() const { return Disk().directory_io(0).reads(); }
   // A scrub looks at the clock as it ends.
   void AwaitScrub() {
     while (true) {
@@ -57,16 +59,22 @@ class JobScrubTest : public DiskJobFixture {
       mu_.Await(absl::Condition(&looked));
     }
   }
-  // Waits until a scrub, or the next one, has read a record.
+  // Waits until a scrub reads, which nothing else does.
   void AwaitRead() {
-    while (Reads() == reads_before_) absl::SleepFor(absl::Milliseconds(1));
-    reads_before_ = Reads();
+    const absl::MutexLock lock(&mu_);
+    const auto has_read = [&] { return reads_ != reads_before_; };
+    mu_.Await(absl::Condition(&has_read));
   }
 
   std::atomic<int64_t> now_s_ = 1'000'000'000;
   absl::Mutex mu_;
   int looks_ = 0;
-  uint64_t reads_before_ = 0;
+  int reads_ = 0;
+  int reads_before_ = 0;
+  const ReadHook hook_{[this] {
+    const absl::MutexLock lock(&mu_);
+    ++reads_;
+  }};
 };
 
 TEST_F(JobScrubTest, ComesAfterTheInterval) {
@@ -77,7 +85,9 @@ TEST_F(JobScrubTest, ComesAfterTheInterval) {
   AwaitScrub();
   EXPECT_EQ(Disk().last_verified_at().seconds(), now_s_);
   EXPECT_EQ(Disk().damaged_records(), 0u);
-  EXPECT_GE(Reads() - reads_before_, Disk().records());
+  const uint64_t records = Disk().records();
+  const absl::MutexLock lock(&mu_);
+  EXPECT_GE(reads_ - reads_before_, static_cast<int>(records));
 }
 
 TEST_F(JobScrubTest, TheIntervalCountsOverEnginesAndPowerCuts) {
@@ -152,11 +162,21 @@ TEST_F(JobScrubTest, ComesBackAfterADrain) {
   AwaitRead();
   job_->job().BeginDrain();
   EXPECT_TRUE(job_->job().AwaitDrained(absl::InfiniteFuture()).ok());
-  const uint64_t reads = Reads();
+  int looks = 0;
+  int reads = 0;
+  const auto has_read = [&] { return reads_ != reads; };
+  const auto has_looked_or_read = [&] { return looks_ != looks || has_read(); };
   // It has noted the end of the former scrub before it looks at the new time.
-  while (Reads() == reads) {
+  for (bool is_back = false; !is_back;) {
+    {
+      const absl::MutexLock lock(&mu_);
+      if (reads == 0) reads = reads_;
+      looks = looks_;
+    }
     Leap(absl::ToInt64Seconds(RecordScrubber::kRetry));
-    absl::SleepFor(absl::Milliseconds(1));
+    const absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&has_looked_or_read));
+    is_back = has_read();
   }
   EXPECT_FALSE(Disk().has_last_verified_at());
 }

@@ -14,44 +14,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "server/session/testing/disk_job_fixture.h"
+#include "server/session/testing/held_read.h"
 #include "server/session/testing/job_harness.h"
-
-// Called before each read of a file, on the thread that reads.
-static std::atomic<const std::function<void()>*> on_read = nullptr;
-
-ssize_t RealRead(int fd, void* to, size_t bytes, off_t at) asm("__real_pread");
-ssize_t WrappedRead(int fd, void* to, size_t bytes,
-                    off_t at) asm("__wrap_pread");
-ssize_t WrappedRead(int fd, void* to, size_t bytes, off_t at) {
-  const std::function<void()>* hook = on_read;
-  if (hook != nullptr) (*hook)();
-  return RealRead(fd, to, bytes, at);
-}
 
 namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
-
-// Holds the first read from now on until Release().
-class HeldRead {
- public:
-  HeldRead() { on_read = &hook_; }
-  ~HeldRead() { on_read = nullptr; }
-  void Await() { begun_.WaitForNotification(); }
-  void Release() { released_.Notify(); }
-
- private:
-  std::atomic<bool> is_first_ = true;
-  absl::Notification begun_, released_;
-  const std::function<void()> hook_ = [this] {
-    if (!is_first_.exchange(false)) return;
-    begun_.Notify();
-    released_.WaitForNotification();
-  };
-};
 
 // Waits until a thread of this process sleeps, or has returned.
 void AwaitAsleep(const std::atomic<int64_t>& thread,

@@ -23,6 +23,8 @@ namespace optstate::session {
 // attached.
 //
 // Threads: not thread-safe; the job's lock guards it.
+// Size: the transitions of a rank, and one short question for each fact of it.
+// Losses are a thing of their own (RankLosses).
 class RankRoster {
  public:
   // The arguments must outlive this object.

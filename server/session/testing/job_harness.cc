@@ -135,10 +135,10 @@ absl::Status JobHarness::OpenWith(std::vector<KeptGradients> kept) {
     options.make_host_store =
         [path = frames_ + "/frames"](
             const Layout* layout, uint64_t sub_group_elements,
-            const storage::StateArrays& arrays, uint64_t incarnation)
+            const storage::StateMemory& memory, uint64_t incarnation)
         -> absl::StatusOr<std::unique_ptr<storage::StateStore>> {
       return storage::EvictingStore::Open(
-          layout, sub_group_elements, arrays,
+          layout, sub_group_elements, memory,
           {.path = path, .incarnation = incarnation, .seed = NextStoreSeed()});
     };
   }

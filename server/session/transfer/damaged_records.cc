@@ -94,8 +94,32 @@ absl::Status CheckReplaced(const std::set<size_t>& damaged,
   return absl::OkStatus();
 }
 
+absl::Status LeftOutOfDamaged(const absl::Status& damage) {
+  return absl::AbortedError(absl::StrCat(
+      "a record was found damaged when a part of this load had been compared "
+      "with it and left out as equal. The job is as it was before: load "
+      "again, which replaces the record. The damage: ",
+      damage.message()));
+}
+
+absl::Status CheckLeftOut(const std::set<size_t>& left_out,
+                          storage::StateStore* store,
+                          absl::Span<const storage::LoadLogRecord> load) {
+  if (left_out.empty()) return absl::OkStatus();
+  const std::vector<Coverage> coverage = CoverageOf(*store, load);
+  for (const size_t i : left_out) {
+    if (coverage[i].loaded == 0) continue;
+    const absl::Status readable =
+        store->PinSubGroup(i, storage::StateStore::Access::kRead).status();
+    if (absl::IsDataLoss(readable)) return LeftOutOfDamaged(readable);
+    OPTSTATE_RETURN_IF_ERROR(readable);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReplaceDamaged(storage::StateStore* store,
-                            absl::Span<const storage::LoadLogRecord> load) {
+                            absl::Span<const storage::LoadLogRecord> load,
+                            std::set<size_t>* replaced) {
   const std::vector<Coverage> coverage = CoverageOf(*store, load);
   for (size_t i = 0; i < coverage.size(); ++i) {
     if (coverage[i].loaded == 0) continue;
@@ -108,6 +132,7 @@ absl::Status ReplaceDamaged(storage::StateStore* store,
     OPTSTATE_RETURN_IF_ERROR(
         store->PinSubGroup(i, storage::StateStore::Access::kOverwrite)
             .status());
+    replaced->insert(i);
   }
   return absl::OkStatus();
 }

@@ -54,6 +54,12 @@ class ElementAccess {
   size_t RecordOf(uint32_t parameter, uint64_t element) const {
     return store_->sub_groups().IndexOf(parameter, element);
   }
+  // Returns how many elements the record has of the parameter from this one on,
+  // were the parameter without end.
+  uint64_t RecordElementsFrom(uint32_t parameter, uint64_t element) const {
+    return store_->sub_groups()[RecordOf(parameter, element)].end -
+           layout_->flat_offset(parameter) - element;
+  }
   // Returns INVALID_ARGUMENT when the job has no such elements, or the range
   // cuts a block.
   absl::Status Check(const ElementRange& range) const;

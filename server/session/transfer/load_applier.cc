@@ -1,5 +1,8 @@
 #include "server/session/transfer/load_applier.h"
 
+#include <cstddef>
+#include <set>
+
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/first_error.h"
@@ -19,6 +22,14 @@ absl::Status LoadApplier::CommitLoad() {
     const absl::Status replaced =
         CheckReplaced(load_.staged.damaged(), *job_.store, records);
     if (!replaced.ok()) return job_.FailInside("a load", replaced);
+    const absl::Status kept = job_.AccessRecords([&] {
+      return CheckLeftOut(load_.staged.left_out(), job_.store.get(), records);
+    });
+    if (absl::IsAborted(kept)) {
+      log_.DropLog();
+      return kept;
+    }
+    if (!kept.ok()) return job_.FailInside("a load", kept);
     const storage::LoadLogSeal seal = load_.staged.Seal();
     // The compiler must move neither the log's stores down nor the state's up;
     // the processor's order does not matter, see MarkStep.
@@ -38,13 +49,22 @@ absl::Status LoadApplier::CommitLoad() {
   return durability_.MakeDurableIfDue(/*is_load=*/true);
 }
 
-// Damage may be found only now, also by an engine that adopts the load.
+// Damage may be found only now, also by an engine that adopts the load. That of
+// a record which was in memory is found when the others have driven it out.
 absl::Status LoadApplier::ApplyLoad(
     absl::Span<const storage::LoadLogRecord> records) {
-  const absl::Status written = WriteLoad(records);
-  if (!absl::IsDataLoss(written)) return written;
-  OPTSTATE_RETURN_IF_ERROR(ReplaceDamaged(job_.store.get(), records));
-  return WriteLoad(records);
+  std::set<size_t> replaced;
+  absl::Status written = WriteLoad(records);
+  while (absl::IsDataLoss(written)) {
+    const size_t before = replaced.size();
+    OPTSTATE_RETURN_IF_ERROR(
+        ReplaceDamaged(job_.store.get(), records, &replaced));
+    // What this load has given new values is lost again: the disk keeps
+    // nothing.
+    if (replaced.size() == before) break;
+    written = WriteLoad(records);
+  }
+  return written;
 }
 
 absl::Status LoadApplier::WriteLoad(

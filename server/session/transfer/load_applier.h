@@ -38,9 +38,10 @@ class LoadApplier {
         durability_(*rooms.durability) {}
 
   // Seals and applies the log. DATA_LOSS: the load leaves out a part of a
-  // damaged record; the job is FAILED then. An engine that dies before the seal
-  // leaves the job unchanged; after the seal, the next engine applies all of it
-  // again.
+  // damaged record; the job is FAILED then. ABORTED: a part of one was left out
+  // because the record had it; the job is unchanged, and the log empty. An
+  // engine that dies before the seal leaves the job unchanged; after the seal,
+  // the next engine applies all of it again.
   absl::Status CommitLoad();
   // Adopts a former engine's load when the job is opened.
   absl::Status AdoptLoad();

@@ -47,10 +47,13 @@ class LoadApplierTest : public UpperRoomFixture {
 
   void StageMaster(uint32_t parameter, float value) {
     const std::vector<float> values(3, value);
+    const ElementRange range = {v1::STATE_ARRAY_MASTER, parameter, 0, 3};
+    std::byte payload[3 * sizeof(float)];
+    const auto is_present =
+        load_.staged.Compare(job_.Elements(), range, values.data(), payload);
+    ASSERT_TRUE(is_present.ok()) << is_present.status();
     ASSERT_TRUE(load_.staged
-                    .Stage(job_.Elements(),
-                           {v1::STATE_ARRAY_MASTER, parameter, 0, 3},
-                           values.data(),
+                    .Stage(job_.Elements(), range, payload, *is_present,
                            [this](uint64_t bytes) { return log_.Grow(bytes); })
                     .ok());
   }

@@ -43,10 +43,11 @@ class LoadRoundsTest : public UpperRoomFixture {
   // Loads a value that is not the state's, beside it.
   void StageSomething() {
     log_.DropLog();
-    const std::vector<float> values(3, 8);
+    const float values[] = {8, 8, 8};
     ASSERT_TRUE(load_.staged
                     .Stage(job_.Elements(), {v1::STATE_ARRAY_MASTER, 0, 0, 3},
-                           values.data(),
+                           reinterpret_cast<const std::byte*>(values),
+                           /*is_present=*/false,
                            [this](uint64_t bytes) { return log_.Grow(bytes); })
                     .ok());
   }

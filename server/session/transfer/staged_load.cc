@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "proto/types/status_macros.h"
+#include "server/session/transfer/damaged_records.h"
 
 namespace optstate::session {
 namespace {
@@ -35,7 +36,9 @@ uint64_t StagedLoad::BytesMax(const ElementAccess& elements,
     bytes += sizeof(int64_t) + sizeof(double);
   }
   arrays += state_arrays;
-  bytes += bytes / kPayloadBytesMax * kEntryBytes;
+  // The next block had no room in a full one.
+  bytes +=
+      bytes / (kPayloadBytesMax - ElementAccess::kBlockBytesMax) * kEntryBytes;
   bytes += (layout.parameters().size() + rank_count) * arrays * kEntryBytes;
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
@@ -47,6 +50,7 @@ void StagedLoad::Reset(const storage::LoadLogHeader& header) {
   records_.clear();
   last_ = records_.end();
   damaged_.clear();
+  left_out_.clear();
 }
 
 // A record that was found damaged is not read again for each of its blocks.
@@ -58,6 +62,7 @@ absl::StatusOr<bool> StagedLoad::IsPresent(const ElementAccess& elements,
   float present[ElementAccess::kBlockElements];
   const absl::Status read = elements.ReadFloats(range, present);
   if (absl::IsDataLoss(read)) {
+    if (left_out_.count(record) > 0) return LeftOutOfDamaged(read);
     damaged_.insert(record);
     return false;
   }
@@ -65,22 +70,20 @@ absl::StatusOr<bool> StagedLoad::IsPresent(const ElementAccess& elements,
   return std::memcmp(present, values, range.numel * sizeof(float)) == 0;
 }
 
-absl::Status StagedLoad::Stage(const ElementAccess& elements,
-                               const ElementRange& range, const float* values,
-                               Grow grow) {
-  alignas(8) std::byte payload[ElementAccess::kBlockBytesMax];
+// Present values have a payload too, for where the log already has other ones.
+// It is read, not made, since encoding decoded values may give other codes.
+absl::StatusOr<bool> StagedLoad::Compare(const ElementAccess& elements,
+                                         const ElementRange& range,
+                                         const float* values,
+                                         std::byte* payload) {
   OPTSTATE_ASSIGN_OR_RETURN(const bool is_present,
                             IsPresent(elements, range, values));
-  // Present values are staged too where the log already has other ones. The
-  // payload is read, not made, since encoding decoded values may give other
-  // codes.
-  if (is_present && empty()) return absl::OkStatus();
-  if (is_present) {
-    OPTSTATE_RETURN_IF_ERROR(elements.ReadPayload(range, payload));
-  } else {
+  if (!is_present) {
     elements.MakePayload(range, values, payload);
+  } else if (!empty()) {
+    OPTSTATE_RETURN_IF_ERROR(elements.ReadPayload(range, payload));
   }
-  return Put(elements, range, payload, is_present, grow);
+  return is_present;
 }
 
 absl::Status StagedLoad::StageNumber(const ElementAccess& elements,
@@ -118,6 +121,8 @@ absl::Status StagedLoad::Put(const ElementAccess& elements,
           (is_before ? std::min(end, next->first.begin) : end) - part.begin;
       if (!is_present) {
         OPTSTATE_RETURN_IF_ERROR(Append(elements, part, from, grow));
+      } else if (!ElementAccess::IsPerParameter(part.array)) {
+        left_out_.insert(elements.RecordOf(part.parameter, part.begin));
       }
     }
     part.begin += part.numel;

@@ -42,11 +42,21 @@ class StagedLoad {
   // Returns the bytes in use.
   uint64_t bytes() const { return begun_ ? log_.bytes() : 0; }
 
-  // Stages these values for `range`, which is a block at most, and was checked.
-  // Values of a record that is damaged (DATA_LOSS) are staged without being
-  // compared. Fails as `grow` and the store do.
+  // Compares the state with these values for `range`, which is a block at most,
+  // lies in one record, and was checked. Returns whether it has them, bit for
+  // bit, and sets `payload` to theirs. May wait for a disk, and changes nothing
+  // that bytes() reads. A record that is damaged has no values. Fails as the
+  // store does; ABORTED: the record had others of this load before it was
+  // damaged, and these were left out.
+  absl::StatusOr<bool> Compare(const ElementAccess& elements,
+                               const ElementRange& range, const float* values,
+                               std::byte* payload);
+  // Stages the payload that Compare() has set for the range. Fails as `grow`
+  // does.
   absl::Status Stage(const ElementAccess& elements, const ElementRange& range,
-                     const float* values, Grow grow);
+                     const std::byte* payload, bool is_present, Grow grow) {
+    return Put(elements, range, payload, is_present, grow);
+  }
   // Stages one number of an array with a number per parameter. `present`: the
   // state's number.
   absl::Status StageNumber(const ElementAccess& elements,
@@ -57,6 +67,8 @@ class StagedLoad {
   uint32_t first_parameter() const { return first_parameter_; }
   // Returns the records, by sub-group, that could not be read.
   const std::set<size_t>& damaged() const { return damaged_; }
+  // Returns those of which the load has values that were left out.
+  const std::set<size_t>& left_out() const { return left_out_; }
   storage::LoadLogSeal Seal();
   // Returns all records to be written to the state, in any order; valid until
   // Reset.
@@ -98,6 +110,7 @@ class StagedLoad {
   std::map<Key, Record>::iterator last_ = records_.end();
   uint32_t first_parameter_ = 0;
   std::set<size_t> damaged_;
+  std::set<size_t> left_out_;
 };
 
 }  // namespace optstate::session

@@ -73,8 +73,8 @@ void StateLoader::NoteTouched(uint32_t parameter) {
   storage::PublishRecord(next, job_.tier->control());
 }
 
-// Without room for the load, the load is over for all ranks, none of which
-// could go on without this one's part.
+// Without room for the load, or when a part that was left out is lost, the load
+// is over for all ranks, none of which could go on without this one's part.
 absl::Status StateLoader::Load(uint32_t rank, v1::StateArray array,
                                uint32_t parameter, uint64_t begin,
                                uint64_t numel, DType dtype,
@@ -93,7 +93,9 @@ absl::Status StateLoader::Load(uint32_t rank, v1::StateArray array,
   absl::Status loaded = ElementAccess::IsPerParameter(array)
                             ? LoadNumbers(range, data)
                             : LoadElements(rank, range, dtype, data);
-  if (absl::IsResourceExhausted(loaded)) rounds_.Drop(loaded);
+  if (absl::IsResourceExhausted(loaded) || absl::IsAborted(loaded)) {
+    rounds_.Drop(loaded);
+  }
   return loaded;
 }
 
@@ -124,7 +126,8 @@ absl::Status StateLoader::LoadNumbers(const ElementRange& range,
   return absl::OkStatus();
 }
 
-// Loads block by block, so that buffers on the stack are enough.
+// Loads block by block, so that buffers on the stack are enough; a block lies
+// in one record.
 absl::Status StateLoader::LoadElements(uint32_t rank, const ElementRange& range,
                                        DType dtype,
                                        absl::Span<const std::byte> data) {
@@ -134,28 +137,48 @@ absl::Status StateLoader::LoadElements(uint32_t rank, const ElementRange& range,
   OPTSTATE_ASSIGN_OR_RETURN(const size_t piece, FindPiece(job_, rank, range));
   OPTSTATE_RETURN_IF_ERROR(
       CheckDataBytes(range.numel * SizeInBytes(dtype), data.size()));
-  const auto grow = [this](uint64_t bytes) { return log_.Grow(bytes); };
   const bool in_place = range.parameter >= job_.record().load_required_from;
   if (in_place) NoteTouched(range.parameter);
   float values[ElementAccess::kBlockElements];
-  alignas(8) std::byte payload[ElementAccess::kBlockBytesMax];
-  for (uint64_t i = 0; i < range.numel; i += std::size(values)) {
-    ElementRange block = range;
-    block.begin += i;
-    block.numel = std::min<uint64_t>(range.numel - i, std::size(values));
-    CastAnyToFloat(dtype, data.data() + i * SizeInBytes(dtype), values,
-                   block.numel);
-    if (in_place) {
-      elements.MakePayload(block, values, payload);
-      OPTSTATE_RETURN_IF_ERROR(elements.Write(block, payload));
-      continue;
-    }
-    OPTSTATE_RETURN_IF_ERROR(load_.staged.Stage(elements, block, values, grow));
+  const uint64_t end = range.begin + range.numel;
+  for (ElementRange block = range; block.begin < end;
+       block.begin += block.numel) {
+    block.numel = std::min<uint64_t>(
+        {end - block.begin, std::size(values),
+         elements.RecordElementsFrom(block.parameter, block.begin)});
+    CastAnyToFloat(
+        dtype, data.data() + (block.begin - range.begin) * SizeInBytes(dtype),
+        values, block.numel);
+    OPTSTATE_RETURN_IF_ERROR(in_place ? LoadInPlace(block, values)
+                                      : StageBlock(block, values));
   }
   if (range.array == v1::STATE_ARRAY_MASTER) {
     load_.round.NoteMaster(rank, piece, range.begin, range.begin + range.numel);
   }
   return absl::OkStatus();
+}
+
+absl::Status StateLoader::LoadInPlace(const ElementRange& block,
+                                      const float* values) {
+  const ElementAccess elements = job_.Elements();
+  alignas(8) std::byte payload[ElementAccess::kBlockBytesMax];
+  elements.MakePayload(block, values, payload);
+  return job_.AccessRecords([&] { return elements.Write(block, payload); });
+}
+
+absl::Status StateLoader::StageBlock(const ElementRange& block,
+                                     const float* values) {
+  const ElementAccess elements = job_.Elements();
+  alignas(8) std::byte payload[ElementAccess::kBlockBytesMax];
+  bool is_present = false;
+  OPTSTATE_RETURN_IF_ERROR(job_.AccessRecords([&]() -> absl::Status {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        is_present, load_.staged.Compare(elements, block, values, payload));
+    return absl::OkStatus();
+  }));
+  return load_.staged.Stage(
+      elements, block, payload, is_present,
+      [this](uint64_t bytes) { return log_.Grow(bytes); });
 }
 
 void StateLoader::FinishLoad(uint32_t rank, uint64_t request_id,

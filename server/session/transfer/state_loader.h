@@ -28,7 +28,7 @@ namespace optstate::session {
 // are loaded in place.
 //
 // Threads: not thread-safe; the job's lock guards it, and is given up while a
-// call waits for the end of a pause or the state is written.
+// call waits for the end of a pause, or records are read or written.
 class StateLoader {
  public:
   // The rooms below this one; they must outlive it.
@@ -69,6 +69,8 @@ class StateLoader {
                            absl::Span<const std::byte> data);
   absl::Status LoadElements(uint32_t rank, const ElementRange& range,
                             DType dtype, absl::Span<const std::byte> data);
+  absl::Status LoadInPlace(const ElementRange& block, const float* values);
+  absl::Status StageBlock(const ElementRange& block, const float* values);
 
   JobContext& job_;
   RankRoster& ranks_;

@@ -47,25 +47,35 @@ absl::StatusOr<uint64_t> StateReader::Fetch(v1::StateArray array,
     return job_.record().committed_step;
   }
   OPTSTATE_RETURN_IF_ERROR(job_.CheckParameterRange(parameter, 1));
-  const ElementAccess elements = job_.Elements();
-  OPTSTATE_RETURN_IF_ERROR(elements.Check(range));
+  OPTSTATE_RETURN_IF_ERROR(job_.Elements().Check(range));
   if (array == v1::STATE_ARRAY_PARAMETER) {
     OPTSTATE_RETURN_IF_ERROR(CheckDataBytes(
         numel * SizeInBytes(job_.layout().parameters()[parameter].dtype),
         out.size()));
-    OPTSTATE_RETURN_IF_ERROR(
-        job_.store->ReadParameter(parameter, begin, numel, out.data()));
-    return job_.record().committed_step;
+  } else {
+    OPTSTATE_RETURN_IF_ERROR(CheckDataBytes(numel * sizeof(float), out.size()));
   }
-  OPTSTATE_RETURN_IF_ERROR(CheckDataBytes(numel * sizeof(float), out.size()));
+  OPTSTATE_RETURN_IF_ERROR(
+      job_.AccessRecords([&] { return ReadElements(range, out); }));
+  return job_.record().committed_step;
+}
+
+absl::Status StateReader::ReadElements(const ElementRange& range,
+                                       absl::Span<std::byte> out) const {
+  if (range.array == v1::STATE_ARRAY_PARAMETER) {
+    return job_.store->ReadParameter(range.parameter, range.begin, range.numel,
+                                     out.data());
+  }
+  const ElementAccess elements = job_.Elements();
   float block[ElementAccess::kBlockElements];
-  for (uint64_t i = 0; i < numel; i += std::size(block)) {
-    const uint64_t count = std::min<uint64_t>(numel - i, std::size(block));
-    OPTSTATE_RETURN_IF_ERROR(
-        elements.ReadFloats({array, parameter, begin + i, count}, block));
+  for (uint64_t i = 0; i < range.numel; i += std::size(block)) {
+    const uint64_t count =
+        std::min<uint64_t>(range.numel - i, std::size(block));
+    OPTSTATE_RETURN_IF_ERROR(elements.ReadFloats(
+        {range.array, range.parameter, range.begin + i, count}, block));
     std::memcpy(out.data() + i * sizeof(float), block, count * sizeof(float));
   }
-  return job_.record().committed_step;
+  return absl::OkStatus();
 }
 
 absl::Status StateReader::Hint(ParameterHint hint, uint32_t first,

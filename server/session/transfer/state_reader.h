@@ -12,12 +12,14 @@
 #include "server/session/job_types.h"
 #include "server/session/steps/speculator.h"
 #include "server/session/steps/step_decider.h"
+#include "server/session/transfer/element_access.h"
 
 namespace optstate::session {
 
 // Reads the state of a job at its committed step.
 //
-// Threads: not thread-safe; the job's lock guards it.
+// Threads: not thread-safe; the job's lock guards it, and is given up while
+// records are read.
 class StateReader {
  public:
   // The arguments must outlive this object.
@@ -31,6 +33,9 @@ class StateReader {
   absl::Status ReadParameters(uint64_t offset_bytes, absl::Span<std::byte> out);
 
  private:
+  absl::Status ReadElements(const ElementRange& range,
+                            absl::Span<std::byte> out) const;
+
   JobContext& job_;
   StepDecider& decider_;
   Speculator& speculator_;

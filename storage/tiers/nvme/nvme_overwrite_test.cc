@@ -59,6 +59,36 @@ class NvmeOverwriteTest : public testing::Test {
     ASSERT_EQ(job_->CompareAll(), absl::OkStatus());
   }
 
+  // Gives record 0 new values, and compares them.
+  void Overwrite() {
+    const auto pin =
+        job_->store().PinSubGroup(0, storage::StateStore::Access::kOverwrite);
+    ASSERT_TRUE(pin.ok()) << pin.status();
+    for (const int part : {storage::kStatePart0, storage::kStatePart0 + 1}) {
+      ASSERT_EQ(pin->record().part(part).size(), kStateBytes / 2);
+      for (const std::byte byte : pin->record().part(part)) {
+        EXPECT_EQ(byte, std::byte{0});
+      }
+    }
+    for (const auto bytes : KeptPieces(job_->layout(), pin->record())) {
+      std::fill(bytes.begin(), bytes.end(), kNew);
+    }
+  }
+  void ExpectOverwritten() {
+    const auto pin =
+        job_->store().PinSubGroup(0, storage::StateStore::Access::kRead);
+    ASSERT_TRUE(pin.ok()) << pin.status();
+    for (const auto bytes : KeptPieces(job_->layout(), pin->record())) {
+      for (const std::byte byte : bytes) EXPECT_EQ(byte, kNew);
+    }
+  }
+  void CompareOthers() {
+    for (size_t i = 1; i < kRecordCount; ++i) {
+      ASSERT_EQ(job_->Compare(i), absl::OkStatus());
+    }
+  }
+
+  static constexpr std::byte kNew{0x5a};
   RandomLayouts layouts_;
   std::mt19937_64 random_;
   std::unique_ptr<io::SimulatedDisk> disk_;
@@ -84,34 +114,28 @@ TEST_F(NvmeOverwriteTest, ADamagedRecordIsOverwritten) {
       std::vector<uint8_t> wanted(kRecordCount);
       wanted[0] = is_ahead ? 1 : 0;
       ASSERT_TRUE(job_->store().BeginPass(wanted).ok());
-      constexpr std::byte kNew{0x5a};
-      {
-        const auto pin = job_->store().PinSubGroup(
-            0, storage::StateStore::Access::kOverwrite);
-        ASSERT_TRUE(pin.ok()) << pin.status();
-        for (const int part :
-             {storage::kStatePart0, storage::kStatePart0 + 1}) {
-          ASSERT_EQ(pin->record().part(part).size(), kStateBytes / 2);
-          for (const std::byte byte : pin->record().part(part)) {
-            EXPECT_EQ(byte, std::byte{0});
-          }
-        }
-        for (const auto bytes : KeptPieces(job_->layout(), pin->record())) {
-          std::fill(bytes.begin(), bytes.end(), kNew);
-        }
-      }
+      ASSERT_NO_FATAL_FAILURE(Overwrite());
       disk_->ClearFaults();
-      for (size_t i = 1; i < kRecordCount; ++i) {
-        ASSERT_EQ(job_->Compare(i), absl::OkStatus());
-      }
-      const auto pin =
-          job_->store().PinSubGroup(0, storage::StateStore::Access::kRead);
-      ASSERT_TRUE(pin.ok()) << pin.status();
-      for (const auto bytes : KeptPieces(job_->layout(), pin->record())) {
-        for (const std::byte byte : bytes) EXPECT_EQ(byte, kNew);
-      }
+      ASSERT_NO_FATAL_FAILURE(CompareOthers());
+      ASSERT_NO_FATAL_FAILURE(ExpectOverwritten());
     }
   }
+}
+
+// A frame has the record as it was until others drive it out; only then is the
+// damage found, by a thread that wants to change a part of the record.
+TEST_F(NvmeOverwriteTest, ARecordThatIsFoundDamagedIsOverwritten) {
+  Start();
+  ASSERT_EQ(job_->Compare(0), absl::OkStatus());
+  disk_->Flip(kRecords, 0, std::byte{1});
+  using Access = storage::StateStore::Access;
+  EXPECT_TRUE(job_->store().PinSubGroup(0, Access::kRead).ok());
+  ASSERT_NO_FATAL_FAILURE(CompareOthers());
+  EXPECT_TRUE(
+      absl::IsDataLoss(job_->store().PinSubGroup(0, Access::kWrite).status()));
+  ASSERT_NO_FATAL_FAILURE(Overwrite());
+  ASSERT_NO_FATAL_FAILURE(CompareOthers());
+  ASSERT_NO_FATAL_FAILURE(ExpectOverwritten());
 }
 
 }  // namespace

@@ -19,9 +19,9 @@ NvmeStore::Sizes NvmeStore::SizesOf(const Layout& layout,
 }
 
 NvmeStore::NvmeStore(const Layout* layout, uint64_t sub_group_elements,
-                     const storage::StateArrays& arrays, Options options)
-    : storage::StateStore(layout, sub_group_elements, arrays),
-      context_(layout, &sub_groups(), arrays.parameters, std::move(options)),
+                     const storage::StateMemory& memory, Options options)
+    : storage::StateStore(layout, sub_group_elements, memory),
+      context_(layout, &sub_groups(), arrays().parameters, std::move(options)),
       monitor_(&context_),
       cache_(context_.frames(), context_.records(), &context_.table),
       queue_(&cache_),
@@ -36,11 +36,11 @@ NvmeStore::NvmeStore(const Layout* layout, uint64_t sub_group_elements,
 
 absl::StatusOr<std::unique_ptr<NvmeStore>> NvmeStore::Open(
     const Layout* layout, uint64_t sub_group_elements,
-    const storage::StateArrays& arrays, Options options) {
+    const storage::StateMemory& memory, Options options) {
   const DurableCommit* const restored =
       std::exchange(options.restored, nullptr);
   std::unique_ptr<NvmeStore> store(
-      new NvmeStore(layout, sub_group_elements, arrays, std::move(options)));
+      new NvmeStore(layout, sub_group_elements, memory, std::move(options)));
   StoreOpener opener(&store->context_);
   OPTSTATE_RETURN_IF_ERROR(opener.Open(restored));
   {

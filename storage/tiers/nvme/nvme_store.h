@@ -57,6 +57,8 @@ namespace optstate::nvme {
 // StoreContext (files and memory) and StoreMonitor (the lock).
 //
 // Threads: see StateStore; one thread of its own does all I/O.
+// Size: the calls of StateStore, each forwarded to a room; what is left here
+// takes the lock for several rooms at once.
 class NvmeStore final : public storage::StateStore {
  public:
   using Options = NvmeOptions;
@@ -74,7 +76,7 @@ class NvmeStore final : public storage::StateStore {
   // the same name left, when the job is new.
   static absl::StatusOr<std::unique_ptr<NvmeStore>> Open(
       const Layout* layout, uint64_t sub_group_elements,
-      const storage::StateArrays& arrays, Options options);
+      const storage::StateMemory& memory, Options options);
   // Reads the newest durable commit of the job in these directories. NOT_FOUND:
   // there is none.
   static absl::StatusOr<DurableCommit> ReadCommit(
@@ -117,7 +119,7 @@ class NvmeStore final : public storage::StateStore {
 
  private:
   NvmeStore(const Layout* layout, uint64_t sub_group_elements,
-            const storage::StateArrays& arrays, Options options);
+            const storage::StateMemory& memory, Options options);
 
   // Waits until the record is in a frame and may be used in this way. Threads
   // that take the same record, one of them to overwrite it, may find zeros.

@@ -26,6 +26,8 @@ namespace optstate::nvme {
 // Allocates only in the constructor and in Reset().
 //
 // Threads: not thread-safe; the store's lock is held.
+// Size: one method for each event in the life of a frame. Frames and records
+// share the invariants above, so no part of them stands alone.
 class RecordCache {
  public:
   static constexpr uint32_t kNoFrame = RecordPlace::kNoFrame;

@@ -24,6 +24,7 @@ namespace optstate::nvme {
 // job has none, the section has all parameters, and they live in it.
 //
 // Immutable. Bytes: FORMAT.md.
+// Size: a size and an offset for each part of a record.
 class RecordLayout {
  public:
   // The first two must outlive this object. `holds_parameters`: the job has no
