@@ -19,12 +19,10 @@
 #include "kernels/cpu/rule_calls.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/cuda/serial_block.h"
+#include "kernels/cuda/serial_launch.h"
 #include "kernels/cuda/test_tiles.h"
 #include "kernels/cuda/tile_task.h"
-#include "kernels/ops/scalar_ops.h"
-// This include comes after scalar_ops.h.
 #include "kernels/reduction.h"
-#include "kernels/rules/all_rules-inl.h"
 #include "kernels/test_keys.h"
 #include "kernels/test_seed.h"
 #include "kernels/update_kernel.h"
@@ -36,30 +34,6 @@ namespace {
 
 using Order = SerialBlock::Order;
 
-// Does what LaunchUpdate of launch.h does.
-bool UpdateSerially(Order order, const UpdateKernelKey& key,
-                    absl::Span<const TileTask> tasks,
-                    const UpdateFactors* factors) {
-  const auto launch = [&]<class Rule>() {
-    for (const TileTask& task : tasks) {
-      UpdateShared shared;
-      UpdateTile<Rule>(SerialBlock(order), task, factors[task.factors],
-                       &shared);
-    }
-    return true;
-  };
-  // Cases are optimizers, of which some share a rule.
-  switch (key.optimizer) {  // NOLINT(bugprone-branch-clone)
-#define OPTSTATE_LAUNCH_CASE(KIND, NAME) \
-  case OptimizerKind::KIND:              \
-    return scalar::Visit##NAME(key.optimizer, key.options, launch);
-    OPTSTATE_RULES(OPTSTATE_LAUNCH_CASE)
-#undef OPTSTATE_LAUNCH_CASE
-    default:
-      return false;
-  }
-}
-
 // Updates a view as tiles of `kTileElements`, in one launch.
 template <Order kOrder, size_t kTileElements>
 bool ApplyTiles(const UpdateKernelKey& key, const UpdateFactors& factors,
@@ -67,7 +41,7 @@ bool ApplyTiles(const UpdateKernelKey& key, const UpdateFactors& factors,
   const std::vector<TileTask> tasks =
       TilesOf(key, factors, view, kTileElements);
   const UpdateFactors all[] = {{}, factors};
-  return UpdateSerially(kOrder, key, tasks, all);
+  return UpdateSerially(kOrder, key.optimizer, key.options, tasks, all);
 }
 
 constexpr uint64_t kFlatBegin = (uint64_t{1} << 32) - 700;

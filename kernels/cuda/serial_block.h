@@ -9,8 +9,8 @@
 
 namespace optstate::kernels::cuda {
 
-// A block of threads without a GPU, for tests: the threads take turns, phase by
-// phase. See block_kernels.h.
+// A block of threads without a GPU: the threads take turns, phase by phase. See
+// block_kernels.h.
 class SerialBlock {
  public:
   template <class T>

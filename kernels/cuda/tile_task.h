@@ -20,6 +20,15 @@ struct TileTask {
   uint32_t factors;
 };
 
+// Returns the task of a whole view, whose addresses are the device's.
+// `factors_place`: see TileTask::factors.
+inline TileTask TileTaskOf(const UpdateKernelKey& key,
+                           const UpdateFactors& factors, const TileView& view,
+                           uint32_t factors_place) {
+  return {scalar::TileElementsOf(key, factors, view), view.numel, view.begin,
+          factors_place};
+}
+
 // One array to reduce: the part of a parameter in one tile.
 struct ReduceTask {
   scalar::GradientElements gradient;

@@ -1,0 +1,33 @@
+#include "kernels/cuda/serial_launch.h"
+
+#include "kernels/cuda/block_kernels.h"
+#include "kernels/ops/scalar_ops.h"
+// This include comes after scalar_ops.h.
+#include "kernels/rules/all_rules-inl.h"
+
+namespace optstate::kernels::cuda {
+
+bool UpdateSerially(SerialBlock::Order order, OptimizerKind kind,
+                    uint32_t options, absl::Span<const TileTask> tasks,
+                    const UpdateFactors* factors) {
+  const auto launch = [&]<class Rule>() {
+    for (const TileTask& task : tasks) {
+      UpdateShared shared;
+      UpdateTile<Rule>(SerialBlock(order), task, factors[task.factors],
+                       &shared);
+    }
+    return true;
+  };
+  // Cases are optimizers, of which some share a rule.
+  switch (kind) {  // NOLINT(bugprone-branch-clone)
+#define OPTSTATE_LAUNCH_CASE(KIND, NAME) \
+  case OptimizerKind::KIND:              \
+    return scalar::Visit##NAME(kind, options, launch);
+    OPTSTATE_RULES(OPTSTATE_LAUNCH_CASE)
+#undef OPTSTATE_LAUNCH_CASE
+    default:
+      return false;
+  }
+}
+
+}  // namespace optstate::kernels::cuda

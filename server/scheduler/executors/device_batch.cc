@@ -1,0 +1,241 @@
+#include "server/scheduler/executors/device_batch.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/types/span.h"
+#include "kernels/cuda/tile_task.h"
+#include "kernels/write_back.h"
+#include "proto/types/dtype.h"
+#include "proto/types/layout.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+#include "server/scheduler/executors/cpu_tile.h"
+
+namespace optstate::scheduler {
+namespace {
+
+using kernels::cuda::TileTask;
+
+// The addresses of gradients that all tasks of a batch may have together.
+constexpr size_t kGradientsMax = 4096;
+// Kernels load vectors of this size.
+constexpr uint64_t kAlignBytes = 16;
+constexpr uint64_t kFactorsOffset = DeviceBatch::kTasksMax * sizeof(TileTask);
+constexpr uint64_t kInputsOffset =
+    kFactorsOffset + DeviceBatch::kTasksMax * sizeof(kernels::UpdateFactors);
+
+uint64_t Aligned(uint64_t bytes) {
+  return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+}
+
+uint64_t BytesOfMaster(MasterFormat format) {
+  return format == MasterFormat::kSplit ? sizeof(uint16_t) : sizeof(float);
+}
+
+uint64_t BytesOfScales(size_t numel) {
+  return (numel + kQuantizedBlockElements - 1) / kQuantizedBlockElements *
+         sizeof(float);
+}
+
+// Calls visit(size, member) for each array of a view that the update writes:
+// its bytes, and the pointer to it.
+template <typename Visit>
+void ForEachArray(const kernels::UpdateKernelKey& key, kernels::TileView* view,
+                  const Visit& visit) {
+  const bool is_own_master = view->master == view->parameter;
+  visit(view->numel * SizeInBytes(key.parameter), &view->parameter);
+  if (is_own_master) {
+    view->master = view->parameter;
+  } else {
+    visit(view->numel * BytesOfMaster(key.master), &view->master);
+  }
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    const bool has_state = view->state[k] != nullptr;
+    if (has_state) {
+      visit(view->numel * SizeInBytes(key.state), &view->state[k]);
+    }
+    if (!has_state || key.state != StateFormat::kDynamic8) {
+      // The kernel does not look at it, and it must be no address of the host.
+      view->scale[k] = nullptr;
+      continue;
+    }
+    void* scale = view->scale[k];
+    visit(BytesOfScales(view->numel), &scale);
+    view->scale[k] = static_cast<float*>(scale);
+  }
+}
+
+}  // namespace
+
+uint64_t DeviceBatch::TableBytes() { return kInputsOffset; }
+
+DeviceBatch::DeviceBatch(accelerator::Device* device, uint64_t bytes)
+    : device_(*device), bytes_(bytes / kAlignBytes * kAlignBytes) {}
+
+absl::StatusOr<std::unique_ptr<DeviceBatch>> DeviceBatch::Make(
+    accelerator::Device* device, uint64_t bytes) {
+  std::unique_ptr<DeviceBatch> batch(new DeviceBatch(device, bytes));
+  OPTSTATE_RETURN_IF_ERROR(batch->Init());
+  return batch;
+}
+
+absl::Status DeviceBatch::Init() {
+  void* const pages = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) {
+    return OsError(errno, "mmap of memory for copies to a device");
+  }
+  host_ = static_cast<std::byte*>(pages);
+  OPTSTATE_RETURN_IF_ERROR(device_.RegisterHost(absl::MakeSpan(host_, bytes_)));
+  is_registered_ = true;
+  OPTSTATE_ASSIGN_OR_RETURN(memory_, device_.Allocate(bytes_));
+  OPTSTATE_ASSIGN_OR_RETURN(stream_, device_.MakeStream());
+  held_.reserve(kTasksMax);
+  gradients_.reserve(kGradientsMax);
+  Clear();
+  return absl::OkStatus();
+}
+
+DeviceBatch::~DeviceBatch() {
+  stream_.reset();  // waits for its copies
+  if (!memory_.is_null()) device_.Free(memory_);
+  if (is_registered_) device_.UnregisterHost(host_);
+  if (host_ != nullptr) ::munmap(host_, bytes_);
+}
+
+void DeviceBatch::Clear() {
+  held_.clear();
+  gradients_.clear();
+  inputs_end_ = kInputsOffset;
+  arrays_begin_ = bytes_;
+}
+
+template <typename T>
+T* DeviceBatch::OnDevice(const T* place) const {
+  if (place == nullptr) return nullptr;
+  const auto offset =
+      static_cast<uint64_t>(reinterpret_cast<const std::byte*>(place) - host_);
+  return (memory_ + offset).ForKernel<T>();
+}
+
+bool DeviceBatch::Add(size_t slot, const UpdateTask& task) {
+  const size_t count = task.view.gradients.size();
+  if (held_.size() == kTasksMax || gradients_.size() + count > kGradientsMax) {
+    return false;
+  }
+  if (!held_.empty() &&
+      (slot != slot_ || task.key->optimizer != held_[0].key.optimizer ||
+       task.key->options != held_[0].key.options)) {
+    return false;
+  }
+  Held held;
+  held.task = task;
+  held.key = *task.key;
+  held.factors = *task.factors;
+  held.first_gradient = gradients_.size();
+  held.gradient_stride =
+      Aligned(task.view.numel * SizeInBytes(held.key.gradient));
+  held.table_offset = inputs_end_;
+  held.gradients_offset = held.table_offset + Aligned(count * sizeof(void*));
+  const uint64_t inputs_end =
+      held.gradients_offset + count * held.gradient_stride;
+  // Places the arrays from the back; the room is checked before they are used.
+  uint64_t arrays_bytes = 0;
+  held.staged = task.view;
+  ForEachArray(held.key, &held.staged, [&](uint64_t bytes, void** /*array*/) {
+    arrays_bytes += Aligned(bytes);
+  });
+  if (inputs_end + arrays_bytes > arrays_begin_) return false;
+  held.staged = task.view;
+  uint64_t place = arrays_begin_ - arrays_bytes;
+  ForEachArray(held.key, &held.staged, [&](uint64_t bytes, void** array) {
+    *array = HostAt(place);
+    place += Aligned(bytes);
+  });
+  arrays_begin_ -= arrays_bytes;
+  inputs_end_ = inputs_end;
+  slot_ = slot;
+  gradients_.insert(gradients_.end(), task.view.gradients.begin(),
+                    task.view.gradients.end());
+  held_.push_back(held);
+  return true;
+}
+
+void DeviceBatch::Gather(size_t i) {
+  Held& held = held_[i];
+  const size_t count = held.task.view.gradients.size();
+  const uint64_t gradient_bytes =
+      held.task.view.numel * SizeInBytes(held.key.gradient);
+  auto** const table =
+      reinterpret_cast<const void**>(HostAt(held.table_offset));
+  for (size_t g = 0; g < count; ++g) {
+    std::byte* const to =
+        HostAt(held.gradients_offset + g * held.gradient_stride);
+    std::memcpy(to, gradients_[held.first_gradient + g], gradient_bytes);
+    table[g] = OnDevice(to);
+  }
+  // The arrays of both views come in the same order.
+  void* from[2 + 2 * kStateArraysMax];
+  size_t arrays = 0;
+  kernels::TileView source = held.task.view;
+  ForEachArray(held.key, &source, [&](uint64_t /*bytes*/, void** array) {
+    from[arrays++] = *array;
+  });
+  kernels::TileView on_device = held.staged;
+  arrays = 0;
+  ForEachArray(held.key, &on_device, [&](uint64_t bytes, void** array) {
+    std::memcpy(*array, from[arrays++], bytes);
+    *array = OnDevice(static_cast<std::byte*>(*array));
+  });
+  on_device.gradients = {OnDevice(table), count};
+  on_device.undo = nullptr;
+  reinterpret_cast<TileTask*>(HostAt(0))[i] = kernels::cuda::TileTaskOf(
+      held.key, held.factors, on_device, static_cast<uint32_t>(i));
+  reinterpret_cast<kernels::UpdateFactors*>(HostAt(kFactorsOffset))[i] =
+      held.factors;
+}
+
+absl::Status DeviceBatch::Submit(const DeviceKernels& kernels) {
+  const uint64_t arrays_bytes = bytes_ - arrays_begin_;
+  OPTSTATE_RETURN_IF_ERROR(
+      stream_->CopyToDevice(memory_, HostAt(0), inputs_end_));
+  OPTSTATE_RETURN_IF_ERROR(stream_->CopyToDevice(
+      memory_ + arrays_begin_, HostAt(arrays_begin_), arrays_bytes));
+  OPTSTATE_RETURN_IF_ERROR(
+      kernels.Update(held_[0].key.optimizer, held_[0].key.options, memory_,
+                     static_cast<uint32_t>(held_.size()),
+                     memory_ + kFactorsOffset, stream_.get()));
+  return stream_->CopyToHost(HostAt(arrays_begin_), memory_ + arrays_begin_,
+                             arrays_bytes);
+}
+
+absl::Status DeviceBatch::Wait() { return stream_->Wait(); }
+
+void DeviceBatch::WriteBack(size_t i, WorkerUndo* undo) {
+  Held& held = held_[i];
+  kernels::TileView& view = held.task.view;
+  if (held.task.undo == UndoPolicy::kNone) {
+    view.undo = nullptr;
+    kernels::WriteBack(held.key, held.staged, view);
+    held.task.stamp->store(held.task.step, std::memory_order_release);
+    return;
+  }
+  undo->Begin(UndoKind::kUpdate, held.task.run, held.task.step);
+  view.undo = &undo->slot;
+  kernels::WriteBack(held.key, held.staged, view);
+  undo->End(held.task.stamp);
+}
+
+void DeviceBatch::UpdateByCpu(size_t i, WorkerUndo* undo) {
+  Held& held = held_[i];
+  held.task.view.gradients = {gradients_.data() + held.first_gradient,
+                              held.task.view.gradients.size()};
+  held.task.key = &held.key;
+  held.task.factors = &held.factors;
+  UpdateOnCpu(held.task, undo);
+}
+
+}  // namespace optstate::scheduler

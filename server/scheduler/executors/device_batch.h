@@ -1,0 +1,101 @@
+#ifndef OPTSTATE_SERVER_SCHEDULER_EXECUTORS_DEVICE_BATCH_H_
+#define OPTSTATE_SERVER_SCHEDULER_EXECUTORS_DEVICE_BATCH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/update_kernel.h"
+#include "server/scheduler/executors/device_kernels.h"
+#include "server/scheduler/executors/update_executor.h"
+#include "server/scheduler/worker_undo.h"
+#include "storage/accelerator/device_runtime.h"
+
+namespace optstate::scheduler {
+
+// The tasks of one launch, all of one record. Their values are gathered in
+// pinned memory, copied to the device, updated and copied back there, and
+// written to the record from there, with the undo of the kernels. Until then
+// the record is as it was, so that the CPU can do the tasks instead.
+//
+// One buffer of the host and one of the device have the same bytes:
+//   [task table | factors | gradients ->  ...  <- parameters, masters, states]
+// so that a launch takes two copies to the device and one back.
+//
+// Threads: one at a time, but Gather, WriteBack and UpdateByCpu may run at the
+// same time for different tasks. Allocates in Make() alone.
+class DeviceBatch {
+ public:
+  static constexpr size_t kTasksMax = 512;
+  // The bytes of a batch that its tables take.
+  static uint64_t TableBytes();
+
+  // `device` outlives the batch. RESOURCE_EXHAUSTED: it lacks `bytes` of
+  // memory; other errors are those of the device.
+  static absl::StatusOr<std::unique_ptr<DeviceBatch>> Make(
+      accelerator::Device* device, uint64_t bytes);
+  DeviceBatch(const DeviceBatch&) = delete;
+  DeviceBatch& operator=(const DeviceBatch&) = delete;
+  ~DeviceBatch();
+
+  // Adds a task of the record in `slot`, with copies of its lists. Returns
+  // false, with nothing changed, when it has no room, or the tasks before have
+  // another optimizer or slot.
+  bool Add(size_t slot, const UpdateTask& task);
+  size_t size() const { return held_.size(); }
+  size_t slot() const { return slot_; }
+  // Returns the step and the run of a task, for observers.
+  const UpdateTask& task(size_t i) const { return held_[i].task; }
+
+  // Copies what the update of task i reads to the pinned memory.
+  void Gather(size_t i);
+  // Enqueues the copies and the update of all tasks, which are gathered.
+  absl::Status Submit(const DeviceKernels& kernels);
+  // Waits until the device has done what was enqueued.
+  absl::Status Wait();
+  // Stores the new values of task i, and its stamp.
+  void WriteBack(size_t i, WorkerUndo* undo);
+  // Does task i by the CPU's kernel, as if the device had never been asked.
+  void UpdateByCpu(size_t i, WorkerUndo* undo);
+  // Forgets the tasks.
+  void Clear();
+
+ private:
+  // A task whose lists are the batch's own.
+  struct Held {
+    UpdateTask task;
+    kernels::UpdateKernelKey key;
+    kernels::UpdateFactors factors;
+    size_t first_gradient = 0;  // of its gradients in gradients_
+    uint64_t table_offset = 0;  // of the addresses of its gradients
+    uint64_t gradients_offset = 0;
+    uint64_t gradient_stride = 0;  // bytes from one gradient to the next
+    kernels::TileView staged;      // its arrays in the pinned memory
+  };
+
+  DeviceBatch(accelerator::Device* device, uint64_t bytes);
+  absl::Status Init();
+  // Returns the device's address of a place in the pinned memory.
+  template <typename T>
+  T* OnDevice(const T* place) const;
+  std::byte* HostAt(uint64_t offset) { return host_ + offset; }
+
+  accelerator::Device& device_;
+  const uint64_t bytes_;
+  std::byte* host_ = nullptr;  // pages of their own, which can be registered
+  bool is_registered_ = false;
+  accelerator::DeviceAddress memory_;
+  std::unique_ptr<accelerator::DeviceStream> stream_;
+  std::vector<Held> held_;
+  std::vector<const void*> gradients_;
+  size_t slot_ = 0;
+  uint64_t inputs_end_ = 0;    // of the bytes from the front
+  uint64_t arrays_begin_ = 0;  // of the bytes from the back
+};
+
+}  // namespace optstate::scheduler
+
+#endif  // OPTSTATE_SERVER_SCHEDULER_EXECUTORS_DEVICE_BATCH_H_

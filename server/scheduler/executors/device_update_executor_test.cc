@@ -1,0 +1,234 @@
+// Runs the executors' suite with an emulated device, and tests what only a
+// device's executor does.
+
+#include "server/scheduler/executors/device_update_executor.h"
+
+#include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "kernels/cpu/rule_calls.h"
+#include "kernels/cpu/targets.h"
+#include "kernels/test_seed.h"
+#include "kernels/update_kernel.h"
+#include "server/scheduler/executors/update_executor_suite.h"
+#include "storage/accelerator/emulated_faults.h"
+#include "storage/accelerator/emulated_runtime.h"
+
+namespace optstate::scheduler {
+namespace {
+
+constexpr size_t kPositions = WatchedUpdates::kPositions;
+constexpr size_t kRunsInAll = kPositions * WatchedUpdates::kRuns;
+// A run of WatchedUpdates needs some 2,100 bytes.
+constexpr uint64_t kBytesOfTwoRuns = 4500;
+
+// An executor with an emulated device of its own.
+class EmulatedExecutor final : public UpdateExecutor {
+ public:
+  EmulatedExecutor(WorkerPool* pool, absl::Span<WorkerUndo> undo,
+                   uint64_t bytes,
+                   accelerator::EmulatedFaults* faults = nullptr)
+      : runtime_(accelerator::MakeEmulatedRuntime(
+            {.memory_bytes = uint64_t{64} << 20, .faults = faults})),
+        device_(*runtime_->Open(0)) {
+    auto executor = DeviceUpdateExecutor::Create(
+        {.device = device_.get(),
+         .kernels = EmulatedKernels(),
+         .pool = pool,
+         .undo = undo,
+         .batch_bytes = DeviceBatch::TableBytes() + bytes});
+    EXPECT_TRUE(executor.ok()) << executor.status();
+    executor_ = *std::move(executor);
+  }
+
+  absl::Status CanUpdate(const Layout& layout,
+                         Accumulation accumulation) const override {
+    return executor_->CanUpdate(layout, accumulation);
+  }
+  size_t slots() const override { return executor_->slots(); }
+  void Reduce(const IndexRange& positions, ReduceTasks tasks) override {
+    executor_->Reduce(positions, tasks);
+  }
+  absl::Status Update(const IndexRange& positions,
+                      UpdateTasks* tasks) override {
+    return executor_->Update(positions, tasks);
+  }
+  DeviceUpdateExecutor::Counters counters() const {
+    return executor_->counters();
+  }
+
+ private:
+  std::unique_ptr<accelerator::DeviceRuntime> runtime_;
+  std::unique_ptr<accelerator::Device> device_;
+  std::unique_ptr<DeviceUpdateExecutor> executor_;
+};
+
+template <uint64_t kBytes>
+std::unique_ptr<UpdateExecutor> Make(WorkerPool* pool,
+                                     absl::Span<WorkerUndo> undo) {
+  return std::make_unique<EmulatedExecutor>(pool, undo, kBytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Devices, UpdateExecutorSuite,
+    testing::Values(UpdateExecutorParam{"SmallBatches", 1,
+                                        Make<kBytesOfTwoRuns>},
+                    UpdateExecutorParam{"LargeBatches", 3, Make<1 << 20>}),
+    [](const auto& tested) { return tested.param.name; });
+
+class DeviceUpdateExecutorTest : public testing::Test {
+ protected:
+  DeviceUpdateExecutorTest()
+      : pool_(2, /*spin=*/false), undo_(2), updates_(/*slots=*/4) {}
+
+  // Updates all positions, and checks that no bit is lost.
+  DeviceUpdateExecutor::Counters UpdateAll(uint64_t bytes) {
+    EmulatedExecutor executor(&pool_, absl::MakeSpan(undo_), bytes, &faults_);
+    EXPECT_EQ(executor.slots(), 4u);
+    EXPECT_TRUE(executor.Update({0, kPositions, kPositions}, &updates_).ok());
+    EXPECT_EQ(updates_.opened(), std::vector<int>(kPositions, 1));
+    EXPECT_EQ(updates_.open_slots(), 0u);
+    for (size_t run = 0; run < kRunsInAll; ++run) {
+      EXPECT_TRUE(updates_.IsStamped(run)) << run;
+    }
+    updates_.CheckValues();
+    const DeviceUpdateExecutor::Counters counters = executor.counters();
+    EXPECT_EQ(counters.device_runs + counters.cpu_runs, kRunsInAll);
+    return counters;
+  }
+
+  accelerator::EmulatedFaults faults_;
+  WorkerPool pool_;
+  std::vector<WorkerUndo> undo_;
+  WatchedUpdates updates_;
+};
+
+TEST_F(DeviceUpdateExecutorTest, TheDeviceDoesAllOfIt) {
+  const auto counters = UpdateAll(kBytesOfTwoRuns);
+  EXPECT_EQ(counters.device_runs, kRunsInAll);
+  EXPECT_TRUE(counters.failure.ok()) << counters.failure;
+}
+
+TEST_F(DeviceUpdateExecutorTest, ALaunchThatFailsIsDoneByTheCpu) {
+  faults_.FailLaunchAfter(5);
+  const auto counters = UpdateAll(kBytesOfTwoRuns);
+  EXPECT_TRUE(absl::IsUnavailable(counters.failure)) << counters.failure;
+  EXPECT_GE(counters.cpu_runs, 1u);
+  EXPECT_LE(counters.cpu_runs, 2u) << "the device goes on";
+}
+
+TEST_F(DeviceUpdateExecutorTest, WhatALostDeviceLeavesIsDoneByTheCpu) {
+  // In the middle of a batch, which has four commands.
+  faults_.LoseAfter(22);
+  const auto counters = UpdateAll(kBytesOfTwoRuns);
+  EXPECT_TRUE(absl::IsInternal(counters.failure)) << counters.failure;
+  EXPECT_GE(counters.device_runs, 1u);
+  EXPECT_GT(counters.cpu_runs, kRunsInAll / 2);
+}
+
+TEST_F(DeviceUpdateExecutorTest, ATaskThatFitsInNoBatchIsDoneByTheCpu) {
+  const auto counters = UpdateAll(/*bytes=*/1000);
+  EXPECT_EQ(counters.cpu_runs, kRunsInAll);
+  EXPECT_TRUE(counters.failure.ok());
+}
+
+TEST_F(DeviceUpdateExecutorTest, ADeviceWithoutMemoryIsRefused) {
+  const auto runtime =
+      accelerator::MakeEmulatedRuntime({.memory_bytes = 1 << 20});
+  const auto device = runtime->Open(0);
+  ASSERT_TRUE(device.ok());
+  const absl::Status refused =
+      DeviceUpdateExecutor::Create({.device = device->get(),
+                                    .kernels = EmulatedKernels(),
+                                    .pool = &pool_,
+                                    .undo = absl::MakeSpan(undo_)})
+          .status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+}
+
+TEST_F(DeviceUpdateExecutorTest, WithoutAKernelTheOptimizerIsNamed) {
+  for (const DeviceKernels* kernels : {EmulatedKernels()}) {
+    EXPECT_TRUE(kernels->CanUpdate(OptimizerKind::kAdamW).ok());
+    const absl::Status refused = kernels->CanUpdate(OptimizerKind::kMuon);
+    EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
+  }
+}
+
+// The update of one view as one task.
+class OneTask final : public UpdateTasks {
+ public:
+  OneTask(const kernels::UpdateKernelKey& key,
+          const kernels::UpdateFactors& factors, const kernels::TileView& view)
+      : key_(key),
+        factors_(factors),
+        view_(view),
+        kernel_(*kernels::FindUpdateKernel(key)) {}
+
+  absl::Status Open(size_t, size_t) override { return absl::OkStatus(); }
+  void ForEachTask(size_t,
+                   absl::FunctionRef<void(UpdateTask&)> visit) override {
+    UpdateTask task;
+    task.step = 1;
+    task.view = view_;
+    task.key = &key_;
+    task.kernel = kernel_;
+    task.factors = &factors_;
+    task.stamp = &stamp_;
+    visit(task);
+  }
+  void Close(size_t) override {}
+  bool is_done() const { return stamp_.load() == 1; }
+
+ private:
+  const kernels::UpdateKernelKey key_;
+  const kernels::UpdateFactors factors_;
+  const kernels::TileView view_;
+  const kernels::UpdateKernel* const kernel_;
+  std::atomic<uint64_t> stamp_{0};
+};
+
+EmulatedExecutor* tested_executor = nullptr;
+uint64_t tasks_given = 0;
+
+bool ApplyByDevice(const kernels::UpdateKernelKey& key,
+                   const kernels::UpdateFactors& factors,
+                   const kernels::TileView& view) {
+  OneTask task(key, factors, view);
+  ++tasks_given;
+  return tested_executor->Update({0, 1, 1}, &task).ok() && task.is_done();
+}
+
+// Every optimizer, dtype and format, with odd lengths.
+TEST(DeviceUpdateExecutorParityTest, BitsAreThoseOfTheCpu) {
+  WorkerPool pool(1, /*spin=*/false);
+  std::vector<WorkerUndo> undo(1);
+  EmulatedExecutor executor(&pool, absl::MakeSpan(undo), 1 << 20);
+  tested_executor = &executor;
+  std::mt19937 random(kernels::TestSeed());
+  namespace cpu = kernels::cpu;
+  for (const kernels::UpdateKernelKey& key : cpu::AllKeys()) {
+    const kernels::UpdateFactors factors = cpu::FirstFactors(key);
+    for (const size_t numel : {1, 255, 257, 1003}) {
+      const auto elements = cpu::RandomElements(numel, &random);
+      ASSERT_EQ(cpu::Apply({.target = cpu::PlainTarget(),
+                            .flat_begin = 512,
+                            .apply = &ApplyByDevice},
+                           key, factors, elements),
+                cpu::Apply({.target = cpu::SupportedTargets().front(),
+                            .flat_begin = 512},
+                           key, factors, elements))
+          << cpu::NameOfKey(key) << " x " << numel;
+    }
+  }
+  EXPECT_GT(tasks_given, 0u);
+  EXPECT_EQ(executor.counters().device_runs, tasks_given);
+  EXPECT_TRUE(executor.counters().failure.ok()) << executor.counters().failure;
+  tested_executor = nullptr;
+}
+
+}  // namespace
+}  // namespace optstate::scheduler

@@ -1,0 +1,146 @@
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "kernels/cuda/serial_launch.h"
+#include "kernels/cuda/tile_task.h"
+#include "kernels/update_kernel.h"
+#include "proto/types/dtype.h"
+#include "proto/types/layout.h"
+#include "proto/types/status_macros.h"
+#include "server/scheduler/executors/device_kernels.h"
+#include "storage/accelerator/emulated_stream.h"
+
+namespace optstate::scheduler {
+namespace {
+
+using accelerator::EmulatedMemory;
+using kernels::cuda::SerialBlock;
+using kernels::cuda::TileTask;
+
+struct UpdateArguments {
+  OptimizerKind kind;
+  uint32_t options;
+  const TileTask* tasks;
+  uint32_t count;
+  const kernels::UpdateFactors* factors;
+};
+
+// The device's addresses of a task, found in the memory that emulates it.
+// Remembers the first one that is not the device's.
+class Addresses {
+ public:
+  explicit Addresses(const EmulatedMemory* memory) : memory_(*memory) {}
+
+  bool all_found() const { return all_found_; }
+
+  // Null stays null.
+  template <typename T>
+  T* Find(T* address, uint64_t bytes) {
+    if (address == nullptr) return nullptr;
+    T* const found = memory_.Find(address, bytes);
+    all_found_ &= found != nullptr;
+    return found;
+  }
+
+  // Returns a task with addresses that can be followed. `gradients` keeps those
+  // of its gradients.
+  TileTask Translate(TileTask task, std::vector<const void*>* gradients) {
+    auto& tile = task.tile;
+    const uint64_t numel = task.numel;
+    tile.parameter = Find(static_cast<std::byte*>(tile.parameter),
+                          numel * SizeInBytes(tile.parameter_dtype));
+    const uint64_t master_bytes =
+        tile.master_format == MasterFormat::kSplit ? 2 : 4;
+    tile.master =
+        Find(static_cast<std::byte*>(tile.master), numel * master_bytes);
+    const uint64_t blocks =
+        (numel + kQuantizedBlockElements - 1) / kQuantizedBlockElements;
+    for (int k = 0; k < kStateArraysMax; ++k) {
+      tile.state[k] = Find(static_cast<std::byte*>(tile.state[k]),
+                           numel * SizeInBytes(tile.state_format));
+      tile.scale[k] = Find(tile.scale[k], blocks * sizeof(float));
+    }
+    TranslateGradients(numel, &tile.gradient, gradients);
+    return task;
+  }
+
+ private:
+  template <typename Gradient>
+  void TranslateGradients(uint64_t numel, Gradient* gradient,
+                          std::vector<const void*>* found) {
+    found->clear();
+    const void* const* const table =
+        Find(gradient->gradients, gradient->count * sizeof(void*));
+    if (table == nullptr) return;
+    const uint64_t bytes =
+        (gradient->begin + numel) * SizeInBytes(gradient->dtype);
+    for (size_t i = 0; i < gradient->count; ++i) {
+      found->push_back(Find(static_cast<const std::byte*>(table[i]), bytes));
+    }
+    gradient->gradients = found->data();
+  }
+
+  const EmulatedMemory& memory_;
+  bool all_found_ = true;
+};
+
+absl::Status IllegalAddress(uint32_t task) {
+  return absl::InternalError(absl::StrCat(
+      "task ", task, " of a launch has an address that is not the device's"));
+}
+
+// Runs on the stream's thread.
+absl::Status UpdateTiles(const EmulatedMemory& memory, const void* arguments) {
+  const auto& update = *static_cast<const UpdateArguments*>(arguments);
+  const TileTask* const tasks =
+      memory.Find(update.tasks, update.count * sizeof(TileTask));
+  if (tasks == nullptr) return IllegalAddress(0);
+  std::vector<const void*> gradients;
+  for (uint32_t i = 0; i < update.count; ++i) {
+    Addresses addresses(&memory);
+    TileTask task = addresses.Translate(tasks[i], &gradients);
+    const kernels::UpdateFactors* const factors = addresses.Find(
+        update.factors + task.factors, sizeof(kernels::UpdateFactors));
+    if (!addresses.all_found()) return IllegalAddress(i);
+    task.factors = 0;
+    // The order of the threads in a block is any.
+    const auto order =
+        i % 2 == 0 ? SerialBlock::Order::kUp : SerialBlock::Order::kDown;
+    kernels::cuda::UpdateSerially(order, update.kind, update.options,
+                                  absl::MakeConstSpan(&task, 1), factors);
+  }
+  return absl::OkStatus();
+}
+
+class Emulated final : public DeviceKernels {
+ public:
+  absl::Status CanUpdate(OptimizerKind kind) const override {
+    if (kernels::cuda::UpdateSerially(SerialBlock::Order::kUp, kind,
+                                      /*options=*/0, {}, nullptr)) {
+      return absl::OkStatus();
+    }
+    return absl::UnimplementedError(absl::StrCat(
+        "no device has a kernel of the optimizer ", InfoOf(kind).name));
+  }
+
+  absl::Status Update(OptimizerKind kind, uint32_t options,
+                      accelerator::DeviceAddress tasks, uint32_t count,
+                      accelerator::DeviceAddress factors,
+                      accelerator::DeviceStream* stream) const override {
+    const UpdateArguments arguments = {
+        kind, options, tasks.ForKernel<const TileTask>(), count,
+        factors.ForKernel<const kernels::UpdateFactors>()};
+    return static_cast<accelerator::EmulatedStream*>(stream->native_handle())
+        ->Launch(UpdateTiles, &arguments, sizeof(arguments));
+  }
+};
+
+}  // namespace
+
+const DeviceKernels* EmulatedKernels() {
+  static const Emulated kernels;
+  return &kernels;
+}
+
+}  // namespace optstate::scheduler

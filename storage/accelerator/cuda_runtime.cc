@@ -1,0 +1,286 @@
+#include "storage/accelerator/cuda_runtime.h"
+
+#ifndef OPTSTATE_HAS_CUDA
+
+#include <vector>
+
+namespace optstate::accelerator {
+namespace {
+
+absl::Status NoDeviceCode() {
+  return absl::FailedPreconditionError(
+      "this build has no device code: build it where there is a CUDA Toolkit "
+      "(CUDA_HOME or /usr/local/cuda), and not with --//:cuda=off");
+}
+
+class NoCudaRuntime final : public DeviceRuntime {
+ public:
+  absl::StatusOr<std::vector<DeviceInfo>> Devices() override {
+    return NoDeviceCode();
+  }
+  absl::StatusOr<std::unique_ptr<Device>> Open(size_t /*index*/) override {
+    return NoDeviceCode();
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceRuntime> MakeCudaRuntime() {
+  return std::make_unique<NoCudaRuntime>();
+}
+
+absl::Status StatusOfCuda(int /*error*/, absl::string_view /*call*/) {
+  return NoDeviceCode();
+}
+
+}  // namespace optstate::accelerator
+
+#else
+
+#include <cuda_runtime_api.h>
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+#include "storage/accelerator/host_registry.h"
+
+namespace optstate::accelerator {
+namespace {
+
+absl::StatusCode CodeOf(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return absl::StatusCode::kResourceExhausted;
+    case cudaErrorInvalidValue:
+    case cudaErrorHostMemoryAlreadyRegistered:
+    case cudaErrorHostMemoryNotRegistered:
+      return absl::StatusCode::kInvalidArgument;
+    case cudaErrorNoDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorSystemDriverMismatch:
+    case cudaErrorCompatNotSupportedOnDevice:
+    case cudaErrorSystemNotReady:
+    case cudaErrorInitializationError:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorUnsupportedPtxVersion:
+      return absl::StatusCode::kFailedPrecondition;
+    case cudaErrorInvalidDevice:
+      return absl::StatusCode::kNotFound;
+    case cudaErrorNotSupported:
+      return absl::StatusCode::kUnimplemented;
+    // CUDA says of each of these that the process must be ended to go on with
+    // the device.
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContained:
+    case cudaErrorTensorMemoryLeak:
+    case cudaErrorExternalDevice:
+    case cudaErrorUnknown:
+      return absl::StatusCode::kInternal;
+    default:
+      return absl::StatusCode::kUnavailable;
+  }
+}
+
+absl::Status Check(cudaError_t error, absl::string_view call) {
+  return error == cudaSuccess ? absl::OkStatus() : StatusOfCuda(error, call);
+}
+
+class CudaEvent final : public DeviceEvent {
+ public:
+  CudaEvent(int device, cudaEvent_t event) : device_(device), event_(event) {}
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+  ~CudaEvent() override {
+    cudaSetDevice(device_);
+    cudaEventDestroy(event_);
+  }
+
+  absl::Status Wait() override {
+    return Check(cudaEventSynchronize(event_), "cudaEventSynchronize");
+  }
+  absl::StatusOr<bool> IsOver() override {
+    const cudaError_t error = cudaEventQuery(event_);
+    if (error == cudaErrorNotReady) return false;
+    OPTSTATE_RETURN_IF_ERROR(Check(error, "cudaEventQuery"));
+    return true;
+  }
+  cudaEvent_t event() const { return event_; }
+
+ private:
+  const int device_;
+  const cudaEvent_t event_;
+};
+
+class CudaStream final : public DeviceStream {
+ public:
+  CudaStream(int device, const HostRegistry* host, cudaStream_t stream)
+      : device_(device), host_(*host), stream_(stream) {}
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+  ~CudaStream() override {
+    cudaSetDevice(device_);
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_);
+  }
+
+  absl::Status CopyToDevice(DeviceAddress to, const void* from,
+                            size_t bytes) override {
+    OPTSTATE_RETURN_IF_ERROR(host_.Check(from, bytes));
+    return Check(cudaMemcpyAsync(to.ForKernel<void>(), from, bytes,
+                                 cudaMemcpyHostToDevice, stream_),
+                 "cudaMemcpyAsync to the device");
+  }
+  absl::Status CopyToHost(void* to, DeviceAddress from, size_t bytes) override {
+    OPTSTATE_RETURN_IF_ERROR(host_.Check(to, bytes));
+    return Check(cudaMemcpyAsync(to, from.ForKernel<const void>(), bytes,
+                                 cudaMemcpyDeviceToHost, stream_),
+                 "cudaMemcpyAsync to the host");
+  }
+  absl::Status Record(DeviceEvent* event) override {
+    return Check(
+        cudaEventRecord(static_cast<CudaEvent*>(event)->event(), stream_),
+        "cudaEventRecord");
+  }
+  absl::Status WaitFor(DeviceEvent* event) override {
+    return Check(
+        cudaStreamWaitEvent(stream_, static_cast<CudaEvent*>(event)->event(),
+                            cudaEventWaitDefault),
+        "cudaStreamWaitEvent");
+  }
+  absl::Status Wait() override {
+    return Check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  }
+  // A launch takes a stream of the calling thread's device alone.
+  void* native_handle() override {
+    cudaSetDevice(device_);
+    return stream_;
+  }
+
+ private:
+  const int device_;
+  const HostRegistry& host_;
+  const cudaStream_t stream_;
+};
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(int index, DeviceInfo info)
+      : index_(index), info_(std::move(info)) {}
+
+  const DeviceInfo& info() const override { return info_; }
+
+  absl::StatusOr<DeviceAddress> Allocate(uint64_t bytes) override {
+    OPTSTATE_RETURN_IF_ERROR(Use());
+    void* memory = nullptr;
+    OPTSTATE_RETURN_IF_ERROR(
+        Check(cudaMalloc(&memory, bytes),
+              absl::StrCat("cudaMalloc of ", bytes, " bytes")));
+    return DeviceAddress{reinterpret_cast<uint64_t>(memory)};
+  }
+  void Free(DeviceAddress memory) override {
+    if (Use().ok()) cudaFree(memory.ForKernel<void>());
+  }
+
+  absl::Status RegisterHost(absl::Span<std::byte> memory) override {
+    OPTSTATE_RETURN_IF_ERROR(Use());
+    OPTSTATE_RETURN_IF_ERROR(host_.Add(memory));
+    absl::Status registered = Check(
+        cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterDefault),
+        absl::StrCat("cudaHostRegister of ", memory.size(), " bytes"));
+    if (!registered.ok()) host_.Remove(memory.data());
+    return registered;
+  }
+  void UnregisterHost(std::byte* begin) override {
+    if (host_.Remove(begin) && Use().ok()) cudaHostUnregister(begin);
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceStream>> MakeStream() override {
+    OPTSTATE_RETURN_IF_ERROR(Use());
+    cudaStream_t stream = nullptr;
+    OPTSTATE_RETURN_IF_ERROR(
+        Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+              "cudaStreamCreateWithFlags"));
+    return std::make_unique<CudaStream>(index_, &host_, stream);
+  }
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> MakeEvent() override {
+    OPTSTATE_RETURN_IF_ERROR(Use());
+    cudaEvent_t event = nullptr;
+    OPTSTATE_RETURN_IF_ERROR(
+        Check(cudaEventCreateWithFlags(
+                  &event, cudaEventBlockingSync | cudaEventDisableTiming),
+              "cudaEventCreateWithFlags"));
+    return std::make_unique<CudaEvent>(index_, event);
+  }
+
+ private:
+  // Makes it the device of the calling thread, which the functions of streams
+  // and events do not ask for.
+  absl::Status Use() const {
+    return Check(cudaSetDevice(index_), "cudaSetDevice");
+  }
+
+  const int index_;
+  const DeviceInfo info_;
+  HostRegistry host_;
+};
+
+class CudaRuntime final : public DeviceRuntime {
+ public:
+  absl::StatusOr<std::vector<DeviceInfo>> Devices() override {
+    int count = 0;
+    OPTSTATE_RETURN_IF_ERROR(
+        Check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
+    std::vector<DeviceInfo> devices;
+    for (int i = 0; i < count; ++i) {
+      cudaDeviceProp properties;
+      OPTSTATE_RETURN_IF_ERROR(Check(cudaGetDeviceProperties(&properties, i),
+                                     "cudaGetDeviceProperties"));
+      devices.push_back({properties.name, properties.totalGlobalMem});
+    }
+    return devices;
+  }
+  absl::StatusOr<std::unique_ptr<Device>> Open(size_t index) override {
+    OPTSTATE_ASSIGN_OR_RETURN(std::vector<DeviceInfo> devices, Devices());
+    if (index >= devices.size()) {
+      return absl::NotFoundError(
+          absl::StrCat("CUDA device ", index, " of ", devices.size()));
+    }
+    return std::make_unique<CudaDevice>(static_cast<int>(index),
+                                        std::move(devices[index]));
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceRuntime> MakeCudaRuntime() {
+  return std::make_unique<CudaRuntime>();
+}
+
+absl::Status StatusOfCuda(int error, absl::string_view call) {
+  const auto code = static_cast<cudaError_t>(error);
+  // An error that is not sticky is otherwise found by the next call that asks.
+  cudaGetLastError();
+  const absl::StatusCode what = CodeOf(code);
+  return absl::Status(what,
+                      absl::StrCat(call, ": ", cudaGetErrorName(code), ", ",
+                                   cudaGetErrorString(code),
+                                   what == absl::StatusCode::kInternal
+                                       ? "; the device is lost for this process"
+                                       : ""));
+}
+
+}  // namespace optstate::accelerator
+
+#endif  // OPTSTATE_HAS_CUDA
