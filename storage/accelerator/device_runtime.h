@@ -80,8 +80,8 @@ class DeviceStream {
   virtual absl::Status WaitFor(DeviceEvent* event) = 0;
   // Waits until all is over that the stream was given.
   virtual absl::Status Wait() = 0;
-  // What the launches of kernels for this kind of device take: a cudaStream_t,
-  // an EmulatedStream*.
+  // Returns the handle that launches for this kind of device take: a
+  // cudaStream_t, an EmulatedStream*.
   virtual void* native_handle() = 0;
 };
 

@@ -6,7 +6,7 @@
 
 namespace optstate::accelerator {
 
-// What is to go wrong on an emulated device. Thread-safe.
+// Faults that a test injects into an emulated device. Thread-safe.
 class EmulatedFaults {
  public:
   // Lets the launch behind the next `launches` fail with UNAVAILABLE; the

@@ -50,7 +50,7 @@ absl::StatusOr<DeviceAddress> EmulatedMemory::Allocate(uint64_t bytes) {
     munmap(address, allocation.mapped_bytes);
     return OsError(error, "mmap of an emulated device's memory");
   }
-  // What a device has there is not known; it is no zeros.
+  // Fresh memory of a device has any content; zeros would hide a missing copy.
   std::memset(data, 0xA5, allocation.mapped_bytes);
   allocation.data = static_cast<std::byte*>(data);
   used_bytes_ += bytes;

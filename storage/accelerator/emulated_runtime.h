@@ -15,7 +15,7 @@ struct EmulatedOptions {
   uint64_t memory_bytes = uint64_t{1} << 30;  // of each
   // The bandwidth of copies, of each stream; 0: as fast as they are.
   uint64_t link_bytes_per_s = 0;
-  // What goes wrong on any of its devices; null: nothing. It outlives them.
+  // Faults of any of its devices; null: none. It outlives them.
   EmulatedFaults* faults = nullptr;
 };
 

@@ -141,7 +141,7 @@ TEST_F(EmulatedRuntimeTest, ALostDeviceWakesWhoWaits) {
   EXPECT_EQ(event->IsOver().status().code(), absl::StatusCode::kInternal);
   EXPECT_EQ(other->Wait().code(), absl::StatusCode::kInternal);
   EXPECT_EQ(stream_->Wait().code(), absl::StatusCode::kInternal);
-  // What came behind the fault was not done.
+  // The commands behind the fault were not done.
   EXPECT_EQ(buffer_->bytes(), std::vector<std::byte>(kBytes, std::byte{7}));
 }
 

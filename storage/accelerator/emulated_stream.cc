@@ -160,7 +160,7 @@ void EmulatedStream::Run() {
       if (IsIdle()) return;
       command = &commands_[done_ % kCommandsMax];
     }
-    // Nobody writes there until the command counts as done.
+    // The slot is not written to until the command counts as done.
     Do(*command);
     const absl::MutexLock lock(&mu_);
     ++done_;
