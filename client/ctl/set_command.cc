@@ -31,7 +31,10 @@ void AddSetCommand(CLI::App& app, Context& context) {
   CLI::App* job = command->add_subcommand(
       "job",
       "host_budget=8GiB: memory for the records of a job on disk; "
-      "durability=\"every 50\": how often a durable job is made durable. In "
+      "durability=\"every 50\": how often a durable job is made durable; "
+      "directory_weights=3,1 or auto: which part of the records each of the "
+      "daemon's directories gets, which are written anew while training waits "
+      "(--timeout says how long optctl does). In "
       "force between two steps, and for later engines too");
   auto name = std::make_shared<std::string>();
   auto settings = std::make_shared<std::vector<std::string>>();

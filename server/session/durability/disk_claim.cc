@@ -66,20 +66,24 @@ absl::Status CheckHasRecords(const std::string& folder) {
 }  // namespace
 
 absl::Status CheckDiskIdentities(const std::vector<std::string>& folders,
-                                 std::optional<uint64_t> incarnation) {
+                                 std::optional<uint64_t> incarnation,
+                                 uint32_t count) {
   for (size_t i = 0; i < folders.size(); ++i) {
     OPTSTATE_ASSIGN_OR_RETURN(
         const std::optional<storage::DiskIdentity> identity,
         storage::ReadDiskIdentity(folders[i]));
     if (!identity.has_value()) continue;
     if (!incarnation.has_value()) incarnation = identity->incarnation;
+    if (count == 0) count = identity->count;
     if (identity->incarnation != *incarnation) {
+      // A directory that the job does not have may have anything.
+      if (i >= count) continue;
       return absl::FailedPreconditionError(absl::StrCat(
           folders[i], " belongs to another job of this name, of incarnation ",
           absl::Hex(identity->incarnation), ", not ", absl::Hex(*incarnation),
           ": is the right disk mounted there? Nothing was changed on it"));
     }
-    if (identity->count != folders.size()) {
+    if (identity->count > folders.size()) {
       return absl::FailedPreconditionError(absl::StrCat(
           folders[i], ": the job was made with ", identity->count,
           " nvme.directories, and this daemon has ", folders.size(),
@@ -113,12 +117,14 @@ absl::Status CheckDiskOwner(const std::string& folder, uint32_t owner) {
 absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
                               const DiskClaim& claim) {
   if (!claim.is_new) {
-    OPTSTATE_RETURN_IF_ERROR(CheckDiskIdentities(folders, claim.incarnation));
+    OPTSTATE_RETURN_IF_ERROR(
+        CheckDiskIdentities(folders, claim.incarnation,
+                            static_cast<uint32_t>(folders.size())));
     if (storage::MayExist(folders[0] + storage::kDiskCommitsFile)) {
       OPTSTATE_RETURN_IF_ERROR(CheckDiskOwner(folders[0], claim.owner));
     }
   }
-  for (size_t i = 0; i < folders.size(); ++i) {
+  for (size_t i = claim.first; i < folders.size(); ++i) {
     if (IsOf(folders[i], claim.incarnation)) continue;
     const std::string device =
         i < claim.devices.size() ? claim.devices[i] : std::string();
@@ -126,7 +132,7 @@ absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
         claim.is_new ? CheckFree(folders[i], device, claim.job_directory)
                      : CheckHasRecords(folders[i]));
   }
-  for (uint32_t i = 0; i < folders.size(); ++i) {
+  for (uint32_t i = claim.first; i < folders.size(); ++i) {
     const auto count = static_cast<uint32_t>(folders.size());
     OPTSTATE_RETURN_IF_ERROR(
         storage::MakeFolder(folders[i].substr(0, folders[i].rfind('/'))));
@@ -136,6 +142,7 @@ absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
     OPTSTATE_RETURN_IF_ERROR(
         storage::WriteDiskMemory(folders[i], claim.job_directory));
   }
+  if (claim.first > 0) return absl::OkStatus();
   return storage::WriteDurably(folders[0] + storage::kDiskOwnerFile,
                                absl::StrCat(claim.owner, "\n"));
 }
@@ -148,6 +155,18 @@ void RemoveDiskFolders(const std::vector<std::string>& folders,
     std::filesystem::remove_all(folder, error);
     if (error) spdlog::error("remove {}: {}", folder, error.message());
   }
+}
+
+void RemoveOtherArrangements(const std::vector<std::string>& folders,
+                             uint32_t count, uint32_t arrangement,
+                             uint64_t incarnation) {
+  for (uint32_t i = 0; i < count && i < folders.size(); ++i) {
+    const absl::Status removed =
+        storage::RemoveDiskExtent(folders[i], arrangement + 1);
+    if (!removed.ok()) spdlog::error("{}", removed.ToString());
+  }
+  if (count >= folders.size()) return;
+  RemoveDiskFolders({folders.begin() + count, folders.end()}, incarnation);
 }
 
 }  // namespace optstate::session
