@@ -18,12 +18,12 @@ bool UpdateSerially(SerialBlock::Order order, OptimizerKind kind,
     }
     return true;
   };
-  // Cases are optimizers, of which some share a rule.
-  switch (kind) {  // NOLINT(bugprone-branch-clone)
+  switch (kind) {
 #define OPTSTATE_LAUNCH_CASE(KIND, NAME) \
   case OptimizerKind::KIND:              \
     return scalar::Visit##NAME(kind, options, launch);
-    OPTSTATE_RULES(OPTSTATE_LAUNCH_CASE)
+    // Some optimizers share a rule.
+    OPTSTATE_RULES(OPTSTATE_LAUNCH_CASE)  // NOLINT(bugprone-branch-clone)
 #undef OPTSTATE_LAUNCH_CASE
     default:
       return false;

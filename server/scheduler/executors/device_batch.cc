@@ -40,22 +40,24 @@ uint64_t BytesOfScales(size_t numel) {
          sizeof(float);
 }
 
-// Calls visit(size, member) for each array of a view that the update writes:
-// its bytes, and the pointer to it.
+// Calls visit(bytes, from, array) for each array that the update writes: its
+// bytes, its place in `from`, and the pointer to it in `view`. Both views have
+// the same arrays.
 template <typename Visit>
-void ForEachArray(const kernels::UpdateKernelKey& key, kernels::TileView* view,
+void ForEachArray(const kernels::UpdateKernelKey& key,
+                  const kernels::TileView& from, kernels::TileView* view,
                   const Visit& visit) {
-  const bool is_own_master = view->master == view->parameter;
-  visit(view->numel * SizeInBytes(key.parameter), &view->parameter);
-  if (is_own_master) {
+  const size_t numel = from.numel;
+  visit(numel * SizeInBytes(key.parameter), from.parameter, &view->parameter);
+  if (from.master == from.parameter) {
     view->master = view->parameter;
   } else {
-    visit(view->numel * BytesOfMaster(key.master), &view->master);
+    visit(numel * BytesOfMaster(key.master), from.master, &view->master);
   }
   for (int k = 0; k < kStateArraysMax; ++k) {
-    const bool has_state = view->state[k] != nullptr;
+    const bool has_state = from.state[k] != nullptr;
     if (has_state) {
-      visit(view->numel * SizeInBytes(key.state), &view->state[k]);
+      visit(numel * SizeInBytes(key.state), from.state[k], &view->state[k]);
     }
     if (!has_state || key.state != StateFormat::kDynamic8) {
       // The kernel does not look at it, and it must be no address of the host.
@@ -63,7 +65,7 @@ void ForEachArray(const kernels::UpdateKernelKey& key, kernels::TileView* view,
       continue;
     }
     void* scale = view->scale[k];
-    visit(BytesOfScales(view->numel), &scale);
+    visit(BytesOfScales(numel), from.scale[k], &scale);
     view->scale[k] = static_cast<float*>(scale);
   }
 }
@@ -145,16 +147,17 @@ bool DeviceBatch::Add(size_t slot, const UpdateTask& task) {
   // Places the arrays from the back; the room is checked before they are used.
   uint64_t arrays_bytes = 0;
   held.staged = task.view;
-  ForEachArray(held.key, &held.staged, [&](uint64_t bytes, void** /*array*/) {
-    arrays_bytes += Aligned(bytes);
-  });
+  ForEachArray(held.key, task.view, &held.staged,
+               [&](uint64_t bytes, const void* /*from*/, void** /*array*/) {
+                 arrays_bytes += Aligned(bytes);
+               });
   if (inputs_end + arrays_bytes > arrays_begin_) return false;
-  held.staged = task.view;
   uint64_t place = arrays_begin_ - arrays_bytes;
-  ForEachArray(held.key, &held.staged, [&](uint64_t bytes, void** array) {
-    *array = HostAt(place);
-    place += Aligned(bytes);
-  });
+  ForEachArray(held.key, task.view, &held.staged,
+               [&](uint64_t bytes, const void* /*from*/, void** array) {
+                 *array = HostAt(place);
+                 place += Aligned(bytes);
+               });
   arrays_begin_ -= arrays_bytes;
   inputs_end_ = inputs_end;
   slot_ = slot;
@@ -177,19 +180,12 @@ void DeviceBatch::Gather(size_t i) {
     std::memcpy(to, gradients_[held.first_gradient + g], gradient_bytes);
     table[g] = OnDevice(to);
   }
-  // The arrays of both views come in the same order.
-  void* from[2 + 2 * kStateArraysMax];
-  size_t arrays = 0;
-  kernels::TileView source = held.task.view;
-  ForEachArray(held.key, &source, [&](uint64_t /*bytes*/, void** array) {
-    from[arrays++] = *array;
-  });
   kernels::TileView on_device = held.staged;
-  arrays = 0;
-  ForEachArray(held.key, &on_device, [&](uint64_t bytes, void** array) {
-    std::memcpy(*array, from[arrays++], bytes);
-    *array = OnDevice(static_cast<std::byte*>(*array));
-  });
+  ForEachArray(held.key, held.task.view, &on_device,
+               [&](uint64_t bytes, const void* from, void** array) {
+                 std::memcpy(*array, from, bytes);
+                 *array = OnDevice(static_cast<std::byte*>(*array));
+               });
   on_device.gradients = {OnDevice(table), count};
   on_device.undo = nullptr;
   reinterpret_cast<TileTask*>(HostAt(0))[i] = kernels::cuda::TileTaskOf(

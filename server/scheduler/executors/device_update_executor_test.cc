@@ -96,7 +96,7 @@ class DeviceUpdateExecutorTest : public testing::Test {
       EXPECT_TRUE(updates_.IsStamped(run)) << run;
     }
     updates_.CheckValues();
-    const DeviceUpdateExecutor::Counters counters = executor.counters();
+    DeviceUpdateExecutor::Counters counters = executor.counters();
     EXPECT_EQ(counters.device_runs + counters.cpu_runs, kRunsInAll);
     return counters;
   }
