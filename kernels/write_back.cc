@@ -21,10 +21,6 @@ void CopyElements(void* to, const void* from, size_t begin, size_t length,
               length * element_bytes);
 }
 
-size_t BytesOf(MasterFormat format) {
-  return format == MasterFormat::kSplit ? sizeof(uint16_t) : sizeof(float);
-}
-
 // Stores the new values of elements [begin, begin + length).
 void StoreNew(const UpdateKernelKey& key, const TileView& from,
               const TileView& to, size_t begin, size_t length) {
@@ -42,7 +38,7 @@ void StoreNew(const UpdateKernelKey& key, const TileView& from,
                SizeInBytes(key.parameter));
   // A float32 parameter is its own master.
   if (to.master == to.parameter) return;
-  CopyElements(to.master, from.master, begin, length, BytesOf(key.master));
+  CopyElements(to.master, from.master, begin, length, SizeInBytes(key.master));
 }
 
 void KeepMaster(const UpdateKernelKey& key, const TileView& view, size_t begin,

@@ -131,7 +131,7 @@ TEST_F(JobDescriberTest, OnlyTokensThatWereGivenAreTaken) {
   }
 }
 
-// What a counting pass changes is shown as it was before.
+// Step counts that a pass is changing are shown as they were before it.
 TEST_F(JobDescriberTest, StepCountsAreThoseBeforeAPass) {
   JobCall lock(&job_.lock);
   const absl::Status made = job_.MakeCountingPass([&] {

@@ -187,6 +187,7 @@ void EmulatedStream::DoWork(const Command& command) {
     return;
   }
   if (device_.link_bytes_per_s != 0) {
+    // The time that a real link would take.
     absl::SleepFor(
         absl::Seconds(static_cast<double>(command.bytes) /
                       static_cast<double>(device_.link_bytes_per_s)));

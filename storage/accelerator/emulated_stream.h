@@ -18,7 +18,7 @@
 
 namespace optstate::accelerator {
 
-// What the streams of one emulated device have in common. Thread-safe.
+// State that the streams of one emulated device share. Thread-safe.
 struct EmulatedDeviceState {
   explicit EmulatedDeviceState(uint64_t memory_bytes) : memory(memory_bytes) {}
 

@@ -31,10 +31,6 @@ uint64_t Aligned(uint64_t bytes) {
   return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
 }
 
-uint64_t BytesOfMaster(MasterFormat format) {
-  return format == MasterFormat::kSplit ? sizeof(uint16_t) : sizeof(float);
-}
-
 uint64_t BytesOfScales(size_t numel) {
   return (numel + kQuantizedBlockElements - 1) / kQuantizedBlockElements *
          sizeof(float);
@@ -52,7 +48,8 @@ void ForEachArray(const kernels::UpdateKernelKey& key,
   if (from.master == from.parameter) {
     view->master = view->parameter;
   } else {
-    visit(numel * BytesOfMaster(key.master), from.master, &view->master);
+    visit(numel * kernels::scalar::BytesOfMaster(key.master), from.master,
+          &view->master);
   }
   for (int k = 0; k < kStateArraysMax; ++k) {
     const bool has_state = from.state[k] != nullptr;
@@ -94,6 +91,7 @@ absl::Status DeviceBatch::Init() {
   OPTSTATE_RETURN_IF_ERROR(device_.RegisterHost(absl::MakeSpan(host_, bytes_)));
   is_registered_ = true;
   OPTSTATE_ASSIGN_OR_RETURN(memory_, device_.Allocate(bytes_));
+  OPTSTATE_ASSIGN_OR_RETURN(is_over_, device_.MakeEvent());
   OPTSTATE_ASSIGN_OR_RETURN(stream_, device_.MakeStream());
   held_.reserve(kTasksMax);
   gradients_.reserve(kGradientsMax);
@@ -204,11 +202,10 @@ absl::Status DeviceBatch::Submit(const DeviceKernels& kernels) {
       kernels.Update(held_[0].key.optimizer, held_[0].key.options, memory_,
                      static_cast<uint32_t>(held_.size()),
                      memory_ + kFactorsOffset, stream_.get()));
-  return stream_->CopyToHost(HostAt(arrays_begin_), memory_ + arrays_begin_,
-                             arrays_bytes);
+  OPTSTATE_RETURN_IF_ERROR(stream_->CopyToHost(
+      HostAt(arrays_begin_), memory_ + arrays_begin_, arrays_bytes));
+  return stream_->Record(is_over_.get());
 }
-
-absl::Status DeviceBatch::Wait() { return stream_->Wait(); }
 
 void DeviceBatch::WriteBack(size_t i, WorkerUndo* undo) {
   Held& held = held_[i];

@@ -54,8 +54,11 @@ class DeviceBatch {
   void Gather(size_t i);
   // Enqueues the copies and the update of all tasks, which are gathered.
   absl::Status Submit(const DeviceKernels& kernels);
-  // Waits until the device has done what was enqueued.
-  absl::Status Wait();
+  // Waits, asleep, until the device has done what Submit() enqueued.
+  absl::Status Wait() { return is_over_->Wait(); }
+  // Waits until the device uses nothing of the batch, also behind a Submit()
+  // that failed half-way.
+  absl::Status Drain() { return stream_->Wait(); }
   // Stores the new values of task i, and its stamp.
   void WriteBack(size_t i, WorkerUndo* undo);
   // Does task i by the CPU's kernel, as if the device had never been asked.
@@ -88,6 +91,7 @@ class DeviceBatch {
   std::byte* host_ = nullptr;  // pages of their own, which can be registered
   bool is_registered_ = false;
   accelerator::DeviceAddress memory_;
+  std::unique_ptr<accelerator::DeviceEvent> is_over_;
   std::unique_ptr<accelerator::DeviceStream> stream_;
   std::vector<Held> held_;
   std::vector<const void*> gradients_;

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/executors/cpu_tile.h"
 
@@ -9,6 +10,13 @@ namespace optstate::scheduler {
 
 absl::StatusOr<std::unique_ptr<DeviceUpdateExecutor>>
 DeviceUpdateExecutor::Create(const Options& options) {
+  if (options.batches == 0 ||
+      options.batch_bytes <= DeviceBatch::TableBytes()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.batches, " batches of ", options.batch_bytes,
+        " bytes for a device: at least one is needed, of more than ",
+        DeviceBatch::TableBytes(), " bytes"));
+  }
   std::unique_ptr<DeviceUpdateExecutor> executor(
       new DeviceUpdateExecutor(options));
   for (size_t i = 0; i < options.batches; ++i) {
@@ -69,8 +77,9 @@ void DeviceUpdateExecutor::SubmitBatch(UpdateTasks* tasks) {
     const absl::Status status = batch.Submit(*options_.kernels);
     if (!status.ok()) {
       NoteFailure(status);
-      // A part of it may be under way.
-      batch.Wait().IgnoreError();
+      // Copies that are under way still use the batch.
+      const absl::Status drained = batch.Drain();
+      if (!drained.ok()) NoteFailure(drained);
       is_submitted = false;
     }
   }
@@ -116,7 +125,7 @@ void DeviceUpdateExecutor::CloseIfDone(size_t slot, UpdateTasks* tasks) {
 }
 
 void DeviceUpdateExecutor::NoteFailure(const absl::Status& failure) {
-  if (!absl::IsUnavailable(failure)) is_lost_ = true;
+  if (absl::IsInternal(failure)) is_lost_ = true;
   const absl::MutexLock lock(&mu_);
   counters_.failure = failure;
 }

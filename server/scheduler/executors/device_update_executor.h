@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_SERVER_SCHEDULER_EXECUTORS_DEVICE_UPDATE_EXECUTOR_H_
 #define OPTSTATE_SERVER_SCHEDULER_EXECUTORS_DEVICE_UPDATE_EXECUTOR_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -43,10 +44,10 @@ class DeviceUpdateExecutor final : public UpdateExecutor {
     // As for CpuUpdateExecutor, but at least one slot.
     absl::Span<WorkerUndo> undo;
     StepObserver* observer = nullptr;  // may be null
-    // The memory of a batch, of the device and pinned on the host; a task that
-    // needs more is done by the CPU.
+    // The memory of a batch, of the device and pinned on the host, more than
+    // DeviceBatch::TableBytes(); a task that needs more is done by the CPU.
     uint64_t batch_bytes = uint64_t{8} << 20;
-    size_t batches = 3;
+    size_t batches = 3;  // at least one
   };
   struct Counters {
     uint64_t device_runs = 0;
@@ -55,14 +56,16 @@ class DeviceUpdateExecutor final : public UpdateExecutor {
     absl::Status failure;
   };
 
-  // Errors: those of the device's memory and streams.
+  // INVALID_ARGUMENT: the batches are none, or too small. Other errors are
+  // those of the device's memory and streams.
   static absl::StatusOr<std::unique_ptr<DeviceUpdateExecutor>> Create(
       const Options& options);
 
   absl::Status CanUpdate(const Layout& layout,
                          Accumulation accumulation) const override;
-  // One record may be read while the batches are of others.
-  size_t slots() const override { return batches_.size() + 1; }
+  // Tasks of one record are taken while the batches of the one before are under
+  // way. That pins two records: a job on disk has three frames at least.
+  size_t slots() const override { return records_.size(); }
   void Reduce(const IndexRange& positions, ReduceTasks tasks) override {
     cpu_.Reduce(positions, tasks);
   }
@@ -79,9 +82,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor {
   };
 
   explicit DeviceUpdateExecutor(const Options& options)
-      : options_(options),
-        cpu_(options.pool, options.undo, options.observer),
-        records_(options.batches + 1) {}
+      : options_(options), cpu_(options.pool, options.undo, options.observer) {}
 
   // Puts a task into the batch that is being filled.
   void Take(size_t slot, UpdateTask* task, UpdateTasks* tasks);
@@ -106,7 +107,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor {
   std::vector<bool> is_submitted_;  // by batch: the device has it
   size_t oldest_ = 0;
   size_t under_way_ = 0;
-  std::vector<OpenRecord> records_;  // by slot
+  std::array<OpenRecord, 2> records_;  // by slot
   bool is_lost_ = false;
   mutable absl::Mutex mu_;
   Counters counters_ ABSL_GUARDED_BY(mu_);

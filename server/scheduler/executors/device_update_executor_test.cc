@@ -83,12 +83,12 @@ INSTANTIATE_TEST_SUITE_P(
 class DeviceUpdateExecutorTest : public testing::Test {
  protected:
   DeviceUpdateExecutorTest()
-      : pool_(2, /*spin=*/false), undo_(2), updates_(/*slots=*/4) {}
+      : pool_(2, /*spin=*/false), undo_(2), updates_(/*slots=*/2) {}
 
   // Updates all positions, and checks that no bit is lost.
   DeviceUpdateExecutor::Counters UpdateAll(uint64_t bytes) {
     EmulatedExecutor executor(&pool_, absl::MakeSpan(undo_), bytes, &faults_);
-    EXPECT_EQ(executor.slots(), 4u);
+    EXPECT_EQ(executor.slots(), 2u);
     EXPECT_TRUE(executor.Update({0, kPositions, kPositions}, &updates_).ok());
     EXPECT_EQ(updates_.opened(), std::vector<int>(kPositions, 1));
     EXPECT_EQ(updates_.open_slots(), 0u);
@@ -122,7 +122,7 @@ TEST_F(DeviceUpdateExecutorTest, ALaunchThatFailsIsDoneByTheCpu) {
 }
 
 TEST_F(DeviceUpdateExecutorTest, WhatALostDeviceLeavesIsDoneByTheCpu) {
-  // In the middle of a batch, which has four commands.
+  // In the middle of a batch, which has five commands.
   faults_.LoseAfter(22);
   const auto counters = UpdateAll(kBytesOfTwoRuns);
   EXPECT_TRUE(absl::IsInternal(counters.failure)) << counters.failure;
@@ -150,12 +150,31 @@ TEST_F(DeviceUpdateExecutorTest, ADeviceWithoutMemoryIsRefused) {
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
 }
 
+TEST_F(DeviceUpdateExecutorTest, BatchesThatAreNoneOrTooSmallAreRefused) {
+  const auto runtime = accelerator::MakeEmulatedRuntime({});
+  const auto device = runtime->Open(0);
+  ASSERT_TRUE(device.ok());
+  DeviceUpdateExecutor::Options options = {.device = device->get(),
+                                           .kernels = EmulatedKernels(),
+                                           .pool = &pool_,
+                                           .undo = absl::MakeSpan(undo_)};
+  options.batches = 0;
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(DeviceUpdateExecutor::Create(options).status()));
+  options.batches = 1;
+  options.batch_bytes = DeviceBatch::TableBytes();
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(DeviceUpdateExecutor::Create(options).status()));
+}
+
 TEST_F(DeviceUpdateExecutorTest, WithoutAKernelTheOptimizerIsNamed) {
-  for (const DeviceKernels* kernels : {EmulatedKernels()}) {
-    EXPECT_TRUE(kernels->CanUpdate(OptimizerKind::kAdamW).ok());
-    const absl::Status refused = kernels->CanUpdate(OptimizerKind::kMuon);
-    EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
-  }
+  EXPECT_TRUE(EmulatedKernels()->CanUpdate(OptimizerKind::kAdamW).ok());
+  const absl::Status refused =
+      EmulatedKernels()->CanUpdate(OptimizerKind::kMuon);
+  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
+  EXPECT_NE(refused.message().find(InfoOf(OptimizerKind::kMuon).name),
+            absl::string_view::npos)
+      << refused;
 }
 
 // The update of one view as one task.

@@ -51,7 +51,7 @@ class Addresses {
     tile.parameter = Find(static_cast<std::byte*>(tile.parameter),
                           numel * SizeInBytes(tile.parameter_dtype));
     const uint64_t master_bytes =
-        tile.master_format == MasterFormat::kSplit ? 2 : 4;
+        kernels::scalar::BytesOfMaster(tile.master_format);
     tile.master =
         Find(static_cast<std::byte*>(tile.master), numel * master_bytes);
     const uint64_t blocks =

@@ -70,7 +70,7 @@ TEST_F(JobLoadOnDiskTest, AnUnfinishedLogIsRemoved) {
   }
 }
 
-// What operators see waits for no read of a load or a fetch: else these tests
+// An operator's look waits for no read of a load or a fetch: else these tests
 // do not end.
 TEST_F(JobLoadOnDiskTest, NoOperatorWaitsForTheReadOfAFetch) {
   for (const v1::StateArray array :

@@ -59,8 +59,8 @@ absl::Status LoadApplier::ApplyLoad(
     const size_t before = replaced.size();
     OPTSTATE_RETURN_IF_ERROR(
         ReplaceDamaged(job_.store.get(), records, &replaced));
-    // What this load has given new values is lost again: the disk keeps
-    // nothing.
+    // Records that this load has replaced are damaged again: the disk does not
+    // keep what is written to it.
     if (replaced.size() == before) break;
     written = WriteLoad(records);
   }
