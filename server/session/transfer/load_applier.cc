@@ -22,7 +22,7 @@ absl::Status LoadApplier::CommitLoad() {
     const absl::Status replaced =
         CheckReplaced(load_.staged.damaged(), *job_.store, records);
     if (!replaced.ok()) return job_.FailInside("a load", replaced);
-    const absl::Status kept = job_.AccessRecords([&] {
+    absl::Status kept = job_.AccessRecords([&] {
       return CheckLeftOut(load_.staged.left_out(), job_.store.get(), records);
     });
     if (absl::IsAborted(kept)) {
