@@ -196,6 +196,11 @@ typedef struct {
    * back. optstate_session_parameter and what reads or maps parameters are
    * FAILED_PRECONDITION then. */
   int32_t fetches_parameters;
+  /* 0: `offload_fraction` is not set, which is 1 for a new job. */
+  int32_t has_offload_fraction;
+  /* The fraction of elements, from 0 to 1, that the CPU updates; the daemon's
+   * devices update the others. */
+  double offload_fraction;
 } optstate_session_options;
 
 enum {

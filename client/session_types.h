@@ -137,6 +137,9 @@ struct StorageOptions {
   bool parameters_on_disk = false;
   // The daemon's memory for them; 0: its default.
   uint64_t parameter_cache_bytes = 0;
+  // The fraction of elements, from 0 to 1, that the CPU updates; the daemon's
+  // devices update the others. Unset: 1 for a new job.
+  std::optional<double> offload_fraction;
 };
 
 // A hint about parameters that a session fetches; see v1::ParameterHint.

@@ -1,6 +1,7 @@
 #include "client/c/c_api_options.h"
 
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -83,7 +84,10 @@ absl::StatusOr<StorageOptions> ReadStorage(
       .durability_steps = from.durability_steps,
       .durability_interval = absl::Milliseconds(from.durability_interval_ms),
       .parameters_on_disk = from.parameters_on_disk != 0,
-      .parameter_cache_bytes = from.parameter_cache_bytes};
+      .parameter_cache_bytes = from.parameter_cache_bytes,
+      .offload_fraction = from.has_offload_fraction != 0
+                              ? std::optional(from.offload_fraction)
+                              : std::nullopt};
 }
 
 absl::StatusOr<AccumulateDType> ReadAccumulateDType(int32_t value) {

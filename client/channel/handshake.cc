@@ -136,6 +136,9 @@ v1::StorageSettings ToProto(const StorageOptions& storage) {
       absl::ToInt64Milliseconds(storage.durability_interval)));
   proto.set_parameters_on_disk(storage.parameters_on_disk);
   proto.set_parameter_cache_bytes(storage.parameter_cache_bytes);
+  if (storage.offload_fraction.has_value()) {
+    proto.set_offload_fraction(*storage.offload_fraction);
+  }
   return proto;
 }
 
@@ -226,6 +229,10 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
       registered.storage().placement() == v1::PLACEMENT_NVME &&
       !registered.storage().parameters_on_disk()) {
     return OlderBuild("parameters on disk");
+  }
+  if (setup.storage.offload_fraction.value_or(1) != 1 &&
+      !registered.storage().has_offload_fraction()) {
+    return OlderBuild("offload_fraction");
   }
   Attached result;
   result.committed_step = attached.committed_step();

@@ -204,5 +204,22 @@ TEST(HandshakeTest, ADaemonThatKeepsParametersInMemoryIsTooOld) {
   EXPECT_TRUE(MakeAttached(setup, registered, attached).ok());
 }
 
+TEST(HandshakeTest, ADaemonThatUpdatesNothingOnDevicesIsTooOld) {
+  ChannelSetup setup;
+  setup.storage.offload_fraction = 0.5;
+  v1::RegisterReply registered;
+  registered.set_layout_hash(setup.layout.hash());
+  registered.mutable_storage()->set_placement(v1::PLACEMENT_HOST);
+  v1::AttachReply attached;
+  EXPECT_TRUE(absl::IsUnimplemented(
+      MakeAttached(setup, registered, attached).status()));
+  setup.storage.offload_fraction = 1;
+  EXPECT_TRUE(MakeAttached(setup, registered, attached).ok());
+  // An operator may have changed it since.
+  setup.storage.offload_fraction = 0.5;
+  registered.mutable_storage()->set_offload_fraction(0.25);
+  EXPECT_TRUE(MakeAttached(setup, registered, attached).ok());
+}
+
 }  // namespace
 }  // namespace optstate::client

@@ -98,6 +98,23 @@ void AddParameters(const v1::ParameterCache& cache, Table& table) {
                              HumanCount(cache.refused()), " had no room")});
 }
 
+// Adds what devices update, if anything.
+void AddDeviceUpdates(const v1::Job& job, Table& table) {
+  if (!job.has_device_updates()) return;
+  const v1::DeviceUpdates& updates = job.device_updates();
+  table.AddRow({"updates", OffloadText(updates.offload_fraction())});
+  for (const std::string& device : updates.devices()) {
+    table.AddRow({"  device", device});
+  }
+  table.AddRow(
+      {"  elements",
+       absl::StrCat(HumanCount(updates.device_elements()), " by devices, ",
+                    HumanCount(updates.cpu_elements()), " by the CPU")});
+  if (!updates.problem().empty()) {
+    table.AddRow({"  problem", updates.problem()});
+  }
+}
+
 // Adds what is known of a job whose records are on disk.
 void AddDisk(const v1::Job& job, Table& table) {
   const bool is_nvme = job.storage().placement() == v1::PLACEMENT_NVME;
@@ -244,6 +261,7 @@ absl::Status Run(const Context& context, const std::string& name) {
   AddTimes(job, table);
   AddState(job, table);
   AddDisk(job, table);
+  AddDeviceUpdates(job, table);
   AddSessions(job, table);
   table.AddRow({"engine", absl::StrCat("pid ", job.engine_pid(), ", ",
                                        job.engine_restarts(), " restart(s)")});

@@ -100,6 +100,19 @@ absl::Status SetDurability(absl::string_view value,
                    "\": give step, \"every 50\", \"interval 30s\" or none"));
 }
 
+absl::Status SetOffloadFraction(absl::string_view value,
+                                v1::SetJobRequest* request) {
+  double fraction = 0;
+  if (!absl::SimpleAtod(value, &fraction) || !(fraction >= 0) || fraction > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("offload_fraction is \"", value,
+                     "\": give the part of the elements that the CPU updates, "
+                     "from 0 to 1"));
+  }
+  request->set_offload_fraction(fraction);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::optional<uint64_t> ParseBytes(absl::string_view text) {
@@ -118,11 +131,13 @@ absl::StatusOr<v1::SetJobRequest> ParseJobSettings(
       OPTSTATE_RETURN_IF_ERROR(SetBudget(setting.second, &request));
     } else if (setting.first == "durability") {
       OPTSTATE_RETURN_IF_ERROR(SetDurability(setting.second, &request));
+    } else if (setting.first == "offload_fraction") {
+      OPTSTATE_RETURN_IF_ERROR(SetOffloadFraction(setting.second, &request));
     } else {
-      return absl::InvalidArgumentError(
-          absl::StrCat("\"", word,
-                       "\" sets nothing that a job has; there are: "
-                       "host_budget=BYTES, durability=WHEN"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "\"", word,
+          "\" sets nothing that a job has; there are: host_budget=BYTES, "
+          "durability=WHEN, offload_fraction=0..1"));
     }
   }
   return request;
@@ -141,6 +156,12 @@ std::string DurabilityText(const v1::StorageSettings& storage) {
   }
 }
 
+std::string OffloadText(double fraction) {
+  return absl::StrFormat(
+      "%.4g%% of elements updated by the CPU, %.4g%% by devices",
+      100 * fraction, 100 * (1 - fraction));
+}
+
 std::string JobSettingsText(const v1::SetJobReply& reply) {
   const v1::StorageSettings& storage = reply.storage();
   std::string text;
@@ -151,7 +172,9 @@ std::string JobSettingsText(const v1::SetJobReply& reply) {
                      " of ", reply.records(), " records of up to ",
                      HumanBytes(reply.frame_bytes()), " in memory at once; ");
   }
-  return absl::StrCat(text, "durability: ", DurabilityText(storage));
+  text = absl::StrCat(text, "durability: ", DurabilityText(storage));
+  if (!storage.has_offload_fraction()) return text;
+  return absl::StrCat(text, "; ", OffloadText(storage.offload_fraction()));
 }
 
 }  // namespace optstate::ctl

@@ -25,6 +25,9 @@ std::optional<uint64_t> ParseBytes(absl::string_view text);
 // "each step", "every 50 steps", "every 1.5 s", "none".
 std::string DurabilityText(const v1::StorageSettings& storage);
 
+// Returns "30% of elements updated by the CPU, 70% by devices" of 0.3.
+std::string OffloadText(double fraction);
+
 // Returns what is in force: "host_budget 8.0 GiB: 12 of 40 records in memory".
 std::string JobSettingsText(const v1::SetJobReply& reply);
 

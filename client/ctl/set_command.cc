@@ -31,8 +31,10 @@ void AddSetCommand(CLI::App& app, Context& context) {
   CLI::App* job = command->add_subcommand(
       "job",
       "host_budget=8GiB: memory for the records of a job on disk; "
-      "durability=\"every 50\": how often a durable job is made durable. In "
-      "force between two steps, and for later engines too");
+      "durability=\"every 50\": how often a durable job is made durable; "
+      "offload_fraction=0.3: the part of the elements that the CPU updates, "
+      "the daemon's devices the others. In force between two steps, and for "
+      "later engines too");
   auto name = std::make_shared<std::string>();
   auto settings = std::make_shared<std::vector<std::string>>();
   job->add_option("name", *name, "The job's name")->required();

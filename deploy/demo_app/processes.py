@@ -22,15 +22,19 @@ _LOOK_S = 0.02
 class Daemon:
     """optstated with a state directory of its own, which goes when it ends.
 
-    disk: its directory for swapped and durable state, or None.
+    disk: its directory for swapped and durable state, or None. devices: as `optstated --devices`
+    has them, or None.
     """
 
-    def __init__(self, log: pathlib.Path, disk: pathlib.Path | None = None) -> None:
+    def __init__(
+        self, log: pathlib.Path, disk: pathlib.Path | None = None, devices: str | None = None
+    ) -> None:
         shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._directory = pathlib.Path(tempfile.mkdtemp(prefix="optstate-demo-", dir=shm))
         self._socket = self._directory / "optstated.sock"
         self._log = log
         self._disk = disk
+        self._devices = devices
         self._start()
 
     def _start(self) -> None:
@@ -39,6 +43,8 @@ class Daemon:
         if self._disk is not None:
             self._disk.mkdir(mode=0o700, parents=True, exist_ok=True)
             command += ["--nvme-dir", self._disk]
+        if self._devices is not None:
+            command += ["--devices", self._devices]
         self._process = subprocess.Popen(
             command,
             stdout=open(self._log, "ab"),
@@ -51,6 +57,11 @@ class Daemon:
     @property
     def endpoint(self) -> str:
         return f"unix:{self._socket}"
+
+    def kill_engine(self, job: str) -> None:
+        """Kills the job's engine; the daemon starts the next one."""
+        described = json.loads(self.optctl("-o", "json", "describe", "job", job))
+        os.kill(int(described["engine_pid"]), signal.SIGKILL)
 
     def lose_power(self, job: str) -> None:
         """Kills the daemon and the job's engine, and drops all that lay in memory."""

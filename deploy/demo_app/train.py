@@ -56,6 +56,7 @@ def make_optimizer(arguments: argparse.Namespace, model: torch.nn.Module) -> tor
         placement=arguments.placement,
         host_budget=arguments.host_budget,
         durability=arguments.durability,
+        offload_fraction=arguments.offload_fraction,
         sub_group_size=arguments.sub_group_size,
     )
 
@@ -142,6 +143,7 @@ def main() -> None:
     parser.add_argument("--placement")
     parser.add_argument("--host-budget")
     parser.add_argument("--durability")
+    parser.add_argument("--offload-fraction", type=float)
     parser.add_argument("--sub-group-size", type=int)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -69,6 +69,12 @@ void AddFlags(CLI::App* app, CommandLine* line) {
                   "goes to swap: auto, always or never")
       ->type_name("WHEN")
       ->check(CheckGiven);
+  app->add_option("--devices", line->config.devices,
+                  "The devices that may update a part of a job's elements "
+                  "(offload_fraction): cuda, none or, to try it without one, "
+                  "emulated:N")
+      ->type_name("KIND")
+      ->check(CheckGiven);
   app->add_option("--log-level", line->config.log_level,
                   "trace, debug, info, warn or error")
       ->type_name("LEVEL")

@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "server/config/device_setting.h"
 #include "server/config/job_weight.h"
 #include "server/config/listen_address.h"
 #include "server/config/nvme_directory.h"
@@ -199,6 +200,10 @@ std::vector<Fault> Check(const v1::DaemonConfig& config) {
   if (config.lock_memory() == v1::LOCK_MEMORY_UNSPECIFIED) {
     faults.push_back({"lock_memory", "must be auto, always or never"});
   }
+  const absl::Status devices = ParseDeviceSetting(config.devices()).status();
+  if (!devices.ok()) {
+    faults.push_back({"devices", std::string(devices.message())});
+  }
   CheckEngine(config.engine(), &faults);
   CheckNvme(config.nvme(), &faults);
   CheckLimits(config.limits(), &faults);
@@ -222,6 +227,7 @@ std::string FlagOf(const std::string& field, const ConfigFlags& flags) {
   if (field == "lock_memory" && !flags.lock_memory.empty()) {
     return "--lock-memory";
   }
+  if (field == "devices" && !flags.devices.empty()) return "--devices";
   if ((field == "nvme.directories" || field == "nvme.directory_settings") &&
       !flags.nvme_directories.empty()) {
     return "--nvme-dir";
@@ -251,6 +257,7 @@ void ApplyFlags(const ConfigFlags& flags, v1::DaemonConfig* config) {
   if (!flags.listen.empty()) {
     *config->mutable_listen() = {flags.listen.begin(), flags.listen.end()};
   }
+  if (!flags.devices.empty()) config->set_devices(flags.devices);
   if (!flags.lock_memory.empty()) {
     config->set_lock_memory(LockMemoryOf(flags.lock_memory));
   }
@@ -294,6 +301,7 @@ v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
   config.set_log_level("info");
   config.set_huge_pages(v1::HUGE_PAGES_AUTO);
   config.set_lock_memory(v1::LOCK_MEMORY_AUTO);
+  config.set_devices("cuda");
   config.set_drain_timeout_s(30);
   config.mutable_nvme()->set_job_host_budget_bytes(uint64_t{1} << 30);
   config.mutable_nvme()->set_io_engine(v1::IO_ENGINE_KIND_AUTO);

@@ -32,6 +32,7 @@ struct ConfigFlags {
   std::string log_level;
   std::vector<std::string> nvme_directories;  // see ParseNvmeDirectory()
   std::string lock_memory;                    // auto, always or never
+  std::string devices;                        // see ParseDeviceSetting()
 };
 
 // Returns INVALID_ARGUMENT, naming the flag, when a flag's value is wrong

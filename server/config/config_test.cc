@@ -44,7 +44,8 @@ TEST(ConfigTest, FlagsOverrideTheFile) {
   const auto config = ParseConfig(
       "socket: /file\nstate_dir: /file\nlog_level: warn\nlisten: [\"a:1\"]\n"
       "lock_memory: never\n",
-      "f.yaml", {"/flag", "", {"b:2", "c:3"}, "debug", {"/disk"}, "always"},
+      "f.yaml",
+      {"/flag", "", {"b:2", "c:3"}, "debug", {"/disk"}, "always", "emulated:2"},
       kRoot);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->state_dir(), "/flag");
@@ -53,6 +54,27 @@ TEST(ConfigTest, FlagsOverrideTheFile) {
   EXPECT_THAT(config->listen(), ElementsAre("b:2", "c:3"));
   EXPECT_THAT(config->nvme().directories(), ElementsAre("/disk"));
   EXPECT_EQ(config->lock_memory(), v1::LOCK_MEMORY_ALWAYS);
+  EXPECT_EQ(config->devices(), "emulated:2");
+}
+
+TEST(ConfigTest, DevicesAreCudasEmulatedOnesOrNone) {
+  EXPECT_EQ(DefaultConfig(kRoot).devices(), "cuda");
+  for (const char* good :
+       {"none", "cuda", "emulated", "emulated:1", "emulated:16"}) {
+    EXPECT_TRUE(
+        ParseConfig(absl::StrCat("devices: \"", good, "\""), "", {}, kRoot)
+            .ok())
+        << good;
+  }
+  for (const char* bad : {"gpu", "emulated:0", "emulated:17", "emulated:x",
+                          "cuda:1", "emulated:"}) {
+    EXPECT_THAT(ErrorOf(absl::StrCat("devices: \"", bad, "\"")),
+                StartsWith(absl::StrCat("f.yaml:1: devices: \"", bad, "\"")));
+  }
+  ConfigFlags flags;
+  flags.devices = "gpu";
+  EXPECT_THAT(std::string(CheckFlags(flags).message()),
+              StartsWith("--devices: \"gpu\""));
 }
 
 TEST(ConfigTest, LockMemoryIsOneOfThreeWords) {

@@ -27,6 +27,10 @@
 #include "server/session/ranks/former_rank.h"
 #include "server/session/recovery/gradient_keeper.h"
 
+namespace optstate::accelerator {
+class DeviceRuntime;
+}  // namespace optstate::accelerator
+
 namespace optstate::scheduler {
 class StepObserver;
 }  // namespace optstate::scheduler
@@ -133,6 +137,9 @@ class Job {
         const Layout* layout, uint64_t sub_group_elements,
         const storage::StateMemory& memory, uint64_t incarnation)>
         make_host_store = nullptr;
+    // Makes emulated devices in place of those of the configuration; outlives
+    // the job. Tests only.
+    accelerator::DeviceRuntime* device_runtime = nullptr;
     // The clock that ends a pause, makes a scrub due and a step durable;
     // thread-safe. Tests only: another clock may run ahead of the real one, and
     // each leap must be followed by a call of the job; for a scrub, Resume.

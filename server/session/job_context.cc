@@ -47,7 +47,8 @@ JobContext::JobContext(Job::Options job_options)
            /*spin=*/WorkersOf(options.config.engine()) <=
                scheduler::AvailableCores(),
            placement),
-      verifier(options.name, options.clock, options.wall_clock) {}
+      verifier(options.name, options.clock, options.wall_clock),
+      devices(options.config.devices(), options.device_runtime) {}
 
 JobContext::~JobContext() { verifier.Cancel("the engine ends"); }
 

@@ -12,9 +12,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "server/scheduler/executors/device_update_executor.h"
 #include "server/scheduler/step_scheduler.h"
 #include "server/scheduler/workers/worker_placement.h"
 #include "server/scheduler/workers/worker_pool.h"
+#include "server/session/devices/job_devices.h"
 #include "server/session/durability/record_verifier.h"
 #include "server/session/job.h"
 #include "server/session/job_lock.h"
@@ -148,6 +150,12 @@ struct JobContext {
   // user.
   std::unique_ptr<storage::StateStore> store;
   RecordVerifier verifier;
+  // Opened when the job first shares updates with them, if ever.
+  JobDevices devices;
+  // Why updates are not shared with devices as the description says; else OK.
+  absl::Status device_failure;
+  // Made before the scheduler, its user.
+  std::unique_ptr<scheduler::DeviceUpdateExecutor> executor;
   std::unique_ptr<scheduler::StepScheduler> scheduler;
   // Set while a step in which a former engine died is not finished.
   std::optional<RecoveredStep> recovery;

@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "proto/types/conversions.h"
 #include "proto/types/status_macros.h"
+#include "server/session/devices/device_updates.h"
 #include "server/session/job_facts.h"
 
 namespace optstate::session {
@@ -54,6 +55,7 @@ void JobDescriber::DescribeState(v1::Job* job) const {
   }
   state_lock_.Describe(job->mutable_memory_lock());
   if (job_.HasDisk()) durability_.DescribeDisk(job->mutable_disk());
+  DescribeDeviceUpdates(job_, job);
   job->set_open_step(DescribeOpenStep());
   if (load_.round.active()) {
     job->set_open_load(absl::StrCat(load_.round.Describe(), ", ",

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/session/admission.h"
+#include "server/session/devices/device_updates.h"
 #include "server/session/durability/disk_claim.h"
 #include "server/session/durability/job_storage.h"
 #include "server/session/durability/store_maker.h"
@@ -97,8 +98,9 @@ absl::Status JobRegistrar::AdmitShape(const JobDescription& description) const {
   // The tables of the replaced shape are freed. Its parameter cache stays: a
   // job on disk is not extended.
   const auto own_memory = [this](const JobDescription& of) {
-    return TableBytes(of) + scheduler::StepScheduler::WorkspaceBytes(
-                                of.layout, job_.pool.participants());
+    return TableBytes(of) + DeviceUpdateBytes(job_, of) +
+           scheduler::StepScheduler::WorkspaceBytes(of.layout,
+                                                    job_.pool.participants());
   };
   const uint64_t tables =
       own_memory(description) + (job_.shape == nullptr ? cache : 0);
@@ -145,6 +147,7 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
         "a durability is for a job with a name: this one is private, and ends "
         "with its last session (job=None, or ephemeral)");
   }
+  OPTSTATE_RETURN_IF_ERROR(CheckDeviceUpdates(description, &job_));
   // Measuring takes seconds, which other jobs need not wait for.
   const DiskRates rates = RatesFor(asked, &job_);
   OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
@@ -167,6 +170,7 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
                                            HostArraysOf(what),
                                            SerializeDescription(what)));
   absl::Status used = UseShape(std::move(shape));
+  if (used.ok()) used = job_.device_failure;
   if (used.ok()) {
     StartScaling(/*former=*/std::nullopt, spec.loss_scaler_state);
     return used;
@@ -318,6 +322,8 @@ absl::Status JobRegistrar::MakeScheduler(const nvme::DurableCommit* restored) {
   options.redo = job_.tier->redo();
   options.pool = &job_.pool;
   options.observer = job_.options.observer;
+  MakeExecutor(&job_);
+  options.executor = job_.executor.get();
   OPTSTATE_ASSIGN_OR_RETURN(job_.scheduler,
                             scheduler::StepScheduler::Create(options));
   const absl::Status moved = job_.scheduler->MoveToNodes(job_.placement);
@@ -327,6 +333,9 @@ absl::Status JobRegistrar::MakeScheduler(const nvme::DurableCommit* restored) {
         job_.options.name, moved.ToString());
   }
   job_.scheduler->SetPartitions(job_.shape->partitions, job_.is_replicated());
+  // A job that is there goes on without devices, and says so.
+  ShareUpdates(OffloadFractionOf(job_.shape->description.storage), &job_)
+      .IgnoreError();
   // Pages are on their nodes before the others are brought in.
   return state_lock_.Lock();
 }

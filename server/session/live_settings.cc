@@ -1,8 +1,11 @@
 #include "server/session/live_settings.h"
 
+#include <optional>
+
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/session/admission.h"
+#include "server/session/devices/device_updates.h"
 #include "server/session/durability/job_storage.h"
 #include "server/session/durability/store_maker.h"
 #include "server/session/job_description.h"
@@ -16,9 +19,11 @@ absl::StatusOr<v1::SetJobReply> LiveSettings::Set(
   OPTSTATE_RETURN_IF_ERROR(job_.failure);
   if (job_.recovery.has_value()) return job_.StillRecovering();
   if (request.host_budget_bytes() == 0 &&
-      request.durability() == v1::DURABILITY_KIND_UNSPECIFIED) {
+      request.durability() == v1::DURABILITY_KIND_UNSPECIFIED &&
+      !request.has_offload_fraction()) {
     return absl::InvalidArgumentError(
-        "nothing is to be set: name a host_budget or a durability");
+        "nothing is to be set: name a host_budget, a durability or an "
+        "offload_fraction");
   }
   const JobDescription& now = job_.shape->description;
   OPTSTATE_ASSIGN_OR_RETURN(
@@ -34,16 +39,28 @@ absl::StatusOr<v1::SetJobReply> LiveSettings::Set(
 
 absl::Status LiveSettings::Use(const v1::StorageSettings& storage) {
   JobDescription next = job_.shape->description;
+  const double former = OffloadFractionOf(next.storage);
   next.storage = storage;
-  const std::string description = SerializeDescription(next);
+  OPTSTATE_RETURN_IF_ERROR(CheckDeviceUpdates(next, &job_));
   const uint64_t frame_bytes =
       UsesDisk(storage) ? FrameBytesOf(storage, SwapSizesOf(job_, next)) : 0;
-  if (frame_bytes > job_.tier->frames().size()) {
-    OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
-                              AdmissionLock::Take(job_.StateDir()));
+  const bool has_more_frames = frame_bytes > job_.tier->frames().size();
+  std::optional<AdmissionLock> lock;
+  if (has_more_frames || DeviceUpdateBytes(job_, next) >
+                             DeviceUpdateBytes(job_, job_.shape->description)) {
+    OPTSTATE_ASSIGN_OR_RETURN(lock, AdmissionLock::Take(job_.StateDir()));
     OPTSTATE_RETURN_IF_ERROR(registrar_.AdmitShape(next));
-    return Grow(storage, description);
   }
+  OPTSTATE_RETURN_IF_ERROR(ShareUpdates(OffloadFractionOf(storage), &job_));
+  const std::string description = SerializeDescription(next);
+  const absl::Status used = has_more_frames ? Grow(storage, description)
+                                            : Describe(storage, description);
+  if (!used.ok()) ShareUpdates(former, &job_).IgnoreError();
+  return used;
+}
+
+absl::Status LiveSettings::Describe(const v1::StorageSettings& storage,
+                                    const std::string& description) {
   OPTSTATE_RETURN_IF_ERROR(WriteDescription(storage, description));
   OPTSTATE_RETURN_IF_ERROR(durability_.FitFrames());
   return state_lock_.Lock();

@@ -15,7 +15,7 @@
 namespace optstate::session {
 
 // Changes settings of a job while it trains, between two passes: its host
-// budget and how often it is durable.
+// budget, how often it is durable, and what devices update.
 //
 // The description of the job says what is in force, and is replaced as a whole.
 // Frames are there before it names them, and go after it no longer does. A
@@ -44,6 +44,8 @@ class LiveSettings {
 
  private:
   absl::Status Use(const v1::StorageSettings& storage);
+  absl::Status Describe(const v1::StorageSettings& storage,
+                        const std::string& description);
   absl::Status Grow(const v1::StorageSettings& storage,
                     const std::string& description);
   absl::Status WriteDescription(const v1::StorageSettings& storage,

@@ -138,6 +138,8 @@ class SessionOptions(_Versioned):
         ("parameter_cache_bytes", c_uint64),
         ("parameters_on_disk", c_int32),
         ("fetches_parameters", c_int32),
+        ("has_offload_fraction", c_int32),
+        ("offload_fraction", c_double),
     )
 
 

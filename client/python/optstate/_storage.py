@@ -22,6 +22,8 @@ class Storage(NamedTuple):
     durability_interval_ms: int = 0
     parameters_on_disk: bool = False
     parameter_cache_bytes: int = 0
+    has_offload_fraction: bool = False
+    offload_fraction: float = 0.0
 
 
 def storage(
@@ -29,6 +31,7 @@ def storage(
     host_budget: int | str | None,
     durability: str | None,
     sub_group_size: int | None,
+    offload_fraction: float | None = None,
 ) -> Storage:
     """Converts the keyword arguments of an optimizer; ValueError names the wrong one."""
     if placement not in _PLACEMENTS:
@@ -36,6 +39,8 @@ def storage(
     kind, steps, interval_ms = _durability(durability)
     if sub_group_size is not None and (sub_group_size <= 0 or sub_group_size % 4096):
         raise ValueError(f"Invalid sub_group_size: {sub_group_size} (a multiple of 4096)")
+    if offload_fraction is not None and not 0 <= offload_fraction <= 1:
+        raise ValueError(f"Invalid offload_fraction: {offload_fraction!r} (from 0 to 1)")
     return Storage(
         placement=_PLACEMENTS[placement],
         durability=_DURABILITIES[kind],
@@ -43,6 +48,8 @@ def storage(
         sub_group_elements=sub_group_size or 0,
         durability_steps=steps,
         durability_interval_ms=interval_ms,
+        has_offload_fraction=offload_fraction is not None,
+        offload_fraction=offload_fraction or 0.0,
     )
 
 

@@ -131,6 +131,10 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             default); "step": each, before step() returns; "every 50" or "interval 30s": now and
             then, while training goes on.
         sub_group_size: elements that are swapped together, a multiple of 4096.
+        offload_fraction: the part of the elements, from 0 to 1, that the CPU updates; the
+            daemon's devices (``optstated --devices``) update the others, with the same bits.
+            1 is the default. ``optctl set job NAME offload_fraction=0.3`` changes it while
+            training runs. FailedPreconditionError: the daemon has no device.
         connect_timeout, step_timeout: seconds; None: 30 and 1800. step_timeout
             includes waiting for the other ranks.
 
@@ -207,6 +211,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         host_budget: int | str | None = None,
         durability: str | None = None,
         sub_group_size: int | None = None,
+        offload_fraction: float | None = None,
         speculative: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -226,7 +231,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             resume,
             parameters_as_views,
             detect_changes,
-            storage(placement, host_budget, durability, sub_group_size),
+            storage(placement, host_budget, durability, sub_group_size, offload_fraction),
             gradients_as_views,
             speculative=speculative,
         )

@@ -12,20 +12,17 @@
 #include "proto/types/layout.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
-#include "server/scheduler/executors/cpu_tile.h"
 
 namespace optstate::scheduler {
 namespace {
 
 using kernels::cuda::TileTask;
 
-// The addresses of gradients that all tasks of a batch may have together.
-constexpr size_t kGradientsMax = 4096;
 // Kernels load vectors of this size.
 constexpr uint64_t kAlignBytes = 16;
-constexpr uint64_t kFactorsOffset = DeviceBatch::kTasksMax * sizeof(TileTask);
+constexpr uint64_t kFactorsOffset = HeldTasks::kTasksMax * sizeof(TileTask);
 constexpr uint64_t kInputsOffset =
-    kFactorsOffset + DeviceBatch::kTasksMax * sizeof(kernels::UpdateFactors);
+    kFactorsOffset + HeldTasks::kTasksMax * sizeof(kernels::UpdateFactors);
 
 uint64_t Aligned(uint64_t bytes) {
   return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
@@ -93,8 +90,7 @@ absl::Status DeviceBatch::Init() {
   OPTSTATE_ASSIGN_OR_RETURN(memory_, device_.Allocate(bytes_));
   OPTSTATE_ASSIGN_OR_RETURN(is_over_, device_.MakeEvent());
   OPTSTATE_ASSIGN_OR_RETURN(stream_, device_.MakeStream());
-  held_.reserve(kTasksMax);
-  gradients_.reserve(kGradientsMax);
+  places_.reserve(HeldTasks::kTasksMax);
   Clear();
   return absl::OkStatus();
 }
@@ -107,8 +103,8 @@ DeviceBatch::~DeviceBatch() {
 }
 
 void DeviceBatch::Clear() {
-  held_.clear();
-  gradients_.clear();
+  tasks_.Clear();
+  places_.clear();
   inputs_end_ = kInputsOffset;
   arrays_begin_ = bytes_;
 }
@@ -122,63 +118,58 @@ T* DeviceBatch::OnDevice(const T* place) const {
 }
 
 bool DeviceBatch::Add(size_t slot, const UpdateTask& task) {
+  if (!tasks_.HasRoomFor(task)) return false;
+  const kernels::UpdateKernelKey& key = *task.key;
+  if (!tasks_.empty() &&
+      (slot != slot_ || key.optimizer != tasks_[0].key.optimizer ||
+       key.options != tasks_[0].key.options)) {
+    return false;
+  }
   const size_t count = task.view.gradients.size();
-  if (held_.size() == kTasksMax || gradients_.size() + count > kGradientsMax) {
-    return false;
-  }
-  if (!held_.empty() &&
-      (slot != slot_ || task.key->optimizer != held_[0].key.optimizer ||
-       task.key->options != held_[0].key.options)) {
-    return false;
-  }
-  Held held;
-  held.task = task;
-  held.key = *task.key;
-  held.factors = *task.factors;
-  held.first_gradient = gradients_.size();
-  held.gradient_stride =
-      Aligned(task.view.numel * SizeInBytes(held.key.gradient));
-  held.table_offset = inputs_end_;
-  held.gradients_offset = held.table_offset + Aligned(count * sizeof(void*));
+  Place place;
+  place.gradient_stride = Aligned(task.view.numel * SizeInBytes(key.gradient));
+  place.table_offset = inputs_end_;
+  place.gradients_offset = place.table_offset + Aligned(count * sizeof(void*));
   const uint64_t inputs_end =
-      held.gradients_offset + count * held.gradient_stride;
+      place.gradients_offset + count * place.gradient_stride;
   // Places the arrays from the back; the room is checked before they are used.
   uint64_t arrays_bytes = 0;
-  held.staged = task.view;
-  ForEachArray(held.key, task.view, &held.staged,
+  place.staged = task.view;
+  ForEachArray(key, task.view, &place.staged,
                [&](uint64_t bytes, const void* /*from*/, void** /*array*/) {
                  arrays_bytes += Aligned(bytes);
                });
   if (inputs_end + arrays_bytes > arrays_begin_) return false;
-  uint64_t place = arrays_begin_ - arrays_bytes;
-  ForEachArray(held.key, task.view, &held.staged,
+  uint64_t offset = arrays_begin_ - arrays_bytes;
+  ForEachArray(key, task.view, &place.staged,
                [&](uint64_t bytes, const void* /*from*/, void** array) {
-                 *array = HostAt(place);
-                 place += Aligned(bytes);
+                 *array = HostAt(offset);
+                 offset += Aligned(bytes);
                });
   arrays_begin_ -= arrays_bytes;
   inputs_end_ = inputs_end;
   slot_ = slot;
-  gradients_.insert(gradients_.end(), task.view.gradients.begin(),
-                    task.view.gradients.end());
-  held_.push_back(held);
+  tasks_.Add(task);
+  places_.push_back(place);
   return true;
 }
 
 void DeviceBatch::Gather(size_t i) {
-  Held& held = held_[i];
-  const size_t count = held.task.view.gradients.size();
+  const HeldTasks::Held& held = tasks_[i];
+  const Place& place = places_[i];
+  const auto gradients = tasks_.gradients(i);
+  const size_t count = gradients.size();
   const uint64_t gradient_bytes =
       held.task.view.numel * SizeInBytes(held.key.gradient);
   auto** const table =
-      reinterpret_cast<const void**>(HostAt(held.table_offset));
+      reinterpret_cast<const void**>(HostAt(place.table_offset));
   for (size_t g = 0; g < count; ++g) {
     std::byte* const to =
-        HostAt(held.gradients_offset + g * held.gradient_stride);
-    std::memcpy(to, gradients_[held.first_gradient + g], gradient_bytes);
+        HostAt(place.gradients_offset + g * place.gradient_stride);
+    std::memcpy(to, gradients[g], gradient_bytes);
     table[g] = OnDevice(to);
   }
-  kernels::TileView on_device = held.staged;
+  kernels::TileView on_device = place.staged;
   ForEachArray(held.key, held.task.view, &on_device,
                [&](uint64_t bytes, const void* from, void** array) {
                  std::memcpy(*array, from, bytes);
@@ -199,8 +190,8 @@ absl::Status DeviceBatch::Submit(const DeviceKernels& kernels) {
   OPTSTATE_RETURN_IF_ERROR(stream_->CopyToDevice(
       memory_ + arrays_begin_, HostAt(arrays_begin_), arrays_bytes));
   OPTSTATE_RETURN_IF_ERROR(
-      kernels.Update(held_[0].key.optimizer, held_[0].key.options, memory_,
-                     static_cast<uint32_t>(held_.size()),
+      kernels.Update(tasks_[0].key.optimizer, tasks_[0].key.options, memory_,
+                     static_cast<uint32_t>(tasks_.size()),
                      memory_ + kFactorsOffset, stream_.get()));
   OPTSTATE_RETURN_IF_ERROR(stream_->CopyToHost(
       HostAt(arrays_begin_), memory_ + arrays_begin_, arrays_bytes));
@@ -208,27 +199,19 @@ absl::Status DeviceBatch::Submit(const DeviceKernels& kernels) {
 }
 
 void DeviceBatch::WriteBack(size_t i, WorkerUndo* undo) {
-  Held& held = held_[i];
-  kernels::TileView& view = held.task.view;
+  const HeldTasks::Held& held = tasks_[i];
+  const kernels::TileView& staged = places_[i].staged;
+  kernels::TileView view = held.task.view;
   if (held.task.undo == UndoPolicy::kNone) {
     view.undo = nullptr;
-    kernels::WriteBack(held.key, held.staged, view);
+    kernels::WriteBack(held.key, staged, view);
     held.task.stamp->store(held.task.step, std::memory_order_release);
     return;
   }
   undo->Begin(UndoKind::kUpdate, held.task.run, held.task.step);
   view.undo = &undo->slot;
-  kernels::WriteBack(held.key, held.staged, view);
+  kernels::WriteBack(held.key, staged, view);
   undo->End(held.task.stamp);
-}
-
-void DeviceBatch::UpdateByCpu(size_t i, WorkerUndo* undo) {
-  Held& held = held_[i];
-  held.task.view.gradients = {gradients_.data() + held.first_gradient,
-                              held.task.view.gradients.size()};
-  held.task.key = &held.key;
-  held.task.factors = &held.factors;
-  UpdateOnCpu(held.task, undo);
 }
 
 }  // namespace optstate::scheduler

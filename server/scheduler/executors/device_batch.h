@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/update_kernel.h"
 #include "server/scheduler/executors/device_kernels.h"
+#include "server/scheduler/executors/held_tasks.h"
 #include "server/scheduler/executors/update_executor.h"
 #include "server/scheduler/worker_undo.h"
 #include "storage/accelerator/device_runtime.h"
@@ -25,11 +26,10 @@ namespace optstate::scheduler {
 //   [task table | factors | gradients ->  ...  <- parameters, masters, states]
 // so that a launch takes two copies to the device and one back.
 //
-// Threads: one at a time, but Gather, WriteBack and UpdateByCpu may run at the
-// same time for different tasks. Allocates in Make() alone.
+// Threads: one at a time, but Gather and WriteBack may run at the same time for
+// different tasks. Allocates in Make() alone.
 class DeviceBatch {
  public:
-  static constexpr size_t kTasksMax = 512;
   // The bytes of a batch that its tables take.
   static uint64_t TableBytes();
 
@@ -45,10 +45,8 @@ class DeviceBatch {
   // false, with nothing changed, when it has no room, or the tasks before have
   // another optimizer or slot.
   bool Add(size_t slot, const UpdateTask& task);
-  size_t size() const { return held_.size(); }
+  const HeldTasks& tasks() const { return tasks_; }
   size_t slot() const { return slot_; }
-  // Returns the step and the run of a task, for observers.
-  const UpdateTask& task(size_t i) const { return held_[i].task; }
 
   // Copies what the update of task i reads to the pinned memory.
   void Gather(size_t i);
@@ -61,18 +59,12 @@ class DeviceBatch {
   absl::Status Drain() { return stream_->Wait(); }
   // Stores the new values of task i, and its stamp.
   void WriteBack(size_t i, WorkerUndo* undo);
-  // Does task i by the CPU's kernel, as if the device had never been asked.
-  void UpdateByCpu(size_t i, WorkerUndo* undo);
   // Forgets the tasks.
   void Clear();
 
  private:
-  // A task whose lists are the batch's own.
-  struct Held {
-    UpdateTask task;
-    kernels::UpdateKernelKey key;
-    kernels::UpdateFactors factors;
-    size_t first_gradient = 0;  // of its gradients in gradients_
+  // The places of a task in the buffers.
+  struct Place {
     uint64_t table_offset = 0;  // of the addresses of its gradients
     uint64_t gradients_offset = 0;
     uint64_t gradient_stride = 0;  // bytes from one gradient to the next
@@ -93,8 +85,8 @@ class DeviceBatch {
   accelerator::DeviceAddress memory_;
   std::unique_ptr<accelerator::DeviceEvent> is_over_;
   std::unique_ptr<accelerator::DeviceStream> stream_;
-  std::vector<Held> held_;
-  std::vector<const void*> gradients_;
+  HeldTasks tasks_;
+  std::vector<Place> places_;  // by task
   size_t slot_ = 0;
   uint64_t inputs_end_ = 0;    // of the bytes from the front
   uint64_t arrays_begin_ = 0;  // of the bytes from the back

@@ -4,39 +4,53 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
-#include "server/scheduler/executors/cpu_tile.h"
 
 namespace optstate::scheduler {
 
-absl::StatusOr<std::unique_ptr<DeviceUpdateExecutor>>
-DeviceUpdateExecutor::Create(const Options& options) {
-  if (options.batches == 0 ||
-      options.batch_bytes <= DeviceBatch::TableBytes()) {
+absl::Status DeviceUpdateExecutor::Share(
+    double cpu_fraction, OptimizerKind optimizer,
+    absl::Span<accelerator::Device* const> devices,
+    const DeviceKernels* kernels) {
+  if (!(cpu_fraction >= 0 && cpu_fraction <= 1)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        options.batches, " batches of ", options.batch_bytes,
-        " bytes for a device: at least one is needed, of more than ",
-        DeviceBatch::TableBytes(), " bytes"));
+        "the CPU's fraction of updates is ", cpu_fraction, ", not in [0, 1]"));
   }
-  std::unique_ptr<DeviceUpdateExecutor> executor(
-      new DeviceUpdateExecutor(options));
-  for (size_t i = 0; i < options.batches; ++i) {
-    OPTSTATE_ASSIGN_OR_RETURN(
-        std::unique_ptr<DeviceBatch> batch,
-        DeviceBatch::Make(options.device, options.batch_bytes));
-    executor->batches_.push_back(std::move(batch));
+  if (cpu_fraction < 1 && batches_.empty()) {
+    OPTSTATE_RETURN_IF_ERROR(kernels->CanUpdate(optimizer));
+    OPTSTATE_ASSIGN_OR_RETURN(batches_, MakeBatches(devices));
+    kernels_ = kernels;
+    oldest_ = 0;
+    is_lost_.assign(devices.size(), false);
   }
-  executor->is_submitted_.resize(options.batches);
-  return executor;
+  if (cpu_fraction == 1) batches_.clear();
+  cpu_fraction_ = cpu_fraction;
+  elements_ = 0;
+  cpu_elements_ = 0;
+  return absl::OkStatus();
 }
 
-absl::Status DeviceUpdateExecutor::CanUpdate(const Layout& layout,
-                                             Accumulation accumulation) const {
-  OPTSTATE_RETURN_IF_ERROR(cpu_.CanUpdate(layout, accumulation));
-  return options_.kernels->CanUpdate(layout.optimizer());
+absl::StatusOr<std::vector<DeviceUpdateExecutor::Slot>>
+DeviceUpdateExecutor::MakeBatches(
+    absl::Span<accelerator::Device* const> devices) const {
+  if (devices.empty() || options_.batch_bytes <= DeviceBatch::TableBytes()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        devices.size(), " devices with batches of ", options_.batch_bytes,
+        " bytes: at least one is needed, and more than ",
+        DeviceBatch::TableBytes(), " bytes"));
+  }
+  std::vector<Slot> batches(BatchesOf(devices.size()));
+  for (size_t i = 0; i < batches.size(); ++i) {
+    batches[i].device = i % devices.size();
+    OPTSTATE_ASSIGN_OR_RETURN(
+        batches[i].batch,
+        DeviceBatch::Make(devices[batches[i].device], options_.batch_bytes));
+  }
+  return batches;
 }
 
 absl::Status DeviceUpdateExecutor::Update(const IndexRange& positions,
                                           UpdateTasks* tasks) {
+  if (batches_.empty()) return cpu_.Update(positions, tasks);
   absl::Status status;
   for (size_t i = positions.begin; i < positions.end; ++i) {
     const size_t slot = i % records_.size();
@@ -44,9 +58,10 @@ absl::Status DeviceUpdateExecutor::Update(const IndexRange& positions,
     status = tasks->Open(slot, i);
     if (!status.ok()) break;
     records_[slot] = {.is_open = true};
-    tasks->ForEachTask(slot,
-                       [&](UpdateTask& task) { Take(slot, &task, tasks); });
+    tasks->ForEachTask(
+        slot, [&](const UpdateTask& task) { Take(slot, task, tasks); });
     SubmitBatch(tasks);
+    UpdateCpuPart();
     records_[slot].is_read = true;
     CloseIfDone(slot, tasks);
   }
@@ -54,61 +69,79 @@ absl::Status DeviceUpdateExecutor::Update(const IndexRange& positions,
   return status;
 }
 
-void DeviceUpdateExecutor::Take(size_t slot, UpdateTask* task,
+// Keeps the CPU's part of the tasks so far as near to its fraction as it can.
+bool DeviceUpdateExecutor::IsForCpu(size_t numel) {
+  elements_ += numel;
+  const double with_this =
+      static_cast<double>(cpu_elements_) + static_cast<double>(numel) / 2;
+  if (with_this > cpu_fraction_ * static_cast<double>(elements_)) return false;
+  cpu_elements_ += numel;
+  return true;
+}
+
+void DeviceUpdateExecutor::Take(size_t slot, const UpdateTask& task,
                                 UpdateTasks* tasks) {
-  if (filling().Add(slot, *task)) return;
+  if (IsForCpu(task.view.numel)) return TakeForCpu(task);
+  if (filling().batch->Add(slot, task)) return;
   SubmitBatch(tasks);
-  if (filling().Add(slot, *task)) return;
-  // The task alone is larger than a batch. No worker is at work now.
-  UpdateOnCpu(*task, options_.undo.data());
-  if (options_.observer != nullptr) {
-    options_.observer->OnRunUpdated(task->step, task->run);
-  }
-  Count(/*is_by_device=*/false, 1);
+  // A task that is larger than a batch is the CPU's.
+  if (!filling().batch->Add(slot, task)) TakeForCpu(task);
+}
+
+void DeviceUpdateExecutor::TakeForCpu(const UpdateTask& task) {
+  if (!cpu_part_.HasRoomFor(task)) UpdateCpuPart();
+  cpu_part_.Add(task);
+}
+
+void DeviceUpdateExecutor::UpdateCpuPart() {
+  if (cpu_part_.empty()) return;
+  UpdateByCpu(cpu_part_);
+  cpu_part_.Clear();
 }
 
 void DeviceUpdateExecutor::SubmitBatch(UpdateTasks* tasks) {
-  DeviceBatch& batch = filling();
-  if (batch.size() == 0) return;
-  bool is_submitted = !is_lost_;
-  if (is_submitted) {
-    options_.pool->ParallelFor(batch.size(),
+  Slot& slot = filling();
+  DeviceBatch& batch = *slot.batch;
+  if (batch.tasks().empty()) return;
+  slot.is_submitted = !is_lost_[slot.device];
+  if (slot.is_submitted) {
+    options_.pool->ParallelFor(batch.tasks().size(),
                                [&](size_t i) { batch.Gather(i); });
-    const absl::Status status = batch.Submit(*options_.kernels);
+    const absl::Status status = batch.Submit(*kernels_);
     if (!status.ok()) {
-      NoteFailure(status);
+      NoteFailure(slot.device, status);
       // Copies that are under way still use the batch.
       const absl::Status drained = batch.Drain();
-      if (!drained.ok()) NoteFailure(drained);
-      is_submitted = false;
+      if (!drained.ok()) NoteFailure(slot.device, drained);
+      slot.is_submitted = false;
     }
   }
-  is_submitted_[(oldest_ + under_way_) % batches_.size()] = is_submitted;
   ++records_[batch.slot()].batches;
   ++under_way_;
-  // One batch must be there to be filled.
-  if (under_way_ == batches_.size()) FinishOldest(tasks);
+  if (under_way_ < batches_.size()) return;
+  // One batch must be there to be filled. The CPU has better to do than wait.
+  UpdateCpuPart();
+  FinishOldest(tasks);
 }
 
 void DeviceUpdateExecutor::FinishOldest(UpdateTasks* tasks) {
-  DeviceBatch& batch = *batches_[oldest_];
-  bool is_by_device = is_submitted_[oldest_];
+  Slot& oldest = batches_[oldest_];
+  DeviceBatch& batch = *oldest.batch;
+  bool is_by_device = oldest.is_submitted;
   if (is_by_device) {
     const absl::Status status = batch.Wait();
     is_by_device = status.ok();
-    if (!status.ok()) NoteFailure(status);
+    if (!status.ok()) NoteFailure(oldest.device, status);
   }
-  options_.pool->ParallelFor(batch.size(), [&](size_t i) {
-    if (is_by_device) {
+  if (is_by_device) {
+    options_.pool->ParallelFor(batch.tasks().size(), [&](size_t i) {
       batch.WriteBack(i, undo());
-    } else {
-      batch.UpdateByCpu(i, undo());
-    }
-    if (options_.observer != nullptr) {
-      options_.observer->OnRunUpdated(batch.task(i).step, batch.task(i).run);
-    }
-  });
-  Count(is_by_device, batch.size());
+      Observe(batch.tasks()[i].task);
+    });
+    Count(/*is_by_device=*/true, batch.tasks());
+  } else {
+    UpdateByCpu(batch.tasks());
+  }
   const size_t slot = batch.slot();
   batch.Clear();
   oldest_ = (oldest_ + 1) % batches_.size();
@@ -124,15 +157,33 @@ void DeviceUpdateExecutor::CloseIfDone(size_t slot, UpdateTasks* tasks) {
   tasks->Close(slot);
 }
 
-void DeviceUpdateExecutor::NoteFailure(const absl::Status& failure) {
-  if (absl::IsInternal(failure)) is_lost_ = true;
+void DeviceUpdateExecutor::UpdateByCpu(const HeldTasks& held) {
+  options_.pool->ParallelFor(held.size(), [&](size_t i) {
+    held.UpdateByCpu(i, undo());
+    Observe(held[i].task);
+  });
+  Count(/*is_by_device=*/false, held);
+}
+
+void DeviceUpdateExecutor::Observe(const UpdateTask& task) const {
+  if (options_.observer != nullptr) {
+    options_.observer->OnRunUpdated(task.step, task.run);
+  }
+}
+
+void DeviceUpdateExecutor::NoteFailure(size_t device,
+                                       const absl::Status& failure) {
+  if (absl::IsInternal(failure)) is_lost_[device] = true;
   const absl::MutexLock lock(&mu_);
   counters_.failure = failure;
 }
 
-void DeviceUpdateExecutor::Count(bool is_by_device, uint64_t runs) {
+void DeviceUpdateExecutor::Count(bool is_by_device, const HeldTasks& held) {
+  uint64_t elements = 0;
+  for (size_t i = 0; i < held.size(); ++i) elements += held[i].task.view.numel;
   const absl::MutexLock lock(&mu_);
-  (is_by_device ? counters_.device_runs : counters_.cpu_runs) += runs;
+  (is_by_device ? counters_.device_elements : counters_.cpu_elements) +=
+      elements;
 }
 
 DeviceUpdateExecutor::Counters DeviceUpdateExecutor::counters() const {

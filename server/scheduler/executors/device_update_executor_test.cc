@@ -4,6 +4,7 @@
 #include "server/scheduler/executors/device_update_executor.h"
 
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -23,6 +24,7 @@ namespace {
 
 constexpr size_t kPositions = WatchedUpdates::kPositions;
 constexpr size_t kRunsInAll = kPositions * WatchedUpdates::kRuns;
+constexpr size_t kNumel = WatchedUpdates::kNumel;
 // A run of WatchedUpdates needs some 2,100 bytes.
 constexpr uint64_t kBytesOfTwoRuns = 4500;
 
@@ -31,40 +33,45 @@ class EmulatedExecutor final : public UpdateExecutor {
  public:
   EmulatedExecutor(WorkerPool* pool, absl::Span<WorkerUndo> undo,
                    uint64_t bytes,
-                   accelerator::EmulatedFaults* faults = nullptr)
+                   accelerator::EmulatedFaults* faults = nullptr,
+                   double cpu_fraction = 0, size_t devices = 1)
       : runtime_(accelerator::MakeEmulatedRuntime(
-            {.memory_bytes = uint64_t{64} << 20, .faults = faults})),
-        device_(*runtime_->Open(0)) {
-    auto executor = DeviceUpdateExecutor::Create(
-        {.device = device_.get(),
-         .kernels = EmulatedKernels(),
-         .pool = pool,
-         .undo = undo,
-         .batch_bytes = DeviceBatch::TableBytes() + bytes});
-    EXPECT_TRUE(executor.ok()) << executor.status();
-    executor_ = *std::move(executor);
+            {.devices = devices,
+             .memory_bytes = uint64_t{64} << 20,
+             .faults = faults})),
+        executor_({.pool = pool,
+                   .undo = undo,
+                   .batch_bytes = DeviceBatch::TableBytes() + bytes}) {
+    std::vector<accelerator::Device*> opened;
+    for (size_t i = 0; i < devices; ++i) {
+      devices_.push_back(*runtime_->Open(i));
+      opened.push_back(devices_.back().get());
+    }
+    EXPECT_EQ(executor_.Share(cpu_fraction, OptimizerKind::kAdamW, opened,
+                              EmulatedKernels()),
+              absl::OkStatus());
   }
 
   absl::Status CanUpdate(const Layout& layout,
                          Accumulation accumulation) const override {
-    return executor_->CanUpdate(layout, accumulation);
+    return executor_.CanUpdate(layout, accumulation);
   }
-  size_t slots() const override { return executor_->slots(); }
+  size_t slots() const override { return executor_.slots(); }
   void Reduce(const IndexRange& positions, ReduceTasks tasks) override {
-    executor_->Reduce(positions, tasks);
+    executor_.Reduce(positions, tasks);
   }
   absl::Status Update(const IndexRange& positions,
                       UpdateTasks* tasks) override {
-    return executor_->Update(positions, tasks);
+    return executor_.Update(positions, tasks);
   }
   DeviceUpdateExecutor::Counters counters() const {
-    return executor_->counters();
+    return executor_.counters();
   }
 
  private:
   std::unique_ptr<accelerator::DeviceRuntime> runtime_;
-  std::unique_ptr<accelerator::Device> device_;
-  std::unique_ptr<DeviceUpdateExecutor> executor_;
+  std::vector<std::unique_ptr<accelerator::Device>> devices_;
+  DeviceUpdateExecutor executor_;
 };
 
 template <uint64_t kBytes>
@@ -73,11 +80,21 @@ std::unique_ptr<UpdateExecutor> Make(WorkerPool* pool,
   return std::make_unique<EmulatedExecutor>(pool, undo, kBytes);
 }
 
+// Two devices, and a part of the CPU.
+std::unique_ptr<UpdateExecutor> MakeShared(WorkerPool* pool,
+                                           absl::Span<WorkerUndo> undo) {
+  return std::make_unique<EmulatedExecutor>(pool, undo, kBytesOfTwoRuns,
+                                            /*faults=*/nullptr,
+                                            /*cpu_fraction=*/0.3,
+                                            /*devices=*/2);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Devices, UpdateExecutorSuite,
     testing::Values(UpdateExecutorParam{"SmallBatches", 1,
                                         Make<kBytesOfTwoRuns>},
-                    UpdateExecutorParam{"LargeBatches", 3, Make<1 << 20>}),
+                    UpdateExecutorParam{"LargeBatches", 3, Make<1 << 20>},
+                    UpdateExecutorParam{"Shared", 2, MakeShared}),
     [](const auto& tested) { return tested.param.name; });
 
 class DeviceUpdateExecutorTest : public testing::Test {
@@ -86,8 +103,11 @@ class DeviceUpdateExecutorTest : public testing::Test {
       : pool_(2, /*spin=*/false), undo_(2), updates_(/*slots=*/2) {}
 
   // Updates all positions, and checks that no bit is lost.
-  DeviceUpdateExecutor::Counters UpdateAll(uint64_t bytes) {
-    EmulatedExecutor executor(&pool_, absl::MakeSpan(undo_), bytes, &faults_);
+  DeviceUpdateExecutor::Counters UpdateAll(uint64_t bytes,
+                                           double cpu_fraction = 0,
+                                           size_t devices = 1) {
+    EmulatedExecutor executor(&pool_, absl::MakeSpan(undo_), bytes, &faults_,
+                              cpu_fraction, devices);
     EXPECT_EQ(executor.slots(), 2u);
     EXPECT_TRUE(executor.Update({0, kPositions, kPositions}, &updates_).ok());
     EXPECT_EQ(updates_.opened(), std::vector<int>(kPositions, 1));
@@ -97,7 +117,8 @@ class DeviceUpdateExecutorTest : public testing::Test {
     }
     updates_.CheckValues();
     DeviceUpdateExecutor::Counters counters = executor.counters();
-    EXPECT_EQ(counters.device_runs + counters.cpu_runs, kRunsInAll);
+    EXPECT_EQ(counters.device_elements + counters.cpu_elements,
+              kRunsInAll * kNumel);
     return counters;
   }
 
@@ -109,16 +130,48 @@ class DeviceUpdateExecutorTest : public testing::Test {
 
 TEST_F(DeviceUpdateExecutorTest, TheDeviceDoesAllOfIt) {
   const auto counters = UpdateAll(kBytesOfTwoRuns);
-  EXPECT_EQ(counters.device_runs, kRunsInAll);
+  EXPECT_EQ(counters.device_elements, kRunsInAll * kNumel);
   EXPECT_TRUE(counters.failure.ok()) << counters.failure;
+}
+
+TEST_F(DeviceUpdateExecutorTest, TheCpuDoesItsFraction) {
+  for (const double fraction : {0.25, 0.5, 0.9}) {
+    updates_.Reset();
+    const auto counters = UpdateAll(kBytesOfTwoRuns, fraction, /*devices=*/2);
+    EXPECT_NEAR(static_cast<double>(counters.cpu_elements),
+                fraction * kRunsInAll * kNumel, kNumel)
+        << fraction;
+  }
+}
+
+TEST_F(DeviceUpdateExecutorTest, AFractionChangesBetweenPasses) {
+  const auto runtime = accelerator::MakeEmulatedRuntime({});
+  const auto device = runtime->Open(0);
+  ASSERT_TRUE(device.ok());
+  accelerator::Device* const devices[] = {device->get()};
+  DeviceUpdateExecutor executor(
+      {.pool = &pool_, .undo = absl::MakeSpan(undo_)});
+  uint64_t by_device = 0;
+  for (const double fraction : {1.0, 0.0, 0.5, 1.0, 0.0}) {
+    updates_.Reset();
+    ASSERT_EQ(executor.Share(fraction, OptimizerKind::kAdamW, devices,
+                             EmulatedKernels()),
+              absl::OkStatus());
+    ASSERT_TRUE(executor.Update({0, kPositions, kPositions}, &updates_).ok());
+    updates_.CheckValues();
+    const uint64_t now = executor.counters().device_elements;
+    EXPECT_NEAR(static_cast<double>(now - by_device),
+                (1 - fraction) * kRunsInAll * kNumel, kNumel);
+    by_device = now;
+  }
 }
 
 TEST_F(DeviceUpdateExecutorTest, ALaunchThatFailsIsDoneByTheCpu) {
   faults_.FailLaunchAfter(5);
   const auto counters = UpdateAll(kBytesOfTwoRuns);
   EXPECT_TRUE(absl::IsUnavailable(counters.failure)) << counters.failure;
-  EXPECT_GE(counters.cpu_runs, 1u);
-  EXPECT_LE(counters.cpu_runs, 2u) << "the device goes on";
+  EXPECT_GE(counters.cpu_elements, kNumel);
+  EXPECT_LE(counters.cpu_elements, 2 * kNumel) << "the device goes on";
 }
 
 TEST_F(DeviceUpdateExecutorTest, WhatALostDeviceLeavesIsDoneByTheCpu) {
@@ -126,55 +179,74 @@ TEST_F(DeviceUpdateExecutorTest, WhatALostDeviceLeavesIsDoneByTheCpu) {
   faults_.LoseAfter(22);
   const auto counters = UpdateAll(kBytesOfTwoRuns);
   EXPECT_TRUE(absl::IsInternal(counters.failure)) << counters.failure;
-  EXPECT_GE(counters.device_runs, 1u);
-  EXPECT_GT(counters.cpu_runs, kRunsInAll / 2);
+  EXPECT_GE(counters.device_elements, kNumel);
+  EXPECT_GT(counters.cpu_elements, kRunsInAll * kNumel / 2);
+}
+
+TEST_F(DeviceUpdateExecutorTest, TheOtherDeviceGoesOnWhenOneIsLost) {
+  faults_.LoseAfter(22);
+  const auto counters = UpdateAll(kBytesOfTwoRuns, /*cpu_fraction=*/0,
+                                  /*devices=*/2);
+  EXPECT_TRUE(absl::IsInternal(counters.failure)) << counters.failure;
+  EXPECT_GT(counters.device_elements, kRunsInAll * kNumel / 3);
+  EXPECT_GT(counters.cpu_elements, kRunsInAll * kNumel / 4);
 }
 
 TEST_F(DeviceUpdateExecutorTest, ATaskThatFitsInNoBatchIsDoneByTheCpu) {
   const auto counters = UpdateAll(/*bytes=*/1000);
-  EXPECT_EQ(counters.cpu_runs, kRunsInAll);
+  EXPECT_EQ(counters.cpu_elements, kRunsInAll * kNumel);
   EXPECT_TRUE(counters.failure.ok());
 }
 
-TEST_F(DeviceUpdateExecutorTest, ADeviceWithoutMemoryIsRefused) {
-  const auto runtime =
-      accelerator::MakeEmulatedRuntime({.memory_bytes = 1 << 20});
-  const auto device = runtime->Open(0);
-  ASSERT_TRUE(device.ok());
-  const absl::Status refused =
-      DeviceUpdateExecutor::Create({.device = device->get(),
-                                    .kernels = EmulatedKernels(),
-                                    .pool = &pool_,
-                                    .undo = absl::MakeSpan(undo_)})
-          .status();
+class DeviceUpdateExecutorShareTest : public testing::Test {
+ protected:
+  static constexpr uint64_t kMemory = uint64_t{1} << 30;
+  static constexpr uint64_t kBatch = DeviceUpdateExecutor::kBatchBytes;
+
+  // Asks for a share of a device, and returns the error.
+  static absl::Status Share(double fraction, size_t devices,
+                            uint64_t memory_bytes, uint64_t batch_bytes,
+                            OptimizerKind kind = OptimizerKind::kAdamW) {
+    const auto runtime =
+        accelerator::MakeEmulatedRuntime({.memory_bytes = memory_bytes});
+    const auto device = runtime->Open(0);
+    WorkerPool pool(1, /*spin=*/false);
+    std::vector<WorkerUndo> undo(1);
+    DeviceUpdateExecutor executor({.pool = &pool,
+                                   .undo = absl::MakeSpan(undo),
+                                   .batch_bytes = batch_bytes});
+    accelerator::Device* const opened[] = {device->get()};
+    return executor.Share(fraction, kind,
+                          absl::MakeConstSpan(opened).first(devices),
+                          EmulatedKernels());
+  }
+};
+
+TEST_F(DeviceUpdateExecutorShareTest, ADeviceWithoutMemoryIsRefused) {
+  const absl::Status refused = Share(0, 1, uint64_t{1} << 20, kBatch);
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
 }
 
-TEST_F(DeviceUpdateExecutorTest, BatchesThatAreNoneOrTooSmallAreRefused) {
-  const auto runtime = accelerator::MakeEmulatedRuntime({});
-  const auto device = runtime->Open(0);
-  ASSERT_TRUE(device.ok());
-  DeviceUpdateExecutor::Options options = {.device = device->get(),
-                                           .kernels = EmulatedKernels(),
-                                           .pool = &pool_,
-                                           .undo = absl::MakeSpan(undo_)};
-  options.batches = 0;
+TEST_F(DeviceUpdateExecutorShareTest, BadArgumentsAreRefused) {
+  EXPECT_TRUE(absl::IsInvalidArgument(Share(0, 0, kMemory, kBatch)));
   EXPECT_TRUE(
-      absl::IsInvalidArgument(DeviceUpdateExecutor::Create(options).status()));
-  options.batches = 1;
-  options.batch_bytes = DeviceBatch::TableBytes();
-  EXPECT_TRUE(
-      absl::IsInvalidArgument(DeviceUpdateExecutor::Create(options).status()));
+      absl::IsInvalidArgument(Share(0, 1, kMemory, DeviceBatch::TableBytes())));
+  for (const double fraction : {-0.1, 1.1, std::nan("")}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(Share(fraction, 1, kMemory, kBatch)))
+        << fraction;
+  }
+  EXPECT_TRUE(Share(0, 1, kMemory, kBatch).ok());
 }
 
-TEST_F(DeviceUpdateExecutorTest, WithoutAKernelTheOptimizerIsNamed) {
-  EXPECT_TRUE(EmulatedKernels()->CanUpdate(OptimizerKind::kAdamW).ok());
+TEST_F(DeviceUpdateExecutorShareTest, WithoutAKernelTheOptimizerIsNamed) {
   const absl::Status refused =
-      EmulatedKernels()->CanUpdate(OptimizerKind::kMuon);
+      Share(0, 1, kMemory, kBatch, OptimizerKind::kMuon);
   EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
   EXPECT_NE(refused.message().find(InfoOf(OptimizerKind::kMuon).name),
             absl::string_view::npos)
       << refused;
+  EXPECT_TRUE(Share(1, 0, kMemory, kBatch, OptimizerKind::kMuon).ok())
+      << "the CPU has all";
 }
 
 // The update of one view as one task.
@@ -211,13 +283,13 @@ class OneTask final : public UpdateTasks {
 };
 
 EmulatedExecutor* tested_executor = nullptr;
-uint64_t tasks_given = 0;
+uint64_t elements_given = 0;
 
 bool ApplyByDevice(const kernels::UpdateKernelKey& key,
                    const kernels::UpdateFactors& factors,
                    const kernels::TileView& view) {
   OneTask task(key, factors, view);
-  ++tasks_given;
+  elements_given += view.numel;
   return tested_executor->Update({0, 1, 1}, &task).ok() && task.is_done();
 }
 
@@ -243,8 +315,8 @@ TEST(DeviceUpdateExecutorParityTest, BitsAreThoseOfTheCpu) {
           << cpu::NameOfKey(key) << " x " << numel;
     }
   }
-  EXPECT_GT(tasks_given, 0u);
-  EXPECT_EQ(executor.counters().device_runs, tasks_given);
+  EXPECT_GT(elements_given, 0u);
+  EXPECT_EQ(executor.counters().device_elements, elements_given);
   EXPECT_TRUE(executor.counters().failure.ok()) << executor.counters().failure;
   tested_executor = nullptr;
 }

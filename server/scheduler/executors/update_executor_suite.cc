@@ -55,6 +55,13 @@ WatchedUpdates::WatchedUpdates(size_t slots)
       opened_(kPositions, 0),
       position_of_slot_(slots, kPositions) {}
 
+void WatchedUpdates::Reset() {
+  runs_ = before_;
+  for (std::atomic<uint64_t>& stamp : stamps_) stamp = 0;
+  const absl::MutexLock lock(&mu_);
+  opened_.assign(kPositions, 0);
+}
+
 absl::Status WatchedUpdates::Open(size_t slot, size_t position) {
   const absl::MutexLock lock(&mu_);
   EXPECT_LT(slot, position_of_slot_.size());

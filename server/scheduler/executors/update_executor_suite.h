@@ -47,6 +47,8 @@ class WatchedUpdates final : public UpdateTasks {
   // Lets Open() fail at a position.
   void FailAt(size_t position) { failing_position_ = position; }
   void SetUndo(UndoPolicy undo) { undo_ = undo; }
+  // Begins anew, with the values before any update.
+  void Reset();
 
   absl::Status Open(size_t slot, size_t position) override;
   void ForEachTask(size_t slot,

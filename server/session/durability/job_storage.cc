@@ -49,6 +49,17 @@ absl::Status CheckDurability(const v1::StorageSettings& storage) {
   return absl::OkStatus();
 }
 
+// Also false for NaN.
+bool IsFraction(double value) { return value >= 0 && value <= 1; }
+
+absl::Status CheckOffloadFraction(const v1::StorageSettings& storage) {
+  if (IsFraction(OffloadFractionOf(storage))) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("offload_fraction is ", storage.offload_fraction(),
+                   "; it is the part of the elements that the CPU updates, "
+                   "from 0 to 1"));
+}
+
 // The parameters of a job on disk may be there too.
 absl::Status CheckParameters(const v1::StorageSettings& storage,
                              bool may_swap) {
@@ -108,6 +119,7 @@ absl::Status CheckStorage(const v1::StorageSettings& storage,
                      ", it must be a multiple of ", kTileElements));
   }
   OPTSTATE_RETURN_IF_ERROR(CheckDurability(storage));
+  OPTSTATE_RETURN_IF_ERROR(CheckOffloadFraction(storage));
   const bool may_swap = storage.placement() == v1::PLACEMENT_NVME ||
                         storage.placement() == v1::PLACEMENT_AUTO;
   if (!may_swap && storage.host_budget_bytes() != 0) {
@@ -189,6 +201,12 @@ absl::Status CheckSameStorage(const v1::StorageSettings& now,
       TextOf(asked) != TextOf(now) && TextOf(asked) != TextOf(made)) {
     return Differs("durability", TextOf(now), TextOf(asked));
   }
+  if (asked.has_offload_fraction() &&
+      OffloadFractionOf(asked) != OffloadFractionOf(now) &&
+      OffloadFractionOf(asked) != OffloadFractionOf(made)) {
+    return Differs("offload_fraction", absl::StrCat(OffloadFractionOf(now)),
+                   absl::StrCat(OffloadFractionOf(asked)));
+  }
   return absl::OkStatus();
 }
 
@@ -215,8 +233,16 @@ absl::StatusOr<v1::StorageSettings> ChangeStorage(
           ". Take a state_dict, delete the job and load it into a new one"));
     }
   }
+  if (request.has_offload_fraction()) {
+    storage.set_offload_fraction(request.offload_fraction());
+    OPTSTATE_RETURN_IF_ERROR(CheckOffloadFraction(storage));
+  }
   if (!now.has_made_with()) *storage.mutable_made_with() = now;
   return storage;
+}
+
+double OffloadFractionOf(const v1::StorageSettings& storage) {
+  return storage.has_offload_fraction() ? storage.offload_fraction() : 1;
 }
 
 bool UsesDisk(const v1::StorageSettings& storage) {

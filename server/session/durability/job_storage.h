@@ -38,6 +38,8 @@ absl::Status CheckBudgetHolds(uint64_t bytes, const nvme::NvmeSizes& sizes);
 absl::Status CheckSameStorage(const v1::StorageSettings& now,
                               const v1::StorageSettings& asked);
 
+// Returns the fraction of elements that the CPU is to update.
+double OffloadFractionOf(const v1::StorageSettings& storage);
 bool IsDurable(const v1::StorageSettings& storage);
 // Says whether records have files on disk: those of PLACEMENT_NVME are read
 // from there too, those of a durable job in host memory are all in frames.

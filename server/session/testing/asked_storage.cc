@@ -31,6 +31,20 @@ v1::StorageSettings AskedStorage(v1::StorageSettings given) {
   return given;
 }
 
+std::string AskedDevices() {
+  const char* devices = ::getenv("OPTSTATE_TEST_DEVICES");
+  return devices == nullptr ? "none" : devices;
+}
+
+v1::StorageSettings ShareWithDevices(v1::StorageSettings given,
+                                     OptimizerKind optimizer) {
+  if (AskedDevices() != "none" && InfoOf(optimizer).is_separable &&
+      !given.has_offload_fraction()) {
+    given.set_offload_fraction(0.4);
+  }
+  return given;
+}
+
 bool EvictsRecords() {
   const char* store = ::getenv("OPTSTATE_TEST_STORE");
   return store != nullptr && std::string(store) == "evicting";

@@ -2,8 +2,10 @@
 #define OPTSTATE_SERVER_SESSION_TESTING_ASKED_STORAGE_H_
 
 #include <cstdint>
+#include <string>
 
 #include "optstate/v1/types.pb.h"
+#include "proto/types/optimizer.h"
 
 // The stores that the environment asks for: BUILD files start tests of jobs
 // again over others.
@@ -12,6 +14,13 @@ namespace optstate::session {
 // Returns the settings with the records of all jobs swapped when the test was
 // started for that: nothing may lean on records that stay in memory.
 v1::StorageSettings AskedStorage(v1::StorageSettings given);
+
+// Returns the settings with a part of the elements updated by devices when the
+// test was started for that, with an optimizer that they have; and the devices
+// of the daemon.
+v1::StorageSettings ShareWithDevices(v1::StorageSettings given,
+                                     OptimizerKind optimizer);
+std::string AskedDevices();
 
 // Says whether the test was started with records that are evicted: nothing may
 // use a record without a pin.

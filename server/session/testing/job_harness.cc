@@ -80,6 +80,7 @@ JobHarness::JobHarness(Setup setup)
       directory_(ScratchDirectory()),
       disk_(DiskDirectory()) {
   setup_.storage = AskedStorage(setup_.storage);
+  setup_.storage = ShareWithDevices(setup_.storage, setup_.layout.optimizer);
   if (EvictsRecords()) frames_ = ScratchDirectory();
   if (setup_.has_device) MakeDevice();
   Require(Open());
@@ -169,6 +170,9 @@ absl::Status JobHarness::OpenWith(std::vector<KeptGradients> kept) {
   options.config.mutable_nvme()->set_scrub_bytes_per_s(
       setup_.scrub_bytes_per_s);
   options.config.set_lock_memory(setup_.lock_memory);
+  options.config.set_devices(setup_.devices.empty() ? AskedDevices()
+                                                    : setup_.devices);
+  options.device_runtime = setup_.device_runtime;
   absl::StatusOr<std::unique_ptr<Job>> job = Job::Open(std::move(options));
   if (!job.ok()) return job.status();
   job_ = *std::move(job);

@@ -54,6 +54,9 @@ class JobHarness {
     // The records lie on a device, for which a file stands.
     bool has_device = false;
     v1::LockMemory lock_memory = v1::LOCK_MEMORY_UNSPECIFIED;
+    // Of the configuration; empty: those that the environment asks for.
+    std::string devices;
+    accelerator::DeviceRuntime* device_runtime = nullptr;
     uint32_t uid = 0;  // owner of the job
     scheduler::StepObserver* observer = nullptr;
     std::function<absl::Time()> clock = absl::Now;  // of both kinds

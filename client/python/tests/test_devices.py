@@ -1,0 +1,119 @@
+"""Updates that devices share: the same bits, while the share changes and engines are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import optstate
+import pytest
+import torch
+from daemon import Daemon
+from optstate.errors import FailedPreconditionError, UnimplementedError
+
+
+@pytest.fixture
+def device_daemon():
+    running = Daemon("--devices", "emulated:2")
+    yield running
+    running.stop()
+
+
+def model_of(dtype=torch.float32):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.Tanh(), torch.nn.Linear(300, 70))
+    return model.to(dtype)
+
+
+def train(model, optimizer, steps):
+    dtype = next(model.parameters()).dtype
+    for step in steps:
+        batch = torch.randn(16, 64, generator=torch.Generator().manual_seed(step)).to(dtype)
+        optimizer.zero_grad()
+        model(batch).float().square().mean().backward()
+        optimizer.step()
+
+
+def same(ours, others):
+    return all(torch.equal(a, b) for a, b in zip(ours.parameters(), others.parameters()))
+
+
+def updates(daemon, job):
+    return daemon.optctl("describe", "job", job).get("device_updates")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "RMSprop"])
+def test_every_fraction_gives_the_bits_of_the_cpu(device_daemon, name, dtype):
+    models = []
+    for fraction in (None, 0.0, 0.3, 1.0):
+        model = model_of(dtype)
+        optimizer = getattr(optstate, name)(
+            model.parameters(),
+            lr=0.01,
+            job=f"f{fraction}",
+            model=model,
+            endpoint=device_daemon.shm,
+            offload_fraction=fraction,
+        )
+        train(model, optimizer, range(5))
+        models.append(model)
+        shared = updates(device_daemon, f"f{fraction}")
+        if fraction in (None, 1.0):
+            assert shared is None
+        else:
+            assert shared["devices"] and "problem" not in shared
+            assert int(shared["device_elements"]) > 0
+        optimizer.close()
+    assert all(same(model, models[0]) for model in models[1:])
+
+
+def test_the_fraction_changes_while_it_trains_and_engines_are_killed(device_daemon):
+    ours, others = model_of(), model_of()
+    shared = optstate.AdamW(
+        ours.parameters(),
+        job="shared",
+        model=ours,
+        endpoint=device_daemon.shm,
+        offload_fraction=0.5,
+    )
+    plain = optstate.AdamW(
+        others.parameters(), job="plain", model=others, endpoint=device_daemon.shm
+    )
+    for round_, fraction in enumerate((0.0, 0.3, 1.0, 0.7)):
+        device_daemon.run_optctl("set", "job", "shared", f"offload_fraction={fraction}")
+        steps = range(3 * round_, 3 * round_ + 3)
+        train(ours, shared, steps)
+        train(others, plain, steps)
+        assert same(ours, others)
+        engine = int(device_daemon.optctl("describe", "job", "shared")["engine_pid"])
+        os.kill(engine, signal.SIGKILL)
+    train(ours, shared, range(12, 14))
+    train(others, plain, range(12, 14))
+    assert same(ours, others)
+    text = device_daemon.run_optctl("describe", "job", "shared")
+    assert "70% of elements updated by the CPU, 30% by devices" in text
+
+
+def test_what_cannot_be_is_refused(device_daemon):
+    model = model_of()
+    with pytest.raises(ValueError, match="offload_fraction"):
+        optstate.AdamW(model.parameters(), endpoint=device_daemon.shm, offload_fraction=1.5)
+    with pytest.raises(UnimplementedError, match="muon"):
+        optstate.Muon(
+            [p for p in model.parameters() if p.dim() == 2],
+            endpoint=device_daemon.shm,
+            offload_fraction=0.5,
+        )
+
+
+def test_a_daemon_without_devices_says_what_to_do():
+    running = Daemon("--devices", "none")
+    try:
+        with pytest.raises(FailedPreconditionError, match="--devices"):
+            optstate.AdamW(
+                model_of().parameters(), endpoint=running.shm, job="a", offload_fraction=0.5
+            )
+        assert "a" not in running.run_optctl("get", "jobs").split()
+    finally:
+        running.stop()

@@ -1,0 +1,42 @@
+#ifndef OPTSTATE_SERVER_SESSION_DEVICES_DEVICE_UPDATES_H_
+#define OPTSTATE_SERVER_SESSION_DEVICES_DEVICE_UPDATES_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "optstate/v1/admin.pb.h"
+#include "server/session/job_context.h"
+#include "server/session/job_description.h"
+
+// The job's side of updates that are shared with devices. Bits do not depend on
+// what is shared, so a job whose devices cannot be had any more goes on by the
+// CPU, and says so; only who asks for devices is refused.
+//
+// Threads: not thread-safe; the job's lock guards the job.
+namespace optstate::session {
+
+// Opens the daemon's devices if such a job uses some. FAILED_PRECONDITION:
+// there are none, and what to do; UNIMPLEMENTED: no device has a kernel of the
+// optimizer; other errors are those of the devices.
+absl::Status CheckDeviceUpdates(const JobDescription& description,
+                                JobContext* job);
+
+// Returns the bytes of host memory that such a job takes for copies to and from
+// devices. Devices that are not open take none.
+uint64_t DeviceUpdateBytes(const JobContext& job,
+                           const JobDescription& description);
+
+// Makes the executor of the present shape and files, before its scheduler.
+void MakeExecutor(JobContext* job);
+
+// Lets the CPU update this fraction of the elements from the next pass on. An
+// error, which is logged and kept for DescribeDeviceUpdates, leaves the shares
+// as they were.
+absl::Status ShareUpdates(double offload_fraction, JobContext* job);
+
+// Fills in what operators see; leaves it alone when the CPU is to update all.
+void DescribeDeviceUpdates(const JobContext& job, v1::Job* description);
+
+}  // namespace optstate::session
+
+#endif  // OPTSTATE_SERVER_SESSION_DEVICES_DEVICE_UPDATES_H_

@@ -1,0 +1,306 @@
+// Jobs of which devices update a part: the same bits whatever the part, while
+// it changes, when a device fails, and when the engine is killed.
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/test_seed.h"
+#include "server/session/testing/job_crash_fixture.h"
+#include "server/session/testing/job_harness.h"
+#include "storage/accelerator/emulated_faults.h"
+#include "storage/accelerator/emulated_runtime.h"
+
+namespace optstate::session {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+constexpr uint64_t kSeed = 23;
+
+JobHarness::Setup SetupOf(double fraction,
+                          v1::Placement placement = v1::PLACEMENT_HOST) {
+  JobHarness::Setup setup;
+  setup.layout.groups.resize(1);
+  setup.layout.parameters = {
+      MakeParameter("a", 30000),
+      MakeParameter("b", 7001, 0, DType::kBFloat16, DType::kBFloat16),
+      MakeParameter("c", 3)};
+  setup.storage.set_placement(placement);
+  setup.storage.set_offload_fraction(fraction);
+  setup.devices = "emulated:2";
+  return setup;
+}
+
+void TakeSteps(JobHarness* job, uint64_t first, uint64_t last) {
+  const std::vector<Hyperparams> groups(
+      1, DefaultHyperparams(job->layout().optimizer()));
+  for (uint64_t step = first; step <= last; ++step) {
+    CommitSpec spec;
+    spec.step = step;
+    spec.groups = groups;
+    job->Step(step, job->RandomTensors(kSeed + step), spec);
+  }
+}
+
+absl::StatusOr<v1::SetJobReply> SetFraction(JobHarness* job, double fraction) {
+  v1::SetJobRequest request;
+  request.set_offload_fraction(fraction);
+  return job->job().Set(request);
+}
+
+v1::DeviceUpdates UpdatesOf(JobHarness* job) {
+  return job->job().Describe().device_updates();
+}
+
+class JobDeviceUpdatesTest : public testing::TestWithParam<v1::Placement> {
+ protected:
+  JobDeviceUpdatesTest() {
+    JobHarness::Setup setup = SetupOf(1);
+    setup.storage.clear_offload_fraction();
+    setup.devices = "none";
+    plain_ = std::make_unique<JobHarness>(setup);
+    plain_->Start(plain_->RandomTensors(kSeed));
+  }
+
+  // Starts a job that shares, with the same masters.
+  void Start(const JobHarness::Setup& setup) {
+    job_ = std::make_unique<JobHarness>(setup);
+    job_->Start(job_->RandomTensors(kSeed));
+  }
+  void ExpectSameAfter(uint64_t first, uint64_t last) {
+    TakeSteps(plain_.get(), first, last);
+    TakeSteps(job_.get(), first, last);
+    EXPECT_EQ(job_->StateBytes(), plain_->StateBytes()) << last;
+  }
+
+  std::unique_ptr<JobHarness> plain_;  // updated by the CPU alone
+  std::unique_ptr<JobHarness> job_;
+};
+
+TEST_P(JobDeviceUpdatesTest, EveryFractionGivesTheSameBits) {
+  for (const double fraction : {0.0, 0.3, 1.0}) {
+    Start(SetupOf(fraction, GetParam()));
+    TakeSteps(job_.get(), 1, 3);
+    JobHarness::Setup alone = SetupOf(1);
+    JobHarness plain(alone);
+    plain.Start(plain.RandomTensors(kSeed));
+    TakeSteps(&plain, 1, 3);
+    EXPECT_EQ(job_->StateBytes(), plain.StateBytes()) << fraction;
+    const v1::DeviceUpdates updates = UpdatesOf(job_.get());
+    EXPECT_EQ(updates.problem(), "");
+    if (fraction == 1) {
+      EXPECT_FALSE(job_->job().Describe().has_device_updates());
+      continue;
+    }
+    EXPECT_THAT(updates.devices(), SizeIs(2));
+    EXPECT_EQ(updates.offload_fraction(), fraction);
+    const double elements = 3 * (30000 + 7001 + 3);
+    EXPECT_EQ(updates.device_elements() + updates.cpu_elements(), elements);
+    // Tiles are whole.
+    EXPECT_NEAR(static_cast<double>(updates.cpu_elements()),
+                fraction * elements, 3 * 4096);
+  }
+}
+
+TEST_P(JobDeviceUpdatesTest, TheFractionChangesBetweenSteps) {
+  Start(SetupOf(1, GetParam()));
+  uint64_t step = 0;
+  for (const double fraction : {0.0, 0.3, 1.0, 0.7, 0.0, 1.0}) {
+    const auto reply = SetFraction(job_.get(), fraction);
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    EXPECT_EQ(reply->storage().offload_fraction(), fraction);
+    ExpectSameAfter(step + 1, step + 2);
+    step += 2;
+  }
+}
+
+TEST_P(JobDeviceUpdatesTest,
+       TheNextEngineHasTheFractionAndScriptsAskForEither) {
+  Start(SetupOf(0.5, GetParam()));
+  ASSERT_TRUE(SetFraction(job_.get(), 0.25).ok());
+  job_->Close();
+  ASSERT_TRUE(job_->Open().ok());
+  EXPECT_EQ(UpdatesOf(job_.get()).offload_fraction(), 0.25);
+  for (const double asked : {0.5, 0.25}) {
+    job_->setup().storage.set_offload_fraction(asked);
+    EXPECT_TRUE(job_->Register(0).ok()) << asked;
+  }
+  job_->setup().storage.set_offload_fraction(0.75);
+  const absl::Status other = job_->Register(0).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(other)) << other;
+  EXPECT_THAT(std::string(other.message()), HasSubstr("offload_fraction 0.25"));
+  job_->setup().storage.clear_offload_fraction();
+  job_->AttachAll();
+  ExpectSameAfter(1, 2);
+}
+
+TEST_P(JobDeviceUpdatesTest, ADeviceThatIsLostCostsNoBits) {
+  accelerator::EmulatedFaults faults;
+  const auto runtime =
+      accelerator::MakeEmulatedRuntime({.devices = 2, .faults = &faults});
+  JobHarness::Setup setup = SetupOf(0.2, GetParam());
+  setup.device_runtime = runtime.get();
+  Start(setup);
+  ExpectSameAfter(1, 2);
+  EXPECT_EQ(UpdatesOf(job_.get()).problem(), "");
+  faults.FailLaunchAfter(1);
+  ExpectSameAfter(3, 4);
+  EXPECT_THAT(UpdatesOf(job_.get()).problem(), HasSubstr("UNAVAILABLE"));
+  faults.LoseAfter(3);
+  ExpectSameAfter(5, 8);
+  EXPECT_THAT(UpdatesOf(job_.get()).problem(), HasSubstr("INTERNAL"));
+  const auto before = UpdatesOf(job_.get());
+  ExpectSameAfter(9, 10);
+  EXPECT_GT(UpdatesOf(job_.get()).cpu_elements(), before.cpu_elements());
+  // The devices may be given back and asked for again.
+  ASSERT_TRUE(SetFraction(job_.get(), 1).ok());
+  ExpectSameAfter(11, 12);
+  job_.reset();  // before the runtime
+}
+
+// A job does not depend on the node's devices.
+TEST_P(JobDeviceUpdatesTest, ANodeThatLostItsDevicesGoesOnByTheCpu) {
+  Start(SetupOf(0.2, GetParam()));
+  ExpectSameAfter(1, 2);
+  job_->Close();
+  job_->setup().devices = "none";
+  ASSERT_TRUE(job_->Open().ok());
+  job_->AttachAll();
+  EXPECT_THAT(UpdatesOf(job_.get()).problem(), HasSubstr("--devices"));
+  ExpectSameAfter(3, 4);
+  // Going back to the CPU needs none.
+  EXPECT_TRUE(SetFraction(job_.get(), 1).ok());
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(SetFraction(job_.get(), 0.5).status()));
+  ExpectSameAfter(5, 6);
+}
+
+std::atomic<int> runs_left = 0;
+class KillerAtRun final : public scheduler::StepObserver {
+ public:
+  void OnRunUpdated(uint64_t, uint64_t) override {
+    if (--runs_left == 0) ::kill(::getpid(), SIGKILL);
+  }
+};
+
+// Kills the engine after a random number of runs, again and again, with another
+// fraction each time.
+TEST_P(JobDeviceUpdatesTest, AKilledEngineLeavesEveryByte) {
+  std::mt19937 random(kernels::TestSeed());
+  JobHarness::Setup setup = SetupOf(0.5, GetParam());
+  setup.client_instance = kInstance;
+  Start(setup);
+  KillerAtRun killer;
+  int killed = 0;
+  for (uint64_t step = 1; step <= 20; ++step) {
+    if (step % 3 == 0) {
+      const double fractions[] = {0, 0.3, 0.6, 1};
+      ASSERT_TRUE(SetFraction(job_.get(), fractions[random() % 4]).ok());
+    }
+    job_->Close();  // no threads in this process when it forks
+    plain_->Close();
+    runs_left = static_cast<int>(1 + random() % 12);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      job_->setup().observer = &killer;
+      job_->setup().workers = 1;  // a second one could go on meanwhile
+      if (!job_->Open().ok()) ::_exit(3);
+      job_->AttachAll();
+      TakeSteps(job_.get(), step, step);
+      ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    if (WIFSIGNALED(status)) {
+      ++killed;
+    } else {
+      ASSERT_EQ(WEXITSTATUS(status), 0);
+    }
+    ASSERT_TRUE(job_->Open().ok());
+    job_->SetGradients(job_->RandomTensors(kSeed + step));
+    job_->AttachAll();
+    ASSERT_TRUE(plain_->Open().ok());
+    plain_->AttachAll();
+    TakeSteps(plain_.get(), step, step);
+    ASSERT_EQ(job_->StateBytes(), plain_->StateBytes()) << "step " << step;
+  }
+  EXPECT_GT(killed, 10);
+}
+
+INSTANTIATE_TEST_SUITE_P(Placements, JobDeviceUpdatesTest,
+                         testing::Values(v1::PLACEMENT_HOST,
+                                         v1::PLACEMENT_NVME),
+                         [](const testing::TestParamInfo<v1::Placement>& of) {
+                           return of.param == v1::PLACEMENT_HOST ? "Host"
+                                                                 : "Nvme";
+                         });
+
+absl::Status RefusalOf(const JobHarness::Setup& setup) {
+  JobHarness job(setup);
+  const absl::Status status = job.Register(0).status();
+  EXPECT_FALSE(job.job().layout().ok()) << "nothing of the job is left";
+  return status;
+}
+
+TEST(JobDeviceUpdatesRefusalTest, ANodeWithoutDevicesSaysWhatToDo) {
+  JobHarness::Setup setup = SetupOf(0.5);
+  setup.devices = "none";
+  const absl::Status refused = RefusalOf(setup);
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("start optstated with --devices"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("offload_fraction"));
+}
+
+TEST(JobDeviceUpdatesRefusalTest, AFractionOutsideIsRefused) {
+  for (const double fraction : {-0.1, 1.5, std::nan("")}) {
+    const absl::Status refused = RefusalOf(SetupOf(fraction));
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("from 0 to 1"));
+  }
+  JobHarness job(SetupOf(1));
+  job.Start(job.RandomTensors(kSeed));
+  EXPECT_TRUE(absl::IsInvalidArgument(SetFraction(&job, 2).status()));
+  EXPECT_EQ(job.job().Describe().storage().offload_fraction(), 1);
+}
+
+TEST(JobDeviceUpdatesRefusalTest, WholeParametersAreTheCpus) {
+  JobHarness::Setup setup = SetupOf(0.5);
+  setup.layout.optimizer = OptimizerKind::kLamb;
+  const absl::Status refused = RefusalOf(setup);
+  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("lamb"));
+}
+
+TEST(JobDeviceUpdatesRefusalTest, ADeviceWithoutMemoryIsRefused) {
+  const auto runtime =
+      accelerator::MakeEmulatedRuntime({.memory_bytes = 1 << 20});
+  JobHarness::Setup setup = SetupOf(0.5);
+  setup.device_runtime = runtime.get();
+  const absl::Status refused = RefusalOf(setup);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  setup.storage.set_offload_fraction(1);
+  JobHarness job(setup);
+  job.Start(job.RandomTensors(kSeed));
+  EXPECT_TRUE(absl::IsResourceExhausted(SetFraction(&job, 0.5).status()));
+  TakeSteps(&job, 1, 2);
+  EXPECT_EQ(job.job().Describe().storage().offload_fraction(), 1);
+}
+
+}  // namespace
+}  // namespace optstate::session
