@@ -188,7 +188,7 @@ absl::Status RunRound(Wire wire, const Scenario& scenario, const Quota& quota,
   TestDaemon::Options options;
   options.config = kConfig;
   OPTSTATE_ASSIGN_OR_RETURN(const auto disk, DiskFolder::Make());
-  options.flags = {"--nvme-dir", disk->path()};
+  options.flags = {"--nvme-dir", disk->path(), "--devices", "emulated:2"};
   OPTSTATE_ASSIGN_OR_RETURN(const auto daemon,
                             TestDaemon::Start(std::move(options)));
   absl::Status status =

@@ -154,6 +154,7 @@ client::SessionOptions CrashScript::Options(const std::string& endpoint,
   options.accumulate_dtype =
       scenario_.accumulation.value_or(AccumulateDType::kFloat32);
   options.speculative = scenario_.speculates();
+  if (scenario_.shares()) options.storage.offload_fraction = 0.3;
   options.notice = [](const std::string&) {};  // ranks are lost all the time
   if (scenario_.scaling != Scaling::kRanks) {
     options.loss_scaler = ScalerOf(scenario_.scaling);

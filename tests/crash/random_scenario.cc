@@ -47,6 +47,7 @@ RandomScenarios::RandomScenarios(bool on_disk)
       clip_groups_({0, 1}),
       clip_elements_({0, 1}),
       speculative_({0, 1}),
+      shared_({0, 1}),
       norm_types_({NormType::kL1, NormType::kL2, NormType::kInfinity}),
       scalings_({Scaling::kRanks, Scaling::kStatic, Scaling::kDynamic}),
       state_places_(StatePlaces(on_disk)) {}
@@ -70,6 +71,7 @@ RandomScenarios::Drawn RandomScenarios::Next(std::mt19937_64& random) {
   scenario.norm_type = norm_types_.Draw(random);
   scenario.scaling = scalings_.Draw(random);
   scenario.speculative = speculative_.Draw(random) != 0;
+  scenario.shared = shared_.Draw(random) != 0;
   scenario.state_format = state_formats_.Draw(random);
   scenario.master_format = master_formats_.Draw(random);
   scenario.state_place = state_places_.Draw(random);

@@ -62,6 +62,7 @@ class RandomScenarios {
   Deck<DTypes> parameters_;
   Deck<DTypes> gradients_;
   Deck<int> clip_, skip_, missing_, clip_groups_, clip_elements_, speculative_;
+  Deck<int> shared_;
   Deck<NormType> norm_types_;
   Deck<Scaling> scalings_;
   Deck<StatePlace> state_places_;

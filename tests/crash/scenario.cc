@@ -92,7 +92,8 @@ std::string Scenario::ToWord() const {
        static_cast<uint64_t>(norm_type),
        static_cast<uint64_t>(scaling),
        uint64_t{speculative},
-       static_cast<uint64_t>(state_place)},
+       static_cast<uint64_t>(state_place),
+       uint64_t{shared}},
       ",");
 }
 
@@ -105,7 +106,7 @@ absl::StatusOr<Scenario> Scenario::FromWord(const std::string& word) {
     }
     numbers.push_back(number);
   }
-  if (numbers.size() != 20) return absl::InvalidArgumentError(word);
+  if (numbers.size() != 21) return absl::InvalidArgumentError(word);
   Scenario scenario = {.seed = numbers[0],
                        .elements = numbers[1],
                        .steps = numbers[2],
@@ -125,7 +126,8 @@ absl::StatusOr<Scenario> Scenario::FromWord(const std::string& word) {
                        .norm_type = static_cast<NormType>(numbers[16]),
                        .scaling = static_cast<Scaling>(numbers[17]),
                        .speculative = numbers[18] != 0,
-                       .state_place = static_cast<StatePlace>(numbers[19])};
+                       .state_place = static_cast<StatePlace>(numbers[19]),
+                       .shared = numbers[20] != 0};
   if (numbers[8] != 0) {
     scenario.accumulation = static_cast<AccumulateDType>(numbers[8]);
   }
@@ -150,7 +152,8 @@ std::vector<std::pair<std::string, std::string>> Scenario::Choices() const {
           {"skipped steps", text(YesOrNo(skip))},
           {"missing gradients", text(YesOrNo(missing))},
           {"speculation", text(YesOrNo(speculative))},
-          {"state on", text(NameOf(state_place))}};
+          {"state on", text(NameOf(state_place))},
+          {"devices", text(YesOrNo(shared))}};
 }
 
 std::string Scenario::Describe() const {

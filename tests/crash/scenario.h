@@ -56,6 +56,7 @@ struct Scenario {
   Scaling scaling = Scaling::kRanks;
   bool speculative = false;  // the job asks for it, where it may
   StatePlace state_place = StatePlace::kMemory;
+  bool shared = false;  // devices update a part, where they may
 
   // Says whether a gradient is infinite in some steps: without, a scaler only
   // grows.
@@ -68,6 +69,8 @@ struct Scenario {
            optimizer != OptimizerKind::kAdafactor &&
            optimizer != OptimizerKind::kMuon;
   }
+  // Says whether devices update a part of the elements.
+  bool shares() const { return shared && InfoOf(optimizer).is_separable; }
   // Says whether each answered step survives a loss of power.
   bool durable() const {
     return state_place == StatePlace::kMemoryDurable ||
