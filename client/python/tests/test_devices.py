@@ -62,7 +62,7 @@ def test_every_fraction_gives_the_bits_of_the_cpu(device_daemon, name, dtype):
         if fraction in (None, 1.0):
             assert shared is None
         else:
-            assert shared["devices"] and "problem" not in shared
+            assert shared["devices"] and not shared["problem"]
             assert int(shared["device_elements"]) > 0
         optimizer.close()
     assert all(same(model, models[0]) for model in models[1:])
@@ -82,15 +82,13 @@ def test_the_fraction_changes_while_it_trains_and_engines_are_killed(device_daem
     )
     for round_, fraction in enumerate((0.0, 0.3, 1.0, 0.7)):
         device_daemon.run_optctl("set", "job", "shared", f"offload_fraction={fraction}")
-        steps = range(3 * round_, 3 * round_ + 3)
-        train(ours, shared, steps)
-        train(others, plain, steps)
-        assert same(ours, others)
+        first = 3 * round_
+        train(ours, shared, range(first, first + 1))
         engine = int(device_daemon.optctl("describe", "job", "shared")["engine_pid"])
         os.kill(engine, signal.SIGKILL)
-    train(ours, shared, range(12, 14))
-    train(others, plain, range(12, 14))
-    assert same(ours, others)
+        train(ours, shared, range(first + 1, first + 3))
+        train(others, plain, range(first, first + 3))
+        assert same(ours, others)
     text = device_daemon.run_optctl("describe", "job", "shared")
     assert "70% of elements updated by the CPU, 30% by devices" in text
 
@@ -114,6 +112,5 @@ def test_a_daemon_without_devices_says_what_to_do():
             optstate.AdamW(
                 model_of().parameters(), endpoint=running.shm, job="a", offload_fraction=0.5
             )
-        assert "a" not in running.run_optctl("get", "jobs").split()
     finally:
         running.stop()

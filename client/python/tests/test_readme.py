@@ -8,7 +8,7 @@ A fenced block's words after the language say what becomes of it:
     ```text              after one that was run: what that prints to stdout; "..." is any text
 
 Other blocks are not run. Each section of level 2 runs in a folder of its own, with a daemon of
-its own that has a directory for state on disk.
+its own that has a directory for state on disk, and an emulated device.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def prints(expected: str, printed: str) -> bool:
 @pytest.fixture
 def disk_daemon(tmp_path: pathlib.Path) -> Iterator[Daemon]:
     (tmp_path / "disk").mkdir(mode=0o700)
-    running = Daemon("--nvme-dir", str(tmp_path / "disk"))
+    running = Daemon("--nvme-dir", str(tmp_path / "disk"), "--devices", "emulated")
     yield running
     running.stop()
 
