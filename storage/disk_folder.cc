@@ -48,10 +48,16 @@ bool IsLocked(const std::string& device, const io::Extent& extent) {
 
 // Returns whether an engine may have the folder's records.
 bool AreRecordsLocked(const std::string& folder, const std::string& device) {
-  if (IsLocked(folder + kDiskRecordsFile)) return true;
-  const auto extent = ReadDiskExtent(folder);
-  if (!extent.ok()) return true;
-  return extent->has_value() && IsLocked(device, (*extent)->extent);
+  for (const uint32_t arrangement : {0, 1}) {
+    if (IsLocked(folder +
+                 (arrangement == 0 ? kDiskRecordsFile : kDiskOddRecordsFile))) {
+      return true;
+    }
+    const auto extent = ReadDiskExtent(folder, arrangement);
+    if (!extent.ok()) return true;
+    if (extent->has_value() && IsLocked(device, (*extent)->extent)) return true;
+  }
+  return false;
 }
 
 std::string ParentOf(const std::string& path) {
@@ -85,7 +91,9 @@ absl::StatusOr<std::string> ReadDiskText(const std::string& path) {
 
 bool HasRecords(const std::string& folder) {
   return MayExist(folder + kDiskRecordsFile) ||
-         MayExist(folder + kDiskExtentFile);
+         MayExist(folder + kDiskOddRecordsFile) ||
+         MayExist(folder + kDiskExtentFile) ||
+         MayExist(folder + kDiskOddExtentFile);
 }
 
 bool IsDurableFolder(const std::string& folder) {
@@ -134,9 +142,20 @@ absl::Status WriteDiskIdentity(const std::string& folder,
           "\ndirectory ", identity.index + 1, " of ", identity.count, "\n"));
 }
 
+std::string DiskExtentPath(const std::string& folder, uint32_t arrangement) {
+  return folder + (arrangement % 2 == 0 ? kDiskExtentFile : kDiskOddExtentFile);
+}
+
+absl::Status RemoveDiskExtent(const std::string& folder, uint32_t arrangement) {
+  const std::string path = DiskExtentPath(folder, arrangement);
+  if (::unlink(path.c_str()) == 0) return SyncFolder(folder);
+  if (errno == ENOENT) return absl::OkStatus();
+  return OsError(errno, absl::StrCat("unlink ", path));
+}
+
 absl::StatusOr<std::optional<DiskExtent>> ReadDiskExtent(
-    const std::string& folder) {
-  const std::string path = folder + kDiskExtentFile;
+    const std::string& folder, uint32_t arrangement) {
+  const std::string path = DiskExtentPath(folder, arrangement);
   const absl::StatusOr<std::string> text = ReadDiskText(path);
   if (absl::IsNotFound(text.status())) return std::nullopt;
   OPTSTATE_RETURN_IF_ERROR(text.status());
@@ -157,8 +176,8 @@ absl::StatusOr<std::optional<DiskExtent>> ReadDiskExtent(
 }
 
 absl::Status WriteDiskExtent(const std::string& folder,
-                             const DiskExtent& extent) {
-  return WriteDurably(folder + kDiskExtentFile,
+                             const DiskExtent& extent, uint32_t arrangement) {
+  return WriteDurably(DiskExtentPath(folder, arrangement),
                       absl::StrCat("device ", extent.device_id, "\nbegin ",
                                    extent.extent.begin_bytes, "\nbytes ",
                                    extent.extent.bytes, "\n"));

@@ -23,6 +23,9 @@ inline constexpr char kDiskIdentityFile[] = "/identity";
 inline constexpr char kDiskMemoryFile[] = "/memory";
 // In place of `records`, where they lie on a device.
 inline constexpr char kDiskExtentFile[] = "/extent";
+// The names of these two in arrangements with an odd number (FORMAT.md).
+inline constexpr char kDiskOddRecordsFile[] = "/records.1";
+inline constexpr char kDiskOddExtentFile[] = "/extent.1";
 
 inline constexpr char kDiskJobsFolder[] = "/jobs";
 
@@ -69,12 +72,17 @@ struct DiskExtent {
   bool operator==(const DiskExtent&) const = default;
 };
 
+// Returns the path of the file that says so, of an arrangement.
+std::string DiskExtentPath(const std::string& folder, uint32_t arrangement = 0);
 // Nullopt: there is no such file. DATA_LOSS: its content is not what was
 // written.
 absl::StatusOr<std::optional<DiskExtent>> ReadDiskExtent(
-    const std::string& folder);
+    const std::string& folder, uint32_t arrangement = 0);
 absl::Status WriteDiskExtent(const std::string& folder,
-                             const DiskExtent& extent);
+                             const DiskExtent& extent,
+                             uint32_t arrangement = 0);
+// Removes that file, durably, if it is there.
+absl::Status RemoveDiskExtent(const std::string& folder, uint32_t arrangement);
 
 // Notes where the rest of the job's state is: in `job_directory`, in memory of
 // the machine as it runs now.

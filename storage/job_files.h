@@ -120,6 +120,10 @@ class JobFiles {
   // Gives a file that is there this size, larger or smaller. On an error it is
   // as before, but may lie elsewhere.
   absl::Status Resize(StepFile file, uint64_t bytes);
+  // Has this file, which MakeNextFrameTable() made, be kFrameTable.
+  void UseFrameTable(StateFile file) {
+    step_files_[static_cast<size_t>(StepFile::kFrameTable)] = std::move(file);
+  }
   // Returns the file's bytes; empty before Reserve(), or when there is none.
   absl::Span<std::byte> step_file(StepFile file) const;
 

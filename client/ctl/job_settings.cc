@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "client/ctl/output.h"
@@ -113,6 +114,24 @@ absl::Status SetOffloadFraction(absl::string_view value,
   return absl::OkStatus();
 }
 
+absl::Status SetWeights(absl::string_view value, v1::SetJobRequest* request) {
+  if (value == "auto") {
+    request->set_directory_weights_auto(true);
+    return absl::OkStatus();
+  }
+  for (const absl::string_view word : absl::StrSplit(value, ',')) {
+    uint32_t weight = 0;
+    if (!absl::SimpleAtoi(word, &weight)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "directory_weights is \"", value,
+          "\": give a number for each directory, such as 3,1 (0: it gets no "
+          "records), or auto"));
+    }
+    request->add_directory_weights(weight);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::optional<uint64_t> ParseBytes(absl::string_view text) {
@@ -133,11 +152,14 @@ absl::StatusOr<v1::SetJobRequest> ParseJobSettings(
       OPTSTATE_RETURN_IF_ERROR(SetDurability(setting.second, &request));
     } else if (setting.first == "offload_fraction") {
       OPTSTATE_RETURN_IF_ERROR(SetOffloadFraction(setting.second, &request));
+    } else if (setting.first == "directory_weights") {
+      OPTSTATE_RETURN_IF_ERROR(SetWeights(setting.second, &request));
     } else {
       return absl::InvalidArgumentError(absl::StrCat(
           "\"", word,
           "\" sets nothing that a job has; there are: host_budget=BYTES, "
-          "durability=WHEN, offload_fraction=0..1"));
+          "durability=WHEN, directory_weights=WEIGHTS, "
+          "offload_fraction=0..1"));
     }
   }
   return request;
@@ -172,9 +194,24 @@ std::string JobSettingsText(const v1::SetJobReply& reply) {
                      " of ", reply.records(), " records of up to ",
                      HumanBytes(reply.frame_bytes()), " in memory at once; ");
   }
-  text = absl::StrCat(text, "durability: ", DurabilityText(storage));
-  if (!storage.has_offload_fraction()) return text;
-  return absl::StrCat(text, "; ", OffloadText(storage.offload_fraction()));
+  absl::StrAppend(&text, "durability: ", DurabilityText(storage));
+  if (storage.has_offload_fraction()) {
+    absl::StrAppend(&text, "; ", OffloadText(storage.offload_fraction()));
+  }
+  if (storage.directories() > 1) {
+    absl::StrAppend(
+        &text, "; ", storage.directories(), " directories, ",
+        storage.directory_weights().empty()
+            ? "in equal parts"
+            : absl::StrCat("by weights ",
+                           absl::StrJoin(storage.directory_weights(), ",")));
+  } else if (reply.moved_bytes() > 0) {
+    absl::StrAppend(&text, "; 1 directory");
+  }
+  if (reply.moved_bytes() == 0) return text;
+  return absl::StrCat(
+      text, ": ", HumanBytes(reply.moved_bytes()), " written anew in ",
+      absl::StrFormat("%.1f s", static_cast<double>(reply.moved_ms()) / 1e3));
 }
 
 }  // namespace optstate::ctl

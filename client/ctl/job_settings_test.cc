@@ -12,6 +12,7 @@
 namespace optstate::ctl {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 v1::SetJobRequest Parsed(const std::vector<std::string>& words) {
@@ -69,6 +70,19 @@ TEST(JobSettingsTest, DurabilityIsWrittenAsInAScript) {
   }
 }
 
+TEST(JobSettingsTest, WeightsAreAListOrAuto) {
+  EXPECT_THAT(Parsed({"directory_weights=3,1,0"}).directory_weights(),
+              ElementsAre(3, 1, 0));
+  EXPECT_THAT(Parsed({"directory_weights=7"}).directory_weights(),
+              ElementsAre(7));
+  EXPECT_TRUE(Parsed({"directory_weights=auto"}).directory_weights_auto());
+  for (const char* text : {"", "3,", "1,-1", "1;2", "0.5,0.5", "4294967296"}) {
+    EXPECT_THAT(ErrorOf(absl::StrCat("directory_weights=", text)),
+                HasSubstr("such as 3,1"))
+        << text;
+  }
+}
+
 TEST(JobSettingsTest, SeveralAreSetAtOnceAndOthersAreNamed) {
   const v1::SetJobRequest request =
       Parsed({"host_budget=8GiB", "durability=step"});
@@ -95,6 +109,20 @@ TEST(JobSettingsTest, TheAnswerSaysWhatIsInForce) {
             "memory at once; durability: every 5 steps");
   reply.mutable_storage()->set_placement(v1::PLACEMENT_HOST);
   EXPECT_EQ(JobSettingsText(reply), "durability: every 5 steps");
+  reply.mutable_storage()->set_directories(2);
+  EXPECT_EQ(JobSettingsText(reply),
+            "durability: every 5 steps; 2 directories, in equal parts");
+  reply.set_moved_bytes(3 << 20);
+  reply.set_moved_ms(1250);
+  reply.mutable_storage()->add_directory_weights(3);
+  reply.mutable_storage()->add_directory_weights(1);
+  EXPECT_EQ(JobSettingsText(reply),
+            "durability: every 5 steps; 2 directories, by weights 3,1: 3.0 MiB "
+            "written anew in 1.2 s");
+  reply.mutable_storage()->set_directories(1);
+  EXPECT_EQ(
+      JobSettingsText(reply),
+      "durability: every 5 steps; 1 directory: 3.0 MiB written anew in 1.2 s");
 }
 
 }  // namespace

@@ -23,6 +23,7 @@
 #include "server/session/steps/loss_scaler.h"
 #include "spdlog/spdlog.h"
 #include "storage/disk_folder.h"
+#include "storage/next_frame_table.h"
 #include "storage/state_folder.h"
 
 namespace optstate::session {
@@ -66,6 +67,7 @@ absl::Status JobOpener::AdoptFiles() {
   OPTSTATE_RETURN_IF_ERROR(file.status());
   OPTSTATE_ASSIGN_OR_RETURN(JobDescription description,
                             ParseDescription(file->payload));
+  OPTSTATE_RETURN_IF_ERROR(SettleArrangement(&description.storage));
   OPTSTATE_RETURN_IF_ERROR(scheduler::StepScheduler::CheckKernels(
       description.layout, description.accumulation()));
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<JobShape> shape,
@@ -92,6 +94,23 @@ absl::Status JobOpener::AdoptFiles() {
   if (job_.failure.ok()) job_.failure = applier_.AdoptLoad();
   if (job_.failure.ok()) job_.failure = durability_.AdoptCommit();
   if (!job_.failure.ok()) spdlog::error("{}", job_.failure.ToString());
+  return absl::OkStatus();
+}
+
+// Has the frame table be that of the job's arrangement, and finds out how many
+// directories a job of a former build has.
+absl::Status JobOpener::SettleArrangement(v1::StorageSettings* storage) const {
+  if (!UsesDisk(*storage)) return absl::OkStatus();
+  OPTSTATE_RETURN_IF_ERROR(storage::SettleFrameTable(
+      job_.options.directory + storage::kStateFolder, storage->arrangement()));
+  const std::vector<std::string> directories =
+      DiskDirectoriesOf(job_.options.config, job_.options.name);
+  if (storage->directories() != 0 || directories.empty()) {
+    return absl::OkStatus();
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const std::optional<storage::DiskIdentity> identity,
+                            storage::ReadDiskIdentity(directories[0]));
+  if (identity.has_value()) storage->set_directories(identity->count);
   return absl::OkStatus();
 }
 
@@ -132,7 +151,8 @@ absl::StatusOr<nvme::DurableCommit> JobOpener::FindDurable() const {
   const absl::Status has = CheckHasCommits(directories);
   if (absl::IsNotFound(has)) return has;
   // Directories in another order also look as if the first were not mounted.
-  OPTSTATE_RETURN_IF_ERROR(CheckDiskIdentities(directories, std::nullopt));
+  OPTSTATE_RETURN_IF_ERROR(CheckDiskIdentities(directories, std::nullopt,
+                                               /*count=*/0));
   OPTSTATE_RETURN_IF_ERROR(has);
   OPTSTATE_RETURN_IF_ERROR(CheckDiskOwner(directories[0], job_.options.uid));
   return ReadDurableCommit(job_, directories);
@@ -148,6 +168,7 @@ absl::Status JobOpener::RestoreFromDisk() {
   OPTSTATE_ASSIGN_OR_RETURN(const DurableJob job, ParseDurableJob(commit.job));
   OPTSTATE_ASSIGN_OR_RETURN(JobDescription description,
                             ParseDescription(job.description));
+  description.storage.set_directories(commit.paths);
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<JobShape> shape,
                             MakeShape(std::move(description)));
   const JobDescription& what = shape->description;

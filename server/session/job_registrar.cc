@@ -9,6 +9,7 @@
 #include "server/session/devices/device_updates.h"
 #include "server/session/durability/disk_claim.h"
 #include "server/session/durability/job_storage.h"
+#include "server/session/durability/rearrangement.h"
 #include "server/session/durability/store_maker.h"
 #include "server/session/steps/loss_scaler.h"
 #include "server/session/tiers/disk_rates.h"
@@ -52,7 +53,16 @@ absl::Status JobRegistrar::RegisterAgain(const RegisterSpec& spec,
   }
   OPTSTATE_RETURN_IF_ERROR(
       CheckSameStorage(job_.shape->description.storage, description.storage));
-  description.storage = job_.shape->description.storage;
+  const v1::StorageSettings& now = job_.shape->description.storage;
+  const bool is_default =
+      description.storage.host_budget_bytes() == 0 && !now.has_made_with();
+  description.storage = now;
+  if (is_default && now.placement() == v1::PLACEMENT_NVME &&
+      description.layout.hash() != job_.layout().hash()) {
+    // A default that is too small becomes the least, as that of a new job does.
+    description.storage.set_host_budget_bytes(std::max(
+        now.host_budget_bytes(), LeastBudget(SwapSizesOf(job_, description))));
+  }
   absl::Status same = CheckSameSettings(job_.shape->description, description);
   if (same.ok()) return absl::OkStatus();
   if (ranks_.AttachedCount() > 0 || spec.unchanged) return same;
@@ -95,16 +105,18 @@ absl::Status JobRegistrar::AdmitShape(const JobDescription& description) const {
       request.job_state_bytes > present ? request.job_state_bytes - present : 0;
   OPTSTATE_ASSIGN_OR_RETURN(const uint64_t cache,
                             ParameterCacheBytesOf(job_, description));
-  // The tables of the replaced shape are freed. Its parameter cache stays: a
-  // job on disk is not extended.
+  // The tables and the parameter cache of the replaced shape are freed.
   const auto own_memory = [this](const JobDescription& of) {
     return TableBytes(of) + DeviceUpdateBytes(job_, of) +
            scheduler::StepScheduler::WorkspaceBytes(of.layout,
                                                     job_.pool.participants());
   };
-  const uint64_t tables =
-      own_memory(description) + (job_.shape == nullptr ? cache : 0);
-  const uint64_t former = job_.shape ? own_memory(job_.shape->description) : 0;
+  const uint64_t tables = own_memory(description) + cache;
+  uint64_t former = 0;
+  if (job_.shape != nullptr) {
+    const JobDescription& now = job_.shape->description;
+    former = own_memory(now) + ParameterCacheBytesOf(job_, now).value_or(0);
+  }
   request.table_bytes = tables > former ? tables - former : 0;
   request.uid = job_.options.uid;
   request.limits = job_.options.config.limits();
@@ -161,6 +173,8 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
     OPTSTATE_RETURN_IF_ERROR(
         CheckDirectoryLimits(job_.options.config.nvme(), job_.options.name,
                              SwapSizesOf(job_, description).directories));
+    description.storage.set_directories(
+        static_cast<uint32_t>(job_.options.config.nvme().directories_size()));
   }
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<JobShape> shape,
                             MakeShape(std::move(description)));
@@ -194,16 +208,12 @@ absl::Status JobRegistrar::Reshape(JobDescription description) {
       job_.shape->description.loss_scaler;
   const bool scaler_changed = TextOf(description.loss_scaler) != TextOf(scaler);
   if (extended && !job_.failure.ok()) return job_.failure;
-  if (extended && UsesDisk(description.storage)) {
-    return absl::UnimplementedError(absl::StrCat(
-        "job \"", job_.options.name,
-        "\" has its records on disk (placement \"nvme\", or a durability): "
-        "parameters cannot be "
-        "added to it, nor the format of its masters be changed. Take a "
-        "state_dict, "
-        "delete the job and load it into a new one"));
-  }
   const uint32_t first_new = job_.parameter_count();
+  std::unique_ptr<Rearrangement> records;
+  if (extended && UsesDisk(description.storage)) {
+    OPTSTATE_ASSIGN_OR_RETURN(records, WriteRecordsAnew(description));
+    description.storage = records->description().storage;
+  }
   OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
                             AdmissionLock::Take(job_.StateDir()));
   OPTSTATE_RETURN_IF_ERROR(AdmitShape(description));
@@ -229,10 +239,12 @@ absl::Status JobRegistrar::Reshape(JobDescription description) {
       job_.tier->Reshape(what.layout, HostArraysOf(what), StepFilesOf(what),
                          SerializeDescription(what));
   if (!reshaped.ok()) {
+    records.reset();
     // The job is unchanged, but its arrays may lie elsewhere.
     const absl::Status as_before = MakeScheduler();
     return as_before.ok() ? reshaped : LoseShape(as_before);
   }
+  if (records != nullptr) records->Adopt();
   const absl::Status used = UseShape(std::move(shape));
   if (scaler_changed) StartScaling(scaler, /*state=*/std::nullopt);
   if (extended) {
@@ -241,6 +253,33 @@ absl::Status JobRegistrar::Reshape(JobDescription description) {
     storage::PublishRecord(next, job_.tier->control());
   }
   return used.ok() ? used : LoseShape(used);
+}
+
+// Writes the records of a job on disk for a layout that extends its own. They
+// are the job's with its next description.
+absl::StatusOr<std::unique_ptr<Rearrangement>> JobRegistrar::WriteRecordsAnew(
+    const JobDescription& next) {
+  if (next.storage.placement() == v1::PLACEMENT_NVME) {
+    const absl::Status holds = CheckBudgetHolds(
+        next.storage.host_budget_bytes(), SwapSizesOf(job_, next));
+    if (!holds.ok()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "job \"", job_.options.name,
+          "\" cannot be extended, because its records become larger: ",
+          holds.message(), " (optctl set job ", job_.options.name,
+          " host_budget=)"));
+    }
+  }
+  std::unique_ptr<Rearrangement> records;
+  {
+    // Other jobs need not wait until the records are written.
+    OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
+                              AdmissionLock::Take(job_.StateDir()));
+    OPTSTATE_RETURN_IF_ERROR(AdmitShape(next));
+    OPTSTATE_ASSIGN_OR_RETURN(records, Rearrangement::Prepare(&job_, next));
+  }
+  OPTSTATE_RETURN_IF_ERROR(records->WriteAnew());
+  return records;
 }
 
 // Fails the job in this engine: its files are whole, but the engine lacks

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "optstate/v1/types.pb.h"
+#include "server/session/durability/rearrangement.h"
 #include "server/session/job_context.h"
 #include "server/session/job_description.h"
 #include "server/session/job_shape.h"
@@ -66,6 +67,8 @@ class JobRegistrar {
                              JobDescription description);
   absl::Status CheckScalerStays(const JobDescription& description) const;
   absl::Status Reshape(JobDescription description);
+  absl::StatusOr<std::unique_ptr<Rearrangement>> WriteRecordsAnew(
+      const JobDescription& next);
   absl::Status LoseShape(const absl::Status& why);
   void StartScaling(const std::optional<v1::LossScaler>& former,
                     const std::optional<v1::LossScalerState>& state);

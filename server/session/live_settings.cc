@@ -1,15 +1,20 @@
 #include "server/session/live_settings.h"
 
+#include <memory>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "proto/types/status_macros.h"
 #include "server/session/admission.h"
 #include "server/session/devices/device_updates.h"
 #include "server/session/durability/job_storage.h"
+#include "server/session/durability/rearrangement.h"
 #include "server/session/durability/store_maker.h"
 #include "server/session/job_description.h"
+#include "server/session/tiers/disk_rates.h"
 #include "spdlog/spdlog.h"
+#include "storage/tiers/nvme/record_split.h"
 
 namespace optstate::session {
 
@@ -18,12 +23,27 @@ absl::StatusOr<v1::SetJobReply> LiveSettings::Set(
   OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
   OPTSTATE_RETURN_IF_ERROR(job_.failure);
   if (job_.recovery.has_value()) return job_.StillRecovering();
-  if (request.host_budget_bytes() == 0 &&
-      request.durability() == v1::DURABILITY_KIND_UNSPECIFIED &&
-      !request.has_offload_fraction()) {
+  const bool splits =
+      !request.directory_weights().empty() || request.directory_weights_auto();
+  const bool sets_others =
+      request.host_budget_bytes() != 0 ||
+      request.durability() != v1::DURABILITY_KIND_UNSPECIFIED ||
+      request.has_offload_fraction();
+  if (splits && sets_others) {
     return absl::InvalidArgumentError(
-        "nothing is to be set: name a host_budget, a durability or an "
-        "offload_fraction");
+        "directory_weights has all records written anew, and is set alone: set "
+        "the others before or after it");
+  }
+  if (splits) {
+    absl::StatusOr<v1::SetJobReply> reply = Split(request);
+    if (reply.ok()) return reply;
+    return Annotate(reply.status(),
+                    absl::StrCat("job \"", job_.options.name, "\""));
+  }
+  if (!sets_others) {
+    return absl::InvalidArgumentError(
+        "nothing is to be set: name a host_budget, a durability, "
+        "directory_weights or an offload_fraction");
   }
   const JobDescription& now = job_.shape->description;
   OPTSTATE_ASSIGN_OR_RETURN(
@@ -37,25 +57,94 @@ absl::StatusOr<v1::SetJobReply> LiveSettings::Set(
   return reply;
 }
 
+// Returns the weights of the daemon's directories, up to the last one that is
+// to have records.
+absl::StatusOr<std::vector<uint32_t>> LiveSettings::WeightsOf(
+    const v1::SetJobRequest& request) {
+  const v1::DaemonConfig& config = job_.options.config;
+  const auto count = static_cast<size_t>(config.nvme().directories_size());
+  std::vector<uint32_t> weights(request.directory_weights().begin(),
+                                request.directory_weights().end());
+  if (request.directory_weights_auto()) {
+    // Measuring takes seconds, for which ranks wait.
+    DiskRates rates;
+    job_.MakePass([&] {
+          rates =
+              config.nvme().directory_weights().empty() && count > 1
+                  ? MeasureDiskRates(job_.StateDir(), config, /*anew=*/false)
+                  : RecordedDiskRates(job_.StateDir(), config.nvme());
+          return absl::OkStatus();
+        })
+        .IgnoreError();  // always OK: MakePass returns what the pass does
+    weights = DirectoryWeights(config.nvme(), rates);
+    if (weights.empty()) weights.assign(count, 1);
+  }
+  OPTSTATE_RETURN_IF_ERROR(
+      Annotate(nvme::CheckWeights(weights, count), "directory_weights"));
+  while (weights.back() == 0) weights.pop_back();
+  return weights;
+}
+
+absl::StatusOr<v1::SetJobReply> LiveSettings::Split(
+    const v1::SetJobRequest& request) {
+  if (!job_.HasDisk()) {
+    return absl::FailedPreconditionError(
+        "directory_weights is for a job with records on disk (placement "
+        "\"nvme\", or a durability), and this one lies in memory alone");
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const std::vector<uint32_t> weights,
+                            WeightsOf(request));
+  JobDescription next = job_.shape->description;
+  next.storage.set_directories(static_cast<uint32_t>(weights.size()));
+  const std::vector<uint32_t> smallest = nvme::SmallestWeights(weights);
+  next.storage.mutable_directory_weights()->Assign(smallest.begin(),
+                                                   smallest.end());
+  if (next.storage.SerializeAsString() ==
+      job_.shape->description.storage.SerializeAsString()) {
+    return Reply();
+  }
+  const absl::Time begin = job_.options.clock();
+  std::unique_ptr<Rearrangement> records;
+  {
+    OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
+                              AdmissionLock::Take(job_.StateDir()));
+    OPTSTATE_ASSIGN_OR_RETURN(records, Rearrangement::Prepare(&job_, next));
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const uint64_t bytes, records->Switch());
+  OPTSTATE_RETURN_IF_ERROR(state_lock_.Lock());
+  v1::SetJobReply reply = Reply();
+  reply.set_moved_bytes(bytes);
+  reply.set_moved_ms(static_cast<uint64_t>(
+      absl::ToInt64Milliseconds(job_.options.clock() - begin)));
+  spdlog::info(
+      "records were written anew: job={} directories={} weights={} bytes={} "
+      "ms={}",
+      job_.options.name, weights.size(), nvme::WeightsText(smallest), bytes,
+      reply.moved_ms());
+  return reply;
+}
+
 absl::Status LiveSettings::Use(const v1::StorageSettings& storage) {
   JobDescription next = job_.shape->description;
   const double former = OffloadFractionOf(next.storage);
+  const double fraction = OffloadFractionOf(storage);
+  // A job that has lost its devices may have its other settings changed.
+  const bool shares_anew = fraction != former;
   next.storage = storage;
-  OPTSTATE_RETURN_IF_ERROR(CheckDeviceUpdates(next, &job_));
+  if (shares_anew) OPTSTATE_RETURN_IF_ERROR(CheckDeviceUpdates(next, &job_));
   const uint64_t frame_bytes =
       UsesDisk(storage) ? FrameBytesOf(storage, SwapSizesOf(job_, next)) : 0;
   const bool has_more_frames = frame_bytes > job_.tier->frames().size();
   std::optional<AdmissionLock> lock;
-  if (has_more_frames || DeviceUpdateBytes(job_, next) >
-                             DeviceUpdateBytes(job_, job_.shape->description)) {
+  if (has_more_frames || (former == 1 && fraction < 1)) {
     OPTSTATE_ASSIGN_OR_RETURN(lock, AdmissionLock::Take(job_.StateDir()));
     OPTSTATE_RETURN_IF_ERROR(registrar_.AdmitShape(next));
   }
-  OPTSTATE_RETURN_IF_ERROR(ShareUpdates(OffloadFractionOf(storage), &job_));
+  if (shares_anew) OPTSTATE_RETURN_IF_ERROR(ShareUpdates(fraction, &job_));
   const std::string description = SerializeDescription(next);
   const absl::Status used = has_more_frames ? Grow(storage, description)
                                             : Describe(storage, description);
-  if (!used.ok()) ShareUpdates(former, &job_).IgnoreError();
+  if (!used.ok() && shares_anew) ShareUpdates(former, &job_).IgnoreError();
   return used;
 }
 

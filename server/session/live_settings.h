@@ -1,7 +1,9 @@
 #ifndef OPTSTATE_SERVER_SESSION_LIVE_SETTINGS_H_
 #define OPTSTATE_SERVER_SESSION_LIVE_SETTINGS_H_
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -15,7 +17,8 @@
 namespace optstate::session {
 
 // Changes settings of a job while it trains, between two passes: its host
-// budget, how often it is durable, and what devices update.
+// budget, how often it is durable, how its records are split over directories,
+// and what devices update.
 //
 // The description of the job says what is in force, and is replaced as a whole.
 // Frames are there before it names them, and go after it no longer does. A
@@ -43,6 +46,9 @@ class LiveSettings {
   absl::StatusOr<v1::SetJobReply> Set(const v1::SetJobRequest& request);
 
  private:
+  absl::StatusOr<v1::SetJobReply> Split(const v1::SetJobRequest& request);
+  absl::StatusOr<std::vector<uint32_t>> WeightsOf(
+      const v1::SetJobRequest& request);
   absl::Status Use(const v1::StorageSettings& storage);
   absl::Status Describe(const v1::StorageSettings& storage,
                         const std::string& description);

@@ -27,7 +27,7 @@ uint64_t RoundUp(uint64_t bytes, uint64_t unit) {
 }
 
 // Returns the extents of all folders, also of those that are being removed, but
-// for the folder `except`.
+// for that of the file `except`.
 absl::StatusOr<std::vector<DiskExtent>> ReadExtents(
     const std::string& directory, const std::string& except) {
   std::vector<DiskExtent> extents;
@@ -37,10 +37,12 @@ absl::StatusOr<std::vector<DiskExtent>> ReadExtents(
        end;
        !error && entry != end; entry.increment(error)) {
     const std::string folder = entry->path().string();
-    if (folder == except) continue;
-    OPTSTATE_ASSIGN_OR_RETURN(const std::optional<DiskExtent> extent,
-                              ReadDiskExtent(folder));
-    if (extent.has_value()) extents.push_back(*extent);
+    for (const uint32_t arrangement : {0, 1}) {
+      if (DiskExtentPath(folder, arrangement) == except) continue;
+      OPTSTATE_ASSIGN_OR_RETURN(const std::optional<DiskExtent> extent,
+                                ReadDiskExtent(folder, arrangement));
+      if (extent.has_value()) extents.push_back(*extent);
+    }
   }
   if (error && error.value() != ENOENT) {
     return OsError(error.value(),
@@ -49,7 +51,7 @@ absl::StatusOr<std::vector<DiskExtent>> ReadExtents(
   return extents;
 }
 
-// Returns the parts of the device that no folder but `except` has, in order.
+// Returns the parts of the device that no file but `except` names, in order.
 absl::StatusOr<std::vector<io::Extent>> FreeParts(const std::string& directory,
                                                   const std::string& except,
                                                   const Superblock& device) {
@@ -109,17 +111,19 @@ absl::StatusOr<uint64_t> FreeBytes(const std::string& directory,
 absl::StatusOr<io::Extent> AllocateExtent(const std::string& directory,
                                           const std::string& folder,
                                           const Superblock& device,
-                                          uint64_t bytes) {
+                                          uint64_t bytes,
+                                          uint32_t arrangement) {
   OPTSTATE_ASSIGN_OR_RETURN(const UniqueFd lock, Lock(directory));
-  OPTSTATE_ASSIGN_OR_RETURN(const std::vector<io::Extent> parts,
-                            FreeParts(directory, folder, device));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const std::vector<io::Extent> parts,
+      FreeParts(directory, DiskExtentPath(folder, arrangement), device));
   uint64_t largest = 0;
   for (const io::Extent& part : parts) {
     largest = std::max(largest, part.bytes);
     if (part.bytes < bytes) continue;
     const io::Extent extent = {part.begin_bytes, bytes};
     OPTSTATE_RETURN_IF_ERROR(
-        WriteDiskExtent(folder, {device.device_id, extent}));
+        WriteDiskExtent(folder, {device.device_id, extent}, arrangement));
     return extent;
   }
   return absl::ResourceExhaustedError(absl::StrCat(

@@ -12,8 +12,9 @@
 
 namespace optstate::storage {
 
-// The extents of a directory's device. Each job has one, which a file of its
-// folder names (ReadDiskExtent); there is no other table, so an extent is free
+// The extents of a directory's device. Each job has one, or two while its
+// records are written anew, which files of its folder name (ReadDiskExtent);
+// there is no other table, so an extent is free
 // as soon as its folder is removed. Extents begin at multiples of this.
 inline constexpr uint64_t kExtentAlignBytes = uint64_t{1} << 20;
 
@@ -25,14 +26,15 @@ absl::StatusOr<uint64_t> FreeBytes(const std::string& directory,
                                    const Superblock& device);
 
 // Gives a job's folder, which exists, the first free extent of this size,
-// durably, in place of the one that it has. Engines of one directory wait for
-// each other. RESOURCE_EXHAUSTED: no free part is so large, with the bytes
-// needed and left; DATA_LOSS: a folder's extent cannot be read, so nobody knows
-// which are free.
+// durably, in place of the one that it has of this arrangement. Engines of one
+// directory wait for each other. RESOURCE_EXHAUSTED: no free part is so large,
+// with the bytes needed and left; DATA_LOSS: a folder's extent cannot be read,
+// so nobody knows which are free.
 absl::StatusOr<io::Extent> AllocateExtent(const std::string& directory,
                                           const std::string& folder,
                                           const Superblock& device,
-                                          uint64_t bytes);
+                                          uint64_t bytes,
+                                          uint32_t arrangement = 0);
 
 // A part of a device that no folder has. While this object lives, nobody is
 // given an extent of the device, so its owner may write to the part; nothing of

@@ -48,6 +48,9 @@ class BlockingIoEngine final : public IoEngine {
   absl::Status Remove(const std::string& path) override {
     return DiskFiles::Remove(path);
   }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    return DiskFiles::Rename(from, to);
+  }
   void RegisterMemory(absl::Span<std::byte> memory) override {
     CheckMemory(memory);
   }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -297,6 +298,13 @@ absl::Status DiskFiles::Remove(const std::string& path) {
     return IoError(errno, absl::StrCat("unlink of ", path));
   }
   return SyncFolderOf(path);
+}
+
+absl::Status DiskFiles::Rename(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    return IoError(errno, absl::StrCat("rename of ", from, " to ", to));
+  }
+  return SyncFolderOf(to);
 }
 
 }  // namespace optstate::io

@@ -26,7 +26,7 @@ struct DiskFile {
 };
 
 // The open files of an engine of a real disk: IoEngine's Open, OpenExtent,
-// Close and Remove.
+// Close, Remove and Rename.
 //
 // Threads: Get() is thread-safe; one thread at a time calls the others.
 class DiskFiles {
@@ -42,6 +42,7 @@ class DiskFiles {
                                     const Extent& extent);
   void Close(FileId file);
   static absl::Status Remove(const std::string& path);
+  static absl::Status Rename(const std::string& from, const std::string& to);
 
   // Returns a file, which stays where it is until it is closed. Stops the
   // process when it is not open.

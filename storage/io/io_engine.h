@@ -114,6 +114,12 @@ class IoEngine {
   // Removes a file that is not open; its absence is durable on return.
   // NOT_FOUND: there is none.
   virtual absl::Status Remove(const std::string& path) = 0;
+  // Gives a file another name in its folder, in place of the file that has that
+  // name, if there is one; neither is open. The name is durable on return, also
+  // one that the file has already; a power cut before that leaves either the
+  // former names or the new one. NOT_FOUND: there is no such file.
+  virtual absl::Status Rename(const std::string& from,
+                              const std::string& to) = 0;
 
   // Tells the engine that requests will have their buffers in `memory`, which
   // it may then pin for the device: all of it takes memory from then on, so its

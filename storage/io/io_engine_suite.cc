@@ -243,6 +243,21 @@ TEST_P(IoEngineSuite, RemovedFileCanBeCreatedAgain) {
   EXPECT_FALSE(read == buffer);
 }
 
+TEST_P(IoEngineSuite, RenamedFileTakesThePlaceOfAnother) {
+  IoBuffer buffers[] = {IoBuffer(kSectorBytes), IoBuffer(kSectorBytes)};
+  for (uint64_t i = 0; i < 2; ++i) {
+    buffers[i].Fill(i + 1);
+    const FileId file = Create(i == 0 ? "f" : "g", kSectorBytes);
+    EXPECT_EQ(Run(Write(file, 0, buffers[i])), absl::OkStatus());
+    engine().Close(file);
+  }
+  EXPECT_EQ(engine().Rename(Path("g"), Path("f")), absl::OkStatus());
+  IoBuffer read(kSectorBytes);
+  EXPECT_EQ(Run(Read(Open("f", kSectorBytes), 0, read)), absl::OkStatus());
+  EXPECT_TRUE(read == buffers[1]);
+  EXPECT_TRUE(absl::IsNotFound(engine().Rename(Path("g"), Path("h"))));
+}
+
 TEST_P(IoEngineSuite, FileLargerThanTheDiskLeavesNothingBehind) {
   const uint64_t bytes =
       (world().TooManyBytes() / kSectorBytes + 1) * kSectorBytes;

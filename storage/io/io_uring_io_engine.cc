@@ -114,6 +114,9 @@ class IoUringIoEngine final : public IoEngine {
   absl::Status Remove(const std::string& path) override {
     return DiskFiles::Remove(path);
   }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    return DiskFiles::Rename(from, to);
+  }
   void RegisterMemory(absl::Span<std::byte> memory) override {
     CheckMemory(memory);
     const int error_number = memory_.Register(&ring_, memory);

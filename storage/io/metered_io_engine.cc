@@ -25,6 +25,9 @@ class MeteredIoEngine final : public IoEngine {
   absl::Status Remove(const std::string& path) override {
     return engine_->Remove(path);
   }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    return engine_->Rename(from, to);
+  }
   void RegisterMemory(absl::Span<std::byte> memory) override {
     engine_->RegisterMemory(memory);
   }

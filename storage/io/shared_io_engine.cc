@@ -32,6 +32,9 @@ class SharedIoEngine final : public IoEngine {
   absl::Status Remove(const std::string& path) override {
     return engine_->Remove(path);
   }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    return engine_->Rename(from, to);
+  }
   void RegisterMemory(absl::Span<std::byte> memory) override {
     engine_->RegisterMemory(memory);
   }

@@ -33,6 +33,9 @@ class HoldingEngine final : public IoEngine {
   }
   void Close(FileId) override {}
   absl::Status Remove(const std::string&) override { return absl::OkStatus(); }
+  absl::Status Rename(const std::string&, const std::string&) override {
+    return absl::OkStatus();
+  }
   void RegisterMemory(absl::Span<std::byte>) override {}
   void Submit(IoRequest* request) override { held_.push_back(request); }
   // Ends the oldest one if asked to wait.

@@ -169,6 +169,19 @@ absl::Status SimulatedDisk::Remove(const std::string& path) {
   return absl::OkStatus();
 }
 
+absl::Status SimulatedDisk::Rename(const std::string& from,
+                                   const std::string& to) {
+  const std::string what = absl::StrCat("rename of ", from, " to ", to);
+  if (gone_) return IoError(ENODEV, what);
+  const auto found = files_.find(from);
+  if (found == files_.end()) return IoError(ENOENT, what);
+  const std::shared_ptr<File> file = found->second;
+  files_.erase(found);
+  files_[to] = file;
+  Notify(SimulatedEvent::Kind::kRenamed, to, 0, 0, 0);
+  return absl::OkStatus();
+}
+
 std::optional<SimulatedFault> SimulatedDisk::FaultOf(const Call& call) {
   std::optional<SimulatedFault> result;
   for (SimulatedFault& fault : faults_) {

@@ -63,6 +63,7 @@ struct SimulatedEvent {
     kSyncEnded,
     kCreated,
     kRemoved,
+    kRenamed,  // `path` is the new name
   };
   Kind kind = Kind::kWriteBegun;
   std::string path;
@@ -167,13 +168,14 @@ class SimulatedDisk {
     uint64_t due_us = 0;
   };
 
-  // The engine's side. Opening, closing and removing are as IoEngine says.
+  // The engine's side. Opening, removing and renaming are as IoEngine says.
   absl::StatusOr<std::shared_ptr<File>> Open(const std::string& path,
                                              uint64_t bytes,
                                              IoEngine::OpenMode mode);
   absl::StatusOr<std::shared_ptr<File>> OpenExtent(const std::string& device,
                                                    const Extent& extent);
   absl::Status Remove(const std::string& path);
+  absl::Status Rename(const std::string& from, const std::string& to);
   // Begins a call, of which `kind` to `sync_mark` are given. Its result is
   // decided now, and takes effect in EndCall().
   Call BeginCall(Call call);

@@ -53,6 +53,9 @@ class SimulatedIoEngine final : public IoEngine {
   absl::Status Remove(const std::string& path) override {
     return disk_->Remove(path);
   }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    return disk_->Rename(from, to);
+  }
   void RegisterMemory(absl::Span<std::byte> memory) override {
     CheckMemory(memory);
   }

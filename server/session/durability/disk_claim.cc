@@ -1,10 +1,13 @@
 #include "server/session/durability/disk_claim.h"
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <system_error>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "spdlog/spdlog.h"
 #include "storage/disk_folder.h"
@@ -44,6 +47,36 @@ bool IsOf(const std::string& folder, std::optional<uint64_t> incarnation) {
   return (*identity)->incarnation == incarnation;
 }
 
+// Removes what a claim leaves that ends before the folder says whose it is. A
+// folder with anything else in it stays.
+void RemoveUnfinished(const std::string& folder) {
+  const auto identity = storage::ReadDiskIdentity(folder);
+  if (!identity.ok() || identity->has_value()) return;
+  ::unlink(absl::StrCat(folder, storage::kDiskIdentityFile, ".new").c_str());
+  ::rmdir(folder.c_str());
+}
+
+// Removes a folder, last what says whose it is: an engine may die in the
+// middle, and the next one goes on with it.
+absl::Status RemoveFolder(const std::string& folder) {
+  std::error_code error;
+  std::vector<std::filesystem::path> paths;
+  for (std::filesystem::directory_iterator entry(folder, error), end;
+       !error && entry != end; entry.increment(error)) {
+    if (entry->path().string() == folder + storage::kDiskIdentityFile) continue;
+    paths.push_back(entry->path());
+  }
+  for (const std::filesystem::path& path : paths) {
+    if (!error) std::filesystem::remove_all(path, error);
+  }
+  if (!error) OPTSTATE_RETURN_IF_ERROR(storage::SyncFolder(folder));
+  if (!error) std::filesystem::remove_all(folder, error);
+  if (!error || error == std::errc::no_such_file_or_directory) {
+    return absl::OkStatus();
+  }
+  return OsError(error.value(), absl::StrCat("remove ", folder));
+}
+
 // Each engine of a job does this: what is written already stays.
 absl::Status Identify(const std::string& folder,
                       const storage::DiskIdentity& identity) {
@@ -66,20 +99,25 @@ absl::Status CheckHasRecords(const std::string& folder) {
 }  // namespace
 
 absl::Status CheckDiskIdentities(const std::vector<std::string>& folders,
-                                 std::optional<uint64_t> incarnation) {
+                                 std::optional<uint64_t> incarnation,
+                                 uint32_t count) {
+  const bool is_count_known = count != 0;
   for (size_t i = 0; i < folders.size(); ++i) {
     OPTSTATE_ASSIGN_OR_RETURN(
         const std::optional<storage::DiskIdentity> identity,
         storage::ReadDiskIdentity(folders[i]));
     if (!identity.has_value()) continue;
     if (!incarnation.has_value()) incarnation = identity->incarnation;
+    if (count == 0) count = identity->count;
     if (identity->incarnation != *incarnation) {
+      // A directory that the job does not have may have anything.
+      if (i >= count) continue;
       return absl::FailedPreconditionError(absl::StrCat(
           folders[i], " belongs to another job of this name, of incarnation ",
           absl::Hex(identity->incarnation), ", not ", absl::Hex(*incarnation),
           ": is the right disk mounted there? Nothing was changed on it"));
     }
-    if (identity->count != folders.size()) {
+    if (!is_count_known && identity->count > folders.size()) {
       return absl::FailedPreconditionError(absl::StrCat(
           folders[i], ": the job was made with ", identity->count,
           " nvme.directories, and this daemon has ", folders.size(),
@@ -113,12 +151,13 @@ absl::Status CheckDiskOwner(const std::string& folder, uint32_t owner) {
 absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
                               const DiskClaim& claim) {
   if (!claim.is_new) {
-    OPTSTATE_RETURN_IF_ERROR(CheckDiskIdentities(folders, claim.incarnation));
+    OPTSTATE_RETURN_IF_ERROR(CheckDiskIdentities(
+        folders, claim.incarnation, static_cast<uint32_t>(folders.size())));
     if (storage::MayExist(folders[0] + storage::kDiskCommitsFile)) {
       OPTSTATE_RETURN_IF_ERROR(CheckDiskOwner(folders[0], claim.owner));
     }
   }
-  for (size_t i = 0; i < folders.size(); ++i) {
+  for (size_t i = claim.first; i < folders.size(); ++i) {
     if (IsOf(folders[i], claim.incarnation)) continue;
     const std::string device =
         i < claim.devices.size() ? claim.devices[i] : std::string();
@@ -126,7 +165,7 @@ absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
         claim.is_new ? CheckFree(folders[i], device, claim.job_directory)
                      : CheckHasRecords(folders[i]));
   }
-  for (uint32_t i = 0; i < folders.size(); ++i) {
+  for (uint32_t i = claim.first; i < folders.size(); ++i) {
     const auto count = static_cast<uint32_t>(folders.size());
     OPTSTATE_RETURN_IF_ERROR(
         storage::MakeFolder(folders[i].substr(0, folders[i].rfind('/'))));
@@ -136,6 +175,7 @@ absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
     OPTSTATE_RETURN_IF_ERROR(
         storage::WriteDiskMemory(folders[i], claim.job_directory));
   }
+  if (claim.first > 0) return absl::OkStatus();
   return storage::WriteDurably(folders[0] + storage::kDiskOwnerFile,
                                absl::StrCat(claim.owner, "\n"));
 }
@@ -144,9 +184,22 @@ void RemoveDiskFolders(const std::vector<std::string>& folders,
                        std::optional<uint64_t> incarnation) {
   for (const std::string& folder : folders) {
     if (!IsOf(folder, incarnation)) continue;
-    std::error_code error;
-    std::filesystem::remove_all(folder, error);
-    if (error) spdlog::error("remove {}: {}", folder, error.message());
+    const absl::Status removed = RemoveFolder(folder);
+    if (!removed.ok()) spdlog::error("{}", removed.ToString());
+  }
+}
+
+void RemoveOtherArrangements(const std::vector<std::string>& folders,
+                             uint32_t count, uint32_t arrangement,
+                             uint64_t incarnation) {
+  for (uint32_t i = 0; i < count && i < folders.size(); ++i) {
+    const absl::Status removed =
+        storage::RemoveDiskExtent(folders[i], arrangement + 1);
+    if (!removed.ok()) spdlog::error("{}", removed.ToString());
+  }
+  for (size_t i = count; i < folders.size(); ++i) {
+    RemoveUnfinished(folders[i]);
+    RemoveDiskFolders({folders[i]}, incarnation);
   }
 }
 

@@ -19,14 +19,21 @@ struct DiskClaim {
   bool is_new = false;        // it has no records yet
   // By folder, the device of its directory; empty, or missing: it has none.
   std::vector<std::string> devices = {};
+  // The folders before this one are the job's and stay as they are; those from
+  // it on are to become the job's too (with is_new).
+  uint32_t first = 0;
 };
 
 // Compares what the folders say with each other and with `incarnation`, if it
 // is given. Folders that say nothing are of a former build, or not there.
-// FAILED_PRECONDITION: one is of another job, their number or their order is
-// not that with which the job was made; the message has those.
+// `count`: the job has the first so many of them, whatever they say, because an
+// engine may have died while the number changed; 0: as many as the first one
+// says. FAILED_PRECONDITION: one of those is of another job, there are fewer
+// than the first one says, or they are in another order; the message has number
+// and order.
 absl::Status CheckDiskIdentities(const std::vector<std::string>& folders,
-                                 std::optional<uint64_t> incarnation);
+                                 std::optional<uint64_t> incarnation,
+                                 uint32_t count);
 
 // Checks that the durable job of the first folder is of this owner.
 // PERMISSION_DENIED: it is not. FAILED_PRECONDITION: the folder does not say.
@@ -45,6 +52,15 @@ absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
 // build.
 void RemoveDiskFolders(const std::vector<std::string>& folders,
                        std::optional<uint64_t> incarnation);
+
+// Removes, where a job has the first `count` of these folders, what is left of
+// an arrangement of its records before this one, or of one that did not come
+// about: its extents, and folders that it does not have (any more). Files of
+// records are its store's. What cannot be removed is logged, and stays until
+// the next engine.
+void RemoveOtherArrangements(const std::vector<std::string>& folders,
+                             uint32_t count, uint32_t arrangement,
+                             uint64_t incarnation);
 
 }  // namespace optstate::session
 

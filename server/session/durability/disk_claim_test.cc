@@ -76,13 +76,63 @@ TEST_F(DiskClaimTest, AnotherOrderIsNamedAndChangesNothing) {
 
 TEST_F(DiskClaimTest, AnotherNumberIsNamedAndChangesNothing) {
   Make(/*is_durable=*/true);
-  for (const auto& folders : {all_, {all_[0]}, {all_[1]}}) {
-    const absl::Status status = ClaimDiskFolders(folders, Claim(1, false));
+  for (const std::string& folder : two_) {
+    const absl::Status status =
+        CheckDiskIdentities({folder}, /*incarnation=*/1, /*count=*/0);
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_THAT(status.ToString(),
                 HasSubstr("was made with 2 nvme.directories"));
   }
+  const absl::Status more = ClaimDiskFolders(all_, Claim(1, false));
+  EXPECT_TRUE(absl::IsDataLoss(more)) << more;
+  EXPECT_THAT(more.ToString(), HasSubstr(all_[2]));
   EXPECT_FALSE(fs::exists(all_[2]));
+}
+
+// An engine may die between a change of the number and that of identities.
+TEST_F(DiskClaimTest, ANumberThatIsKnownIsWrittenAnew) {
+  Make(/*is_durable=*/true);
+  EXPECT_TRUE(CheckDiskIdentities(all_, 1, /*count=*/0).ok());
+  EXPECT_TRUE(CheckDiskIdentities(all_, 1, /*count=*/1).ok());
+  ASSERT_TRUE(ClaimDiskFolders({two_[0]}, Claim(1, false)).ok());
+  EXPECT_EQ(*storage::ReadDiskIdentity(two_[0]),
+            (storage::DiskIdentity{1, 0, 1}));
+  RemoveOtherArrangements(all_, /*count=*/1, /*arrangement=*/1, 1);
+  EXPECT_TRUE(fs::exists(two_[0]));
+  EXPECT_FALSE(fs::exists(two_[1]));
+}
+
+TEST_F(DiskClaimTest, ADirectoryIsClaimedForAJobThatIsThere) {
+  Make(/*is_durable=*/true);
+  DiskClaim claim = Claim(1, /*is_new=*/true);
+  claim.first = 2;
+  // Another job of this name is in the way, which has to be told.
+  fs::create_directories(all_[2]);
+  ASSERT_TRUE(storage::WriteDiskIdentity(all_[2], {2, 0, 1}).ok());
+  std::ofstream(all_[2] + storage::kDiskDurableFile).flush();
+  std::ofstream(all_[2] + storage::kDiskRecordsFile) << "r";
+  EXPECT_TRUE(absl::IsFailedPrecondition(ClaimDiskFolders(all_, claim)));
+  EXPECT_TRUE(CheckDiskIdentities(all_, 1, /*count=*/2).ok());
+  RemoveOtherArrangements(all_, /*count=*/2, /*arrangement=*/0, 1);
+  EXPECT_TRUE(fs::exists(all_[2]));
+  fs::remove_all(all_[2]);
+  ASSERT_TRUE(ClaimDiskFolders(all_, claim).ok());
+  EXPECT_EQ(*storage::ReadDiskIdentity(all_[2]),
+            (storage::DiskIdentity{1, 2, 3}));
+  EXPECT_EQ(*storage::ReadDiskIdentity(all_[1]),
+            (storage::DiskIdentity{1, 1, 2}));
+}
+
+TEST_F(DiskClaimTest, AClaimThatWasCutShortLeavesNothing) {
+  Make(/*is_durable=*/true);
+  fs::create_directories(all_[2]);
+  std::ofstream(all_[2] + storage::kDiskIdentityFile + ".new") << "inc";
+  RemoveOtherArrangements(all_, /*count=*/2, /*arrangement=*/0, 1);
+  EXPECT_FALSE(fs::exists(all_[2]));
+  fs::create_directories(all_[2]);
+  std::ofstream(all_[2] + storage::kDiskRecordsFile) << "r";
+  RemoveOtherArrangements(all_, /*count=*/2, /*arrangement=*/0, 1);
+  EXPECT_TRUE(fs::exists(all_[2] + storage::kDiskRecordsFile));
 }
 
 TEST_F(DiskClaimTest, FoldersOfAnotherJobAreNotTouched) {

@@ -29,11 +29,11 @@ uint64_t DurableJobBytes(const Layout& layout, absl::string_view description) {
                   .record = {}});
 }
 
-void SerializeDurableJob(absl::string_view description,
-                         const storage::StepRecord& record,
-                         const storage::StateStore& store, std::string* bytes) {
-  const auto counts = store.step_counts();
-  const auto scalars = store.scalars();
+namespace {
+
+void Serialize(absl::string_view description, const storage::StepRecord& record,
+               absl::Span<const int64_t> counts,
+               absl::Span<const double> scalars, std::string* bytes) {
   const Header header = {.description_bytes = description.size(),
                          .step_counts = counts.size(),
                          .scalars = scalars.size(),
@@ -46,6 +46,20 @@ void SerializeDurableJob(absl::string_view description,
                 counts.size() * sizeof(int64_t));
   bytes->append(reinterpret_cast<const char*>(scalars.data()),
                 scalars.size() * sizeof(double));
+}
+
+}  // namespace
+
+void SerializeDurableJob(absl::string_view description,
+                         const storage::StepRecord& record,
+                         const storage::StateStore& store, std::string* bytes) {
+  Serialize(description, record, store.step_counts(), store.scalars(), bytes);
+}
+
+std::string SerializeDurableJob(const DurableJob& job) {
+  std::string bytes;
+  Serialize(job.description, job.record, job.step_counts, job.scalars, &bytes);
+  return bytes;
 }
 
 absl::StatusOr<DurableJob> ParseDurableJob(absl::string_view bytes) {

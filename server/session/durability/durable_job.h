@@ -31,6 +31,8 @@ uint64_t DurableJobBytes(const Layout& layout, absl::string_view description);
 void SerializeDurableJob(absl::string_view description,
                          const storage::StepRecord& record,
                          const storage::StateStore& store, std::string* bytes);
+// Returns the text of a job whose counts and scalars are given.
+std::string SerializeDurableJob(const DurableJob& job);
 // Returns DATA_LOSS when the bytes are none that SerializeDurableJob made.
 absl::StatusOr<DurableJob> ParseDurableJob(absl::string_view bytes);
 

@@ -137,11 +137,15 @@ void JobDurability::DescribeDisk(v1::DiskState* disk) const {
   disk->set_io_engine(state->io_engine);
   const std::vector<std::string> devices =
       DevicesOf(job_.options.config.nvme());
-  for (const std::string& folder :
-       DiskDirectoriesOf(job_.options.config, job_.options.name)) {
+  const v1::StorageSettings& storage = job_.shape->description.storage;
+  std::vector<std::string> folders =
+      DiskDirectoriesOf(job_.options.config, job_.options.name);
+  // An open store has all of its directories.
+  folders.resize(DirectoryCountOf(job_.options.config, storage));
+  for (const std::string& folder : folders) {
     const auto i = static_cast<size_t>(disk->directories_size());
-    const bool is_on_device =
-        storage::MayExist(folder + storage::kDiskExtentFile);
+    const bool is_on_device = storage::MayExist(
+        storage::DiskExtentPath(folder, storage.arrangement()));
     disk->add_directories(
         is_on_device ? absl::StrCat(folder, ", records on ", devices[i])
                      : folder);

@@ -1,12 +1,8 @@
 #include "server/session/durability/job_extents.h"
 
-#include <unistd.h>
-
-#include <cerrno>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "server/config/nvme_directory.h"
 #include "storage/device/device.h"
@@ -24,16 +20,11 @@ struct Place {
 };
 
 // A new job's folder may have an extent of the job that it takes over from.
-absl::Status RemoveExtent(const std::string& folder) {
-  const std::string path = folder + storage::kDiskExtentFile;
-  if (::unlink(path.c_str()) == 0) return storage::SyncFolder(folder);
-  if (errno == ENOENT) return absl::OkStatus();
-  return OsError(errno, absl::StrCat("unlink ", path));
-}
-
 absl::StatusOr<nvme::DeviceExtent> MakeExtent(const Place& place,
+                                              uint32_t arrangement,
                                               uint64_t bytes) {
-  OPTSTATE_RETURN_IF_ERROR(RemoveExtent(place.folder));
+  OPTSTATE_RETURN_IF_ERROR(
+      storage::RemoveDiskExtent(place.folder, arrangement));
   if (place.device.empty()) return nvme::DeviceExtent();
   OPTSTATE_ASSIGN_OR_RETURN(const storage::OwnedDevice owned,
                             storage::OpenDeviceOf(place.directory, place.device,
@@ -41,13 +32,14 @@ absl::StatusOr<nvme::DeviceExtent> MakeExtent(const Place& place,
   OPTSTATE_ASSIGN_OR_RETURN(
       const io::Extent extent,
       storage::AllocateExtent(place.directory, place.folder, owned.superblock,
-                              bytes));
+                              bytes, arrangement));
   return nvme::DeviceExtent{place.device, extent};
 }
 
-absl::StatusOr<nvme::DeviceExtent> FindExtent(const Place& place) {
+absl::StatusOr<nvme::DeviceExtent> FindExtent(const Place& place,
+                                              uint32_t arrangement) {
   OPTSTATE_ASSIGN_OR_RETURN(const std::optional<storage::DiskExtent> found,
-                            storage::ReadDiskExtent(place.folder));
+                            storage::ReadDiskExtent(place.folder, arrangement));
   if (!found.has_value()) return nvme::DeviceExtent();
   if (place.device.empty()) {
     return absl::FailedPreconditionError(
@@ -68,7 +60,7 @@ absl::StatusOr<nvme::DeviceExtent> FindExtent(const Place& place) {
   if (found->extent.begin_bytes < storage::kDeviceHeadBytes ||
       found->extent.end_bytes() > superblock.device_bytes) {
     return absl::DataLossError(absl::StrCat(
-        place.folder, storage::kDiskExtentFile, " names bytes ",
+        storage::DiskExtentPath(place.folder, arrangement), " names bytes ",
         found->extent.begin_bytes, " to ", found->extent.end_bytes(), " of ",
         place.device, ", which has ", superblock.device_bytes));
   }
@@ -79,16 +71,15 @@ absl::StatusOr<nvme::DeviceExtent> FindExtent(const Place& place) {
 
 absl::StatusOr<std::vector<nvme::DeviceExtent>> TakeExtents(
     const v1::NvmeSettings& nvme, const std::string& job,
-    absl::Span<const uint64_t> bytes, bool is_new) {
+    absl::Span<const uint64_t> bytes, uint32_t arrangement, bool is_new) {
   std::vector<nvme::DeviceExtent> extents;
-  for (int i = 0; i < nvme.directories_size(); ++i) {
-    const std::string& directory = nvme.directories(i);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    const std::string& directory = nvme.directories(static_cast<int>(i));
     const Place place = {directory, storage::DiskFolder(directory, job),
                          config::DeviceOf(nvme, directory)};
-    OPTSTATE_ASSIGN_OR_RETURN(
-        nvme::DeviceExtent extent,
-        is_new ? MakeExtent(place, bytes[static_cast<size_t>(i)])
-               : FindExtent(place));
+    OPTSTATE_ASSIGN_OR_RETURN(nvme::DeviceExtent extent,
+                              is_new ? MakeExtent(place, arrangement, bytes[i])
+                                     : FindExtent(place, arrangement));
     extents.push_back(std::move(extent));
   }
   return extents;

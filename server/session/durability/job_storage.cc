@@ -143,6 +143,8 @@ v1::StorageSettings ResolveStorage(const v1::StorageSettings& asked,
   v1::StorageSettings storage = asked;
   storage.clear_made_with();
   storage.clear_directory_weights();
+  storage.clear_directories();
+  storage.clear_arrangement();
   storage.clear_placement_reason();
   if (asked.placement() != v1::PLACEMENT_NVME) {
     storage.set_placement(v1::PLACEMENT_HOST);
@@ -286,6 +288,34 @@ std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,
   for (const std::string& directory : config.nvme().directories()) {
     directories.push_back(storage::DiskFolder(directory, job));
   }
+  return directories;
+}
+
+uint32_t DirectoryCountOf(const v1::DaemonConfig& config,
+                          const v1::StorageSettings& storage) {
+  return storage.directories() != 0
+             ? storage.directories()
+             : static_cast<uint32_t>(config.nvme().directories_size());
+}
+
+absl::StatusOr<std::vector<std::string>> OwnDirectoriesOf(
+    const v1::DaemonConfig& config, const std::string& job,
+    const v1::StorageSettings& storage) {
+  std::vector<std::string> directories = DiskDirectoriesOf(config, job);
+  if (directories.empty()) {
+    return absl::FailedPreconditionError(
+        "the job's records are on disk, and this daemon has no directory for "
+        "them: start optstated with the --nvme-dir that it had");
+  }
+  const uint32_t count = DirectoryCountOf(config, storage);
+  if (count > directories.size()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        directories[0], ": the job was made with ", count,
+        " nvme.directories, and this daemon has ", directories.size(),
+        ": start optstated with those that it had, or take a state_dict with "
+        "them and load it into a new job"));
+  }
+  directories.resize(count);
   return directories;
 }
 

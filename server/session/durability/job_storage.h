@@ -69,6 +69,14 @@ absl::StatusOr<uint64_t> ParameterCacheBytesOf(
 // Returns the job's directories on disk, below those of the configuration.
 std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,
                                            const std::string& job);
+// Returns how many of them the job has, from the first on.
+uint32_t DirectoryCountOf(const v1::DaemonConfig& config,
+                          const v1::StorageSettings& storage);
+// Returns those that it has. FAILED_PRECONDITION: this daemon has none, or
+// fewer.
+absl::StatusOr<std::vector<std::string>> OwnDirectoriesOf(
+    const v1::DaemonConfig& config, const std::string& job,
+    const v1::StorageSettings& storage);
 // Returns the devices of the configuration's directories, by directory; empty:
 // it has none.
 std::vector<std::string> DevicesOf(const v1::NvmeSettings& nvme);

@@ -19,14 +19,6 @@
 namespace optstate::session {
 namespace {
 
-uint64_t SubGroupElements(const JobContext& job,
-                          const JobDescription& description) {
-  // A job of a former build has none of its own.
-  return description.storage.sub_group_elements() != 0
-             ? description.storage.sub_group_elements()
-             : job.options.config.engine().subgroup_elements();
-}
-
 // None of a job of a former build, whose table knows them.
 std::vector<uint32_t> WeightsOf(const JobDescription& description) {
   const auto& weights = description.storage.directory_weights();
@@ -50,13 +42,20 @@ std::unique_ptr<io::IoEngine> ShareDisks(const JobContext& job,
 
 }  // namespace
 
+uint64_t SubGroupElements(const JobContext& job,
+                          const JobDescription& description) {
+  // A job of a former build has none of its own.
+  return description.storage.sub_group_elements() != 0
+             ? description.storage.sub_group_elements()
+             : job.options.config.engine().subgroup_elements();
+}
+
 nvme::NvmeSizes SwapSizesOf(const JobContext& job,
                             const JobDescription& description) {
   return nvme::NvmeStore::SizesOf(
       description.layout, SubGroupElements(job, description),
       {.is_durable = IsDurable(description.storage),
-       .directories =
-           static_cast<uint32_t>(job.options.config.nvme().directories_size()),
+       .directories = DirectoryCountOf(job.options.config, description.storage),
        .job_bytes = DurableJobBytes(description.layout,
                                     SerializeDescription(description)),
        .weights = WeightsOf(description),
@@ -82,22 +81,27 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
     return job->tier->MakeStore(&job->layout(), SubGroupElements(*job, what));
   }
   nvme::NvmeStore::Options options;
-  options.directories =
-      DiskDirectoriesOf(job->options.config, job->options.name);
-  if (options.directories.empty()) {
-    return absl::FailedPreconditionError(
-        "the job's records are on disk, and this daemon has no directory for "
-        "them: start optstated with the --nvme-dir that it had");
-  }
+  OPTSTATE_ASSIGN_OR_RETURN(
+      options.directories,
+      OwnDirectoriesOf(job->options.config, job->options.name, what.storage));
+  options.arrangement = what.storage.arrangement();
   const v1::NvmeSettings& nvme = job->options.config.nvme();
   const bool is_new = restored == nullptr &&
                       !nvme::FrameTable::IsMade(job->tier->frame_table());
+  const std::vector<std::string> all_directories =
+      DiskDirectoriesOf(job->options.config, job->options.name);
+  if (!is_new) {
+    OPTSTATE_RETURN_IF_ERROR(
+        CheckDiskIdentities(all_directories, job->tier->control()->incarnation,
+                            static_cast<uint32_t>(options.directories.size())));
+  }
+  const std::vector<std::string> directories = options.directories;
   OPTSTATE_RETURN_IF_ERROR(ClaimDiskFolders(
-      options.directories, {.incarnation = job->tier->control()->incarnation,
-                            .owner = job->options.uid,
-                            .job_directory = job->options.directory,
-                            .is_new = is_new,
-                            .devices = DevicesOf(nvme)}));
+      directories, {.incarnation = job->tier->control()->incarnation,
+                    .owner = job->options.uid,
+                    .job_directory = job->options.directory,
+                    .is_new = is_new,
+                    .devices = DevicesOf(nvme)}));
   // The state of such a job may be many times the memory, and so may a load.
   job->tier->SetLoadLogFolder(what.storage.placement() == v1::PLACEMENT_NVME
                                   ? options.directories[0]
@@ -108,7 +112,8 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
   const nvme::NvmeSizes sizes = SwapSizesOf(*job, what);
   OPTSTATE_ASSIGN_OR_RETURN(
       options.extents,
-      TakeExtents(nvme, job->options.name, sizes.records_by_directory, is_new));
+      TakeExtents(nvme, job->options.name, sizes.records_by_directory,
+                  options.arrangement, is_new));
   if (IsDurable(what.storage)) {
     OPTSTATE_RETURN_IF_ERROR(MarkDurable(options.directories));
   }
@@ -131,6 +136,10 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
       std::unique_ptr<nvme::NvmeStore> store,
       nvme::NvmeStore::Open(&job->layout(), SubGroupElements(*job, what),
                             job->tier->Memory(), std::move(options)));
+  // The store has made the commits on disk those of its arrangement.
+  RemoveOtherArrangements(
+      all_directories, static_cast<uint32_t>(directories.size()),
+      what.storage.arrangement(), job->tier->control()->incarnation);
   spdlog::info(
       "records are swapped: job={} io={} frames={} records={} frame_bytes={} "
       "durable={}",

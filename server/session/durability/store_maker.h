@@ -19,6 +19,10 @@ namespace optstate::session {
 nvme::NvmeSizes SwapSizesOf(const JobContext& job,
                             const JobDescription& description);
 
+// Returns the elements of a sub-group of such a job.
+uint64_t SubGroupElements(const JobContext& job,
+                          const JobDescription& description);
+
 // Returns the bytes that the job's engine keeps for parameters on disk; see
 // job_storage.h for errors.
 absl::StatusOr<uint64_t> ParameterCacheBytesOf(

@@ -182,6 +182,12 @@ TEST_P(JobDeviceUpdatesTest, ANodeThatLostItsDevicesGoesOnByTheCpu) {
   job_->AttachAll();
   EXPECT_THAT(UpdatesOf(job_.get()).problem(), HasSubstr("--devices"));
   ExpectSameAfter(3, 4);
+  if (GetParam() == v1::PLACEMENT_NVME) {
+    v1::SetJobRequest budget;
+    budget.set_host_budget_bytes(1 << 22);
+    const auto set = job_->job().Set(budget);
+    EXPECT_TRUE(set.ok()) << set.status();
+  }
   // Going back to the CPU needs none.
   EXPECT_TRUE(SetFraction(job_.get(), 1).ok());
   EXPECT_TRUE(

@@ -230,18 +230,6 @@ TEST_F(JobParametersTest, AutoThatFitsHasParametersInMemory) {
   EXPECT_TRUE(job.Register(0).ok());  // asks for the same again
 }
 
-TEST_F(JobParametersTest, ALayoutIsNotExtended) {
-  JobHarness job(OnDisk());
-  job.Start(job.RandomTensors(kSeed));
-  job.DetachAll();
-  LayoutSpec larger = job.setup().layout;
-  larger.groups.resize(2);
-  larger.parameters.push_back(MakeParameter("d", 100, 1));
-  job.SetLayout(larger);
-  const absl::Status refused = job.Register(0, /*extend=*/true).status();
-  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
-}
-
 TEST_F(JobParametersTest, ItIsDescribed) {
   JobHarness job(OnDisk());
   job.Start(job.RandomTensors(kSeed));

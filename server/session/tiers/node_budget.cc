@@ -43,10 +43,11 @@ std::vector<BytesOfJob> EachJob(const std::string& jobs,
 absl::Status CheckFits(uint64_t limit, const std::string& what,
                        const std::vector<BytesOfJob>& jobs,
                        const std::string& job, uint64_t needed,
-                       const std::string& advice) {
+                       const std::string& advice, bool beside = false) {
   uint64_t taken = 0;
   std::vector<std::string> others;
   for (const BytesOfJob& one : jobs) {
+    if (one.job == job && beside) needed += one.bytes;
     if (one.job == job) continue;
     taken += one.bytes;
     others.push_back(absl::StrCat("\"", one.job, "\" ", one.bytes));
@@ -81,10 +82,14 @@ std::vector<BytesOfJob> FramesOfJobs(const std::string& state_dir) {
 std::vector<BytesOfJob> DiskBytesOfJobs(const std::string& directory) {
   return EachJob(
       directory + storage::kDiskJobsFolder, [](const std::string& folder) {
-        const auto extent = storage::ReadDiskExtent(folder);
-        return storage::AllocatedBytesBelow(folder) +
-               (extent.ok() && extent->has_value() ? (*extent)->extent.bytes
-                                                   : 0);
+        uint64_t bytes = storage::AllocatedBytesBelow(folder);
+        for (const uint32_t arrangement : {0, 1}) {
+          const auto extent = storage::ReadDiskExtent(folder, arrangement);
+          if (extent.ok() && extent->has_value()) {
+            bytes += (*extent)->extent.bytes;
+          }
+        }
+        return bytes;
       });
 }
 
@@ -113,7 +118,8 @@ absl::Status CheckNodeBudget(const std::string& state_dir,
 
 absl::Status CheckDirectoryLimits(const v1::NvmeSettings& nvme,
                                   const std::string& job,
-                                  absl::Span<const uint64_t> bytes) {
+                                  absl::Span<const uint64_t> bytes,
+                                  bool beside) {
   const int count =
       std::min(nvme.directory_bytes_max_size(), static_cast<int>(bytes.size()));
   for (int i = 0; i < count; ++i) {
@@ -124,7 +130,7 @@ absl::Status CheckDirectoryLimits(const v1::NvmeSettings& nvme,
                   absl::StrCat("the limit of ", nvme.directories(i),
                                " (nvme.directory_bytes_max)"),
                   DiskBytesOfJobs(nvme.directories(i)), job, bytes[i],
-                  "delete a job, or raise the limit"));
+                  "delete a job, or raise the limit", beside));
   }
   return absl::OkStatus();
 }

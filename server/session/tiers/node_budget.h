@@ -36,10 +36,12 @@ std::optional<uint64_t> NodeBudgetLeft(const std::string& state_dir,
 absl::Status CheckNodeBudget(const std::string& state_dir,
                              const v1::NvmeSettings& nvme,
                              const std::string& job, uint64_t frames_bytes);
-// Checks the bytes of a job in each directory against its limit likewise.
+// Checks the bytes of a job in each directory against its limit likewise;
+// `beside`: beside those that it has there.
 absl::Status CheckDirectoryLimits(const v1::NvmeSettings& nvme,
                                   const std::string& job,
-                                  absl::Span<const uint64_t> bytes);
+                                  absl::Span<const uint64_t> bytes,
+                                  bool beside = false);
 
 }  // namespace optstate::session
 

@@ -24,6 +24,7 @@ Committer::Committer(StoreContext* context, StoreMonitor* monitor,
 
 void Committer::Adopt() {
   monitor_.mu.AssertHeld();
+  syncs_.resize(context_.options.directories.size());
   if (context_.log == nullptr) return;
   const DurableCommit& last = context_.log->last();
   commit_.generation = last.generation;
@@ -31,6 +32,7 @@ void Committer::Adopt() {
       last.places.size() != durable_slots_.size()) {
     return;  // no commit of this job yet
   }
+  is_durable_ = true;
   durable_step_ = last.step;
   durable_job_ = last.job;
   for (size_t i = 0; i < durable_slots_.size(); ++i) {
@@ -77,6 +79,24 @@ uint64_t Committer::durable_step() const {
 std::string Committer::durable_job() const {
   const absl::MutexLock lock(&monitor_.mu);
   return durable_job_;
+}
+
+DurableCommit Committer::last() const {
+  const absl::MutexLock lock(&monitor_.mu);
+  DurableCommit commit;
+  if (!is_durable_) return commit;
+  commit.generation = commit_.generation;
+  commit.step = durable_step_;
+  commit.incarnation = context_.options.incarnation;
+  commit.slots = context_.slots;
+  commit.paths = static_cast<uint32_t>(context_.options.directories.size());
+  commit.weights = context_.weights;
+  for (const uint8_t slot : durable_slots_) {
+    commit.places.push_back(slot == kNoSlot ? 0
+                                            : static_cast<uint8_t>(slot | 2));
+  }
+  commit.job = durable_job_;
+  return commit;
 }
 
 void Committer::Advance() {
@@ -200,6 +220,7 @@ void Committer::EndCommit() {
                             ? static_cast<uint8_t>(commit_.places[i] & 1)
                             : kNoSlot;
   }
+  is_durable_ = true;
   durable_step_ = commit_.step;
   durable_job_.swap(commit_.job);
   monitor_.counters.OnCommit();

@@ -37,7 +37,8 @@ class Committer {
   // The arguments must outlive this object.
   Committer(StoreContext* context, StoreMonitor* monitor, RecordCache* cache,
             ReadQueue* queue);
-  // Takes over the last commit of the job in the log, if there is one.
+  // Takes over the last commit of the job in the log, if there is one, and the
+  // number of directories. Called again when the records are arranged anew.
   void Adopt();
 
   // See NvmeStore::RequestCommit(), AwaitCommit().
@@ -45,6 +46,9 @@ class Committer {
   absl::Status Await();
   uint64_t durable_step() const;
   std::string durable_job() const;
+  // Returns the last durable commit, but for its checksums; of generation 0:
+  // there is none of this job.
+  DurableCommit last() const;
 
   // Begins to sync when all is flushed.
   void Advance();
@@ -81,6 +85,7 @@ class Committer {
   RecordCache& cache_ ABSL_GUARDED_BY(monitor_.mu);
   ReadQueue& queue_ ABSL_GUARDED_BY(monitor_.mu);
   std::vector<uint8_t> durable_slots_ ABSL_GUARDED_BY(monitor_.mu);
+  bool is_durable_ ABSL_GUARDED_BY(monitor_.mu) = false;  // some step is
   uint64_t durable_step_ ABSL_GUARDED_BY(monitor_.mu) = 0;
   std::string durable_job_ ABSL_GUARDED_BY(monitor_.mu);
   Phase phase_ ABSL_GUARDED_BY(monitor_.mu) = Phase::kNone;

@@ -84,6 +84,10 @@ std::string PathIn(const std::string& directory) {
   return absl::StrCat(directory, "/commits");
 }
 
+std::string NextPathIn(const std::string& directory, uint32_t arrangement) {
+  return absl::StrCat(directory, "/commits.", arrangement);
+}
+
 // Says whether a sector has no byte but zeros.
 bool IsZero(const std::byte* sector) {
   return std::all_of(sector, sector + io::kSectorBytes,
@@ -116,7 +120,40 @@ absl::Status DurableLog::Allocate(uint64_t region_bytes) {
 
 absl::StatusOr<std::unique_ptr<DurableLog>> DurableLog::Create(
     io::IoEngine* engine, const std::string& directory, uint64_t region_bytes) {
-  std::unique_ptr<DurableLog> log(new DurableLog(engine, PathIn(directory)));
+  return CreateAt(engine, PathIn(directory), region_bytes);
+}
+
+absl::StatusOr<std::unique_ptr<DurableLog>> DurableLog::CreateNext(
+    io::IoEngine* engine, const std::string& directory, uint64_t region_bytes,
+    uint32_t arrangement) {
+  OPTSTATE_RETURN_IF_ERROR(RemoveNext(engine, directory, arrangement));
+  return CreateAt(engine, NextPathIn(directory, arrangement), region_bytes);
+}
+
+absl::Status DurableLog::Adopt(io::IoEngine* engine,
+                               const std::string& directory,
+                               uint32_t arrangement) {
+  if (arrangement == 0) return absl::OkStatus();
+  absl::Status renamed =
+      engine->Rename(NextPathIn(directory, arrangement), PathIn(directory));
+  // An engine that has renamed the file may have died before that was durable.
+  if (absl::IsNotFound(renamed)) {
+    renamed = engine->Rename(PathIn(directory), PathIn(directory));
+  }
+  return absl::IsNotFound(renamed) ? absl::OkStatus() : renamed;
+}
+
+absl::Status DurableLog::RemoveNext(io::IoEngine* engine,
+                                    const std::string& directory,
+                                    uint32_t arrangement) {
+  const absl::Status removed =
+      engine->Remove(NextPathIn(directory, arrangement));
+  return absl::IsNotFound(removed) ? absl::OkStatus() : removed;
+}
+
+absl::StatusOr<std::unique_ptr<DurableLog>> DurableLog::CreateAt(
+    io::IoEngine* engine, std::string path, uint64_t region_bytes) {
+  std::unique_ptr<DurableLog> log(new DurableLog(engine, std::move(path)));
   OPTSTATE_RETURN_IF_ERROR(log->Allocate(region_bytes));
   OPTSTATE_ASSIGN_OR_RETURN(
       log->file_, engine->Open(log->path_, io::kSectorBytes + 2 * region_bytes,
@@ -206,6 +243,15 @@ absl::Status DurableLog::Settle() {
   OPTSTATE_RETURN_IF_ERROR(WriteLast());
   ++last_.generation;
   return WriteLast();
+}
+
+absl::Status DurableLog::Put(DurableCommit commit) {
+  last_ = std::move(commit);
+  for (uint32_t i = 0; i < kCommitCopies; ++i) {
+    ++last_.generation;
+    OPTSTATE_RETURN_IF_ERROR(WriteLast());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status DurableLog::WriteLast() {

@@ -50,10 +50,29 @@ class DurableLog {
   static uint64_t RegionBytes(uint64_t records, uint64_t checksums,
                               uint64_t job_bytes, uint64_t weights);
 
+  // Returns the room for DurableCommit::job of a job whose text has so many
+  // bytes: it may grow a little, since its description is written anew when
+  // ranks change its settings.
+  static uint64_t RoomFor(uint64_t job_bytes) { return job_bytes + (64 << 10); }
+
   // Makes the file. `engine` outlives this.
   static absl::StatusOr<std::unique_ptr<DurableLog>> Create(
       io::IoEngine* engine, const std::string& directory,
       uint64_t region_bytes);
+  // Makes the file of an arrangement to come, `commits.N`, in place of any that
+  // is there. It counts when Adopt() has renamed it.
+  static absl::StatusOr<std::unique_ptr<DurableLog>> CreateNext(
+      io::IoEngine* engine, const std::string& directory, uint64_t region_bytes,
+      uint32_t arrangement);
+  // Has the commits of this arrangement take the place of those of the one
+  // before, if they have a name of their own. They are durable.
+  static absl::Status Adopt(io::IoEngine* engine, const std::string& directory,
+                            uint32_t arrangement);
+  // Removes the commits of an arrangement that did not come about, if they are
+  // there.
+  static absl::Status RemoveNext(io::IoEngine* engine,
+                                 const std::string& directory,
+                                 uint32_t arrangement);
   // Opens the file and reads its newest whole commit. NOT_FOUND: there is no
   // file, or its making was not finished; DATA_LOSS: it cannot be read, or is
   // no such file;
@@ -80,6 +99,9 @@ class DurableLog {
   // region is written again, with the same bytes, and synced; then the other
   // one gets the commit too.
   absl::Status Settle();
+  // Writes a commit, whose generation is that of the last one, to both regions,
+  // as the next two, and makes it durable. RESOURCE_EXHAUSTED: it does not fit.
+  absl::Status Put(DurableCommit commit);
 
   // Lays the commit out for writing to the region whose turn it is, and returns
   // the request that writes it, which the caller submits and syncs.
@@ -88,6 +110,8 @@ class DurableLog {
 
  private:
   DurableLog(io::IoEngine* engine, std::string path);
+  static absl::StatusOr<std::unique_ptr<DurableLog>> CreateAt(
+      io::IoEngine* engine, std::string path, uint64_t region_bytes);
   absl::Status Allocate(uint64_t region_bytes);
   // Runs one request on the file to its end; a read that fails is tried again.
   absl::Status Run(io::IoRequest::Kind kind, uint64_t offset_bytes,

@@ -10,13 +10,17 @@
 
 namespace optstate::nvme {
 
-// Counts requests by directory. Allocates only in the constructor.
+// Counts requests by directory. Allocates only in the constructor and in
+// Resize().
 //
 // Threads: not thread-safe.
 class IoCounters {
  public:
   explicit IoCounters(size_t directories) : directories_(directories) {}
 
+  // Counts for another number of directories from now on; those that stay keep
+  // their counts.
+  void Resize(size_t directories) { directories_.resize(directories); }
   void OnSubmit(size_t directory) { ++directories_[directory].queue_depth; }
   // Counts a request that the engine has returned.
   void OnComplete(size_t directory, const io::IoRequest& request) {

@@ -107,6 +107,7 @@ class NvmeCrashStatesTest : public testing::Test {
       if (layouts_.Uniform(0, 3) == 0) Reopen(/*fails=*/true);
       Update();
       if (layouts_.Uniform(0, 1) == 0) ChangeFrames();
+      if (layouts_.Uniform(0, 1) == 0 && !is_faulty_) Rearrange();
       requested_ = static_cast<uint64_t>(step);
       ASSERT_EQ(job_->RequestCommit(requested_), absl::OkStatus());
       if (layouts_.Uniform(0, 1) == 0 && !is_faulty_) Update();
@@ -148,6 +149,25 @@ class NvmeCrashStatesTest : public testing::Test {
     storage::persist_hook.store(nullptr);
     ASSERT_EQ(changed, absl::OkStatus());
   }
+  // Splits the records anew over one directory or two.
+  void Rearrange() {
+    std::vector<std::string> directories = {"/disk", "/disk2"};
+    std::vector<uint32_t> weights = {
+        static_cast<uint32_t>(layouts_.Uniform(0, 3)),
+        static_cast<uint32_t>(layouts_.Uniform(0, 3))};
+    if (weights[0] + weights[1] == 0) weights.clear();
+    if (layouts_.Uniform(0, 3) == 0) {
+      directories.pop_back();
+      weights.clear();
+    }
+    ASSERT_EQ(job_->Rearrange(directories, weights,
+                              [this] {
+                                OnPlaceChanged();
+                                return absl::OkStatus();
+                              }),
+              absl::OkStatus());
+    ++rearranged_;
+  }
   // Called on the thread of I/O while records are written, then on the one that
   // changes frames. Jobs that are opened meanwhile have places too.
   void OnPlaceChanged() {
@@ -169,6 +189,10 @@ class NvmeCrashStatesTest : public testing::Test {
       io::SimulatedFault fault;
       fault.kind = io::IoRequest::Kind::kSync;
       fault.path = file < 2 && !device_.empty() ? device_ : kFiles[file];
+      if (fault.path == kFiles[file] && file < 2 &&
+          job_->setup().arrangement % 2 == 1) {
+        fault.path += ".1";
+      }
       // Opening syncs both copies of a commit; the next commit syncs two, and a
       // device once for each directory.
       if (file == 2) fault.skip = kCommitCopies + layouts_.Uniform(0, 1);
@@ -187,6 +211,7 @@ class NvmeCrashStatesTest : public testing::Test {
     absl::Status status = job.Restore();
     if (absl::IsNotFound(status) && acknowledged == 0) return absl::OkStatus();
     if (status.ok()) status = job.CompareAll();
+    if (status.ok()) status = CheckOneArrangement(job, *disk);
     if (!status.ok()) return status;
     const uint64_t step = job.store().durable_step();
     if (step < acknowledged || step > requested_) {
@@ -195,6 +220,29 @@ class NvmeCrashStatesTest : public testing::Test {
           requested_.load(), " requested"));
     }
     return states_ % 16 == 0 ? GoOn(&job, disk.get()) : absl::OkStatus();
+  }
+
+  // Says whether a job that was opened has the files of its arrangement alone.
+  absl::Status CheckOneArrangement(const NvmeTestJob& job,
+                                   const io::SimulatedDisk& disk) const {
+    const uint32_t number = job.setup().arrangement;
+    const auto expect = [&](const std::string& path, bool is_there) {
+      return disk.Exists(path) == is_there
+                 ? absl::OkStatus()
+                 : absl::InternalError(absl::StrCat(
+                       path, is_there ? " is missing" : " was left over"));
+    };
+    absl::Status status = expect("/disk/commits", true);
+    for (uint32_t i = number == 0 ? 0 : number - 1; i <= number + 1; ++i) {
+      status.Update(expect(absl::StrCat("/disk/commits.", i), false));
+    }
+    for (const std::string& directory : job.setup().directories) {
+      for (const bool is_odd : {false, true}) {
+        status.Update(expect(directory + (is_odd ? "/records.1" : "/records"),
+                             device_.empty() && is_odd == (number % 2 == 1)));
+      }
+    }
+    return status;
   }
 
   // Commits a further step, which the next power cut must leave.
@@ -245,6 +293,7 @@ class NvmeCrashStatesTest : public testing::Test {
     job.CopyMemoryOf(job_.get());
     absl::Status status = job.Open();
     if (status.ok()) status = job.CompareAll();
+    if (status.ok()) status = CheckOneArrangement(job, *disk);
     return status.ok() ? GoOn(&job, disk.get()) : status;
   }
 
@@ -268,7 +317,9 @@ class NvmeCrashStatesTest : public testing::Test {
       Run();
       job_ = nullptr;
     }
-    std::cerr << states_ << " states at " << events_ << " events" << std::endl;
+    std::cerr << states_ << " states at " << events_ << " events, records were "
+              << "arranged anew " << rearranged_ << " times" << std::endl;
+    EXPECT_GT(rearranged_, 0u);
   }
 
   RandomLayouts layouts_;
@@ -281,7 +332,7 @@ class NvmeCrashStatesTest : public testing::Test {
   bool is_killed_within_ = false;
   std::atomic<bool> is_looking_ = false;
   static inline NvmeCrashStatesTest* changing_ = nullptr;
-  uint64_t states_ = 0, events_ = 0, crash_seed_ = 0;
+  uint64_t states_ = 0, events_ = 0, crash_seed_ = 0, rearranged_ = 0;
 };
 
 TEST_F(NvmeCrashStatesTest, APowerCutLeavesADurableStep) {

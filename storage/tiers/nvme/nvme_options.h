@@ -19,6 +19,17 @@ struct DeviceExtent {
   io::Extent extent;
 };
 
+// Where the records of a job lie. A job that exists gets another one by writing
+// all its records anew, in other files (NvmeStore::Rearrange).
+struct Arrangement {
+  // Counts the arrangements of the job, from 0 on: it chooses the names of
+  // files (FORMAT.md).
+  uint32_t number = 0;
+  std::vector<std::string> directories;
+  std::vector<DeviceExtent> extents = {};  // see NvmeOptions
+  std::vector<uint32_t> weights = {};      // "
+};
+
 // The options of a store: NvmeStore::Options.
 struct NvmeOptions {
   std::unique_ptr<io::IoEngine> engine;
@@ -28,6 +39,7 @@ struct NvmeOptions {
   // has given the job that much (NvmeSizes::records_by_directory); none: all
   // have files.
   std::vector<DeviceExtent> extents = {};
+  uint32_t arrangement = 0;  // see Arrangement
   // FramesBytes() of at least kFramesMin frames, and TableBytes(); both
   // outlive the store. A table of zeros: the job is new.
   absl::Span<std::byte> frames;

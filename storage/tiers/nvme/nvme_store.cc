@@ -301,6 +301,67 @@ absl::Status NvmeStore::ChangeFrames(
   return changed;
 }
 
+absl::StatusOr<uint64_t> NvmeStore::Rearrange(
+    const RewriteTarget& target, absl::FunctionRef<absl::Status()> commit) {
+  OPTSTATE_RETURN_IF_ERROR(committer_.Await());
+  io_thread_.Stop();
+  RecordRewriter rewriter(&context_, &target, committer_.last(),
+                          /*keeps_frames=*/true);
+  // A write that was in flight may have failed.
+  absl::Status status = this->status();
+  if (status.ok()) status = rewriter.Write();
+  if (status.ok()) {
+    status = commit();
+    if (!status.ok()) {
+      RemoveAnew(target.arrangement);
+    } else {
+      status = Reopen(target);
+      const absl::MutexLock lock(&monitor_.mu);
+      if (!status.ok()) monitor_.Fail(status);
+    }
+  }
+  io_thread_.Start();
+  OPTSTATE_RETURN_IF_ERROR(status);
+  return rewriter.bytes();
+}
+
+absl::StatusOr<uint64_t> NvmeStore::WriteAnew(const RewriteTarget& target) {
+  OPTSTATE_RETURN_IF_ERROR(Vacate(0));
+  io_thread_.Stop();
+  RecordRewriter rewriter(&context_, &target, committer_.last(),
+                          /*keeps_frames=*/false);
+  const absl::Status status = rewriter.Write();
+  {
+    const absl::MutexLock lock(&monitor_.mu);
+    cache_.SetVacatedFrom(RecordCache::kNoFrame);
+  }
+  io_thread_.Start();
+  OPTSTATE_RETURN_IF_ERROR(status);
+  return rewriter.bytes();
+}
+
+void NvmeStore::RemoveAnew(const Arrangement& arrangement) {
+  RecordRewriter::Remove(&context_.engine, arrangement);
+}
+
+absl::Status NvmeStore::Reopen(const RewriteTarget& target) {
+  context_.files->Close(&context_.engine);
+  if (context_.log != nullptr) context_.engine.Close(context_.log->file());
+  NvmeOptions& options = context_.options;
+  options.directories = target.arrangement.directories;
+  options.extents = target.arrangement.extents;
+  options.weights = target.arrangement.weights;
+  options.arrangement = target.arrangement.number;
+  options.job_bytes = target.job_bytes;
+  options.table = target.table;
+  context_.table = FrameTable(target.table);
+  OPTSTATE_RETURN_IF_ERROR(StoreOpener(&context_).Open(/*restored=*/nullptr));
+  const absl::MutexLock lock(&monitor_.mu);
+  monitor_.io_counters.Resize(options.directories.size());
+  committer_.Adopt();
+  return absl::OkStatus();
+}
+
 std::optional<storage::SwapState> NvmeStore::swap_state() const {
   const absl::MutexLock lock(&monitor_.mu);
   storage::SwapState state{.io_engine = context_.engine.name(),

@@ -23,6 +23,7 @@
 #include "storage/tiers/nvme/parameter_cache.h"
 #include "storage/tiers/nvme/read_queue.h"
 #include "storage/tiers/nvme/record_cache.h"
+#include "storage/tiers/nvme/record_rewriter.h"
 #include "storage/tiers/nvme/store_context.h"
 #include "storage/tiers/nvme/store_monitor.h"
 #include "storage/tiers/nvme/swapper.h"
@@ -108,6 +109,25 @@ class NvmeStore final : public storage::StateStore {
       uint32_t frames,
       absl::FunctionRef<absl::Status(absl::Span<std::byte>*)> resize) override;
 
+  // Gives the job another arrangement, of the same layout: its records are
+  // written anew. `commit` is called when all of that is durable. If it returns
+  // OK, the target's table is the job's from then on, also for an engine that
+  // finds the files after this one's death; an error of it, or before it,
+  // leaves the job as it was. An error after it is the store's, which works no
+  // more. Reads and writes each record once or twice. No pass is being made
+  // meanwhile, and no commit is on its way, for the target has the text of the
+  // last one. Returns the bytes of records that were written.
+  absl::StatusOr<uint64_t> Rearrange(const RewriteTarget& target,
+                                     absl::FunctionRef<absl::Status()> commit);
+  // Writes the records anew for a layout that extends the job's. They are the
+  // job's when its next store is opened with the target's table; until then the
+  // caller changes no record. An error, or a later arrangement, leaves the job
+  // as it was.
+  absl::StatusOr<uint64_t> WriteAnew(const RewriteTarget& target);
+  // Removes what WriteAnew() has written, if it is there. The arrangement is
+  // not the job's.
+  void RemoveAnew(const Arrangement& arrangement);
+
   // Verifies of a durable job the slots of the last durable commit, of another
   // those that are not older than memory. A damaged record that memory has as
   // it was written is to be written anew. Reads one record at a time, after all
@@ -136,6 +156,8 @@ class NvmeStore final : public storage::StateStore {
   // Brings the records of frames from `frames` on to disk; unless that fails,
   // they stay there until the cache is reset.
   absl::Status Vacate(uint32_t frames);
+  // Opens the arrangement that the target's table is of.
+  absl::Status Reopen(const RewriteTarget& target);
   // Has no place name such a frame. INTERNAL: one has what the disk has not.
   absl::Status GiveUpFrames(uint32_t frames);
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "proto/types/array_format.h"
 #include "proto/types/status_macros.h"
@@ -11,13 +12,27 @@
 namespace optstate::nvme {
 namespace {
 
+// More than any test has.
+constexpr uint64_t kDirectoriesMax = 8;
+
 // A size with which a commit fills several sectors.
 constexpr uint64_t kJobBytes = 2000;
 
-std::string JobText(uint64_t step) {
-  return std::string(kJobBytes - 20 + step % 10,
+std::string JobText(uint64_t step, uint32_t arrangement) {
+  return std::string(kJobBytes - 40 + step % 10,
                      static_cast<char>('a' + step % 26)) +
-         absl::StrCat(step);
+         absl::StrCat(step, " ", arrangement);
+}
+
+// Returns the arrangement that a text of JobText() is of.
+uint32_t ArrangementOf(const std::string& text) {
+  uint32_t arrangement = 0;
+  const size_t space = text.rfind(' ');
+  if (space == std::string::npos ||
+      !absl::SimpleAtoi(text.substr(space), &arrangement)) {
+    return UINT32_MAX;
+  }
+  return arrangement;
 }
 
 NvmeStore::Sizes SizesOf(const NvmeTestJob::Setup& setup) {
@@ -34,7 +49,11 @@ std::vector<DeviceExtent> ExtentsOf(const NvmeTestJob::Setup& setup,
                                     const NvmeStore::Sizes& sizes) {
   std::vector<DeviceExtent> extents;
   if (setup.device.empty()) return extents;
-  uint64_t begin = setup.device_begin;
+  // Arrangements take turns with two parts of the device.
+  uint64_t all = 0;
+  for (const uint64_t bytes : sizes.records_by_directory) all += bytes;
+  const uint64_t part = all + kDirectoriesMax * io::kSectorBytes;
+  uint64_t begin = setup.device_begin + setup.arrangement % 2 * part;
   for (const uint64_t bytes : sizes.records_by_directory) {
     extents.push_back({setup.device, {begin, bytes}});
     begin += bytes;
@@ -111,6 +130,7 @@ std::vector<absl::Span<std::byte>> KeptPieces(const Layout& layout,
 
 NvmeTestJob::NvmeTestJob(Setup setup)
     : setup_(std::move(setup)),
+      all_directories_(setup_.directories),
       sizes_(SizesOf(setup_)),
       model_(&setup_.layout, setup_.sub_group_elements),
       extents_(ExtentsOf(setup_, sizes_)),
@@ -121,9 +141,12 @@ NvmeTestJob::NvmeTestJob(Setup setup)
 
 absl::Status NvmeTestJob::MakeDevice() {
   const std::unique_ptr<io::IoEngine> engine = setup_.make_engine();
+  Setup next = setup_;
+  ++next.arrangement;
+  const uint64_t end = ExtentsOf(next, sizes_).back().extent.end_bytes();
   OPTSTATE_ASSIGN_OR_RETURN(
       const io::FileId file,
-      engine->Open(setup_.device, extents_.back().extent.end_bytes(),
+      engine->Open(setup_.device, end + kDirectoriesMax * io::kSectorBytes,
                    io::IoEngine::OpenMode::kCreate));
   engine->Close(file);
   return absl::OkStatus();
@@ -135,6 +158,7 @@ absl::Status NvmeTestJob::Open(const DurableCommit* restored) {
   options.directories = setup_.directories;
   options.weights = setup_.weights;
   options.extents = extents_;
+  options.arrangement = setup_.arrangement;
   options.frames = frames_.span();
   options.table = table_.span();
   options.incarnation = kIncarnation;
@@ -169,6 +193,47 @@ absl::Status NvmeTestJob::ChangeFrames(
       });
 }
 
+void NvmeTestJob::SetArrangement(const Setup& setup) {
+  setup_.directories = setup.directories;
+  setup_.weights = setup.weights;
+  setup_.arrangement = setup.arrangement;
+  sizes_ = SizesOf(setup_);
+  extents_ = ExtentsOf(setup_, sizes_);
+}
+
+absl::Status NvmeTestJob::Rearrange(
+    std::vector<std::string> directories, std::vector<uint32_t> weights,
+    const std::function<absl::Status()>& on_switched) {
+  Setup next = setup_;
+  next.directories = std::move(directories);
+  next.weights = std::move(weights);
+  ++next.arrangement;
+  const NvmeStore::Sizes sizes = SizesOf(next);
+  NvmeTestMemory table(sizes.table);
+  RewriteTarget target;
+  target.layout = &setup_.layout;
+  target.sub_group_elements = setup_.sub_group_elements;
+  target.arrangement = {next.arrangement, next.directories,
+                        ExtentsOf(next, sizes), next.weights};
+  target.job = JobText(store_->durable_step(), next.arrangement);
+  target.job_bytes = kJobBytes;
+  target.table = table.span();
+  return store_
+      ->Rearrange(target,
+                  [&] {
+                    const Setup former = setup_;
+                    std::swap(table_, table);
+                    SetArrangement(next);
+                    absl::Status status;
+                    if (on_switched != nullptr) status = on_switched();
+                    if (status.ok()) return status;
+                    std::swap(table_, table);
+                    SetArrangement(former);
+                    return status;
+                  })
+      .status();
+}
+
 absl::Status NvmeTestJob::Restore() {
   Close();
   frames_.Zero();
@@ -181,9 +246,20 @@ absl::Status NvmeTestJob::Restore() {
         commit, NvmeStore::ReadCommit(engine.get(), setup_.directories));
   }
   const auto found = commits_.find(commit.step);
-  if (found == commits_.end() || commit.job != JobText(commit.step)) {
+  const uint32_t arrangement = ArrangementOf(commit.job);
+  if (found == commits_.end() ||
+      commit.job != JobText(commit.step, arrangement)) {
     return absl::InternalError(
         absl::StrCat("step ", commit.step, " was not committed"));
+  }
+  if (arrangement != setup_.arrangement) {
+    Setup next = setup_;
+    next.directories.assign(all_directories_.begin(),
+                            all_directories_.begin() + commit.paths);
+    next.weights = commit.weights;
+    next.arrangement = arrangement;
+    SetArrangement(next);
+    table_ = NvmeTestMemory(sizes_.table);
   }
   model_.CopyFrom(*found->second);
   OPTSTATE_RETURN_IF_ERROR(Open(&commit));
@@ -281,7 +357,7 @@ absl::Status NvmeTestJob::RequestCommit(uint64_t step) {
     const std::lock_guard<std::mutex> lock(commits_mutex_);
     commits_[step] = std::move(model);
   }
-  return store_->RequestCommit(step, JobText(step));
+  return store_->RequestCommit(step, JobText(step, setup_.arrangement));
 }
 
 void NvmeTestJob::CopyMemoryOf(NvmeTestJob* other) {
@@ -290,6 +366,8 @@ void NvmeTestJob::CopyMemoryOf(NvmeTestJob* other) {
   model_.CopyFrom(other->model_);
   parameters_ = other->parameters_;
   frames_.CopyFrom(other->frames_);
+  SetArrangement(other->setup_);
+  table_ = NvmeTestMemory(sizes_.table);
   table_.CopyFrom(other->table_);
   for (std::mutex& mutex : other->mutexes_) mutex.unlock();
   CopyCommitsOf(other);

@@ -91,6 +91,7 @@ class NvmeTestJob {
     uint64_t cache_sections = kNvmeCacheSectionsMin;  // then, of the largest
     std::vector<std::string> directories = {"/disk"};
     std::vector<uint32_t> weights = {};
+    uint32_t arrangement = 0;
     EngineMaker make_engine;
     // A file that stands for a device with the records of all directories, from
     // `device_begin` on; empty: each directory has a file.
@@ -116,7 +117,7 @@ class NvmeTestJob {
     setup_.weights = std::move(weights);
   }
 
-  // Makes the file of the device, where the job's extents fit.
+  // Makes the file of the device, where the extents of two arrangements fit.
   absl::Status MakeDevice();
   // By directory, where its records lie on the device; none without one.
   const std::vector<DeviceExtent>& extents() const { return extents_; }
@@ -129,8 +130,13 @@ class NvmeTestJob {
   absl::Status ChangeFrames(
       uint64_t frames,
       const std::function<absl::Status()>& on_resized = nullptr);
+  // Gives the open store another arrangement. `on_switched` is called at the
+  // moment from which memory is of the new one; its error leaves the former.
+  absl::Status Rearrange(
+      std::vector<std::string> directories, std::vector<uint32_t> weights,
+      const std::function<absl::Status()>& on_switched = nullptr);
   // Goes on after a power cut: reads the last commit, with which the model goes
-  // on as well.
+  // on as well. The arrangement is that of the commit.
   absl::Status Restore();
 
   // Writes random bytes to a record, some pieces of each of its arrays.
@@ -152,7 +158,11 @@ class NvmeTestJob {
   std::mutex& mutex_of(size_t record) { return mutexes_[record]; }
 
  private:
+  // Takes the directories, weights and number of another setup.
+  void SetArrangement(const Setup& setup);
+
   Setup setup_;
+  const std::vector<std::string> all_directories_;
   NvmeStore::Sizes sizes_;
   NvmeTestModel model_;
   std::mutex commits_mutex_;

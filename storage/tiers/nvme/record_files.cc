@@ -7,8 +7,10 @@
 namespace optstate::nvme {
 namespace {
 
-std::string PathIn(const std::string& directory) {
-  return absl::StrCat(directory, "/records");
+// Two arrangements are there at once at most, and they take turns.
+std::string PathIn(const std::string& directory, uint32_t arrangement) {
+  return absl::StrCat(directory,
+                      arrangement % 2 == 0 ? "/records" : "/records.1");
 }
 
 bool IsOnDevice(const RecordFiles::Shape& shape, size_t directory) {
@@ -25,8 +27,9 @@ RecordFiles::RecordFiles(const RecordLayout& layout, const Shape& shape)
   std::vector<uint64_t> begins(shape.directories.size(), 0);
   for (size_t i = 0; i < shape.directories.size(); ++i) {
     const bool is_device = IsOnDevice(shape, i);
-    paths_.push_back(is_device ? shape.extents[i].device
-                               : PathIn(shape.directories[i]));
+    paths_.push_back(is_device
+                         ? shape.extents[i].device
+                         : PathIn(shape.directories[i], shape.arrangement));
     if (is_device) begins[i] = shape.extents[i].extent.begin_bytes;
   }
   offsets_.reserve(shape.records);
@@ -110,13 +113,18 @@ absl::StatusOr<RecordFiles> RecordFiles::Open(io::IoEngine* engine,
 }
 
 absl::Status RecordFiles::Remove(io::IoEngine* engine,
-                                 absl::Span<const std::string> directories) {
+                                 absl::Span<const std::string> directories,
+                                 uint32_t arrangement) {
   absl::Status status;
   for (const std::string& directory : directories) {
-    const absl::Status removed = engine->Remove(PathIn(directory));
+    const absl::Status removed = engine->Remove(PathIn(directory, arrangement));
     if (!absl::IsNotFound(removed)) status.Update(removed);
   }
   return status;
+}
+
+void RecordFiles::Close(io::IoEngine* engine) const {
+  for (const io::FileId file : files_) engine->Close(file);
 }
 
 }  // namespace optstate::nvme

@@ -14,9 +14,10 @@
 
 namespace optstate::nvme {
 
-// The files `records` of a job, one in each of its directories on disk, or
-// extents of devices in their place: each record has one place or two (slots)
-// in one of them, which SplitRecords() says.
+// The files `records` of a job (`records.1` of arrangements with an odd
+// number), one in each of its directories on disk, or extents of devices in
+// their place: each record has one place or two (slots) in one of them, which
+// SplitRecords() says.
 //
 // Threads: immutable after Create and Open.
 class RecordFiles {
@@ -33,6 +34,7 @@ class RecordFiles {
     uint32_t records = 0;
     uint32_t slots = 1;
     absl::Span<const DeviceExtent> extents = {};  // see NvmeOptions
+    uint32_t arrangement = 0;                     // "
   };
 
   // Returns the bytes of each file.
@@ -49,9 +51,12 @@ class RecordFiles {
   static absl::StatusOr<RecordFiles> Open(io::IoEngine* engine,
                                           const RecordLayout& layout,
                                           const Shape& shape);
-  // Removes the files of a job, as far as they are there; no extent.
+  // Removes the files of a job that arrangements with this number have, as far
+  // as they are there; no extent.
   static absl::Status Remove(io::IoEngine* engine,
-                             absl::Span<const std::string> directories);
+                             absl::Span<const std::string> directories,
+                             uint32_t arrangement);
+  void Close(io::IoEngine* engine) const;
 
   absl::Span<const io::FileId> files() const { return files_; }
   Place PlaceOf(uint32_t record, uint32_t slot) const {

@@ -163,6 +163,38 @@ void RecordLayout::PutParameters(uint32_t sub_group, const std::byte* frame,
   });
 }
 
+bool RecordLayout::IsSameRecord(const RecordLayout& other,
+                                uint32_t sub_group) const {
+  const SubGroup& here = (*sub_groups_)[sub_group];
+  const SubGroup& there = (*other.sub_groups_)[sub_group];
+  return here.begin == there.begin && here.end == there.end &&
+         here.first_parameter == there.first_parameter &&
+         here.end_parameter == there.end_parameter &&
+         places_[sub_group].parts == other.places_[sub_group].parts;
+}
+
+void RecordLayout::CopyFrom(const RecordLayout& other, uint32_t sub_group,
+                            const std::byte* other_frame, bool with_parameters,
+                            std::byte* frame) const {
+  std::memcpy(frame, other_frame, state_bytes(sub_group));
+  if (!with_parameters) return;
+  std::byte* const section = frame + section_begin(sub_group);
+  const std::byte* const other_section =
+      other_frame + other.section_begin(sub_group);
+  std::memset(section, 0, section_bytes(sub_group));
+  // Both visit the same parameters, in order.
+  std::vector<uint64_t> from;
+  other.ForEachParameter(
+      sub_group, [&](uint64_t at, uint64_t /*area*/, uint64_t /*bytes*/) {
+        from.push_back(at);
+      });
+  size_t i = 0;
+  ForEachParameter(
+      sub_group, [&](uint64_t at, uint64_t /*area*/, uint64_t bytes) {
+        std::memcpy(section + at, other_section + from[i++], bytes);
+      });
+}
+
 uint32_t RecordLayout::TileChecksum(uint32_t sub_group, uint64_t tile,
                                     const std::byte* frame) const {
   const Place& place = places_[sub_group];

@@ -66,6 +66,15 @@ class RecordLayout {
   void PutParameters(uint32_t sub_group, const std::byte* frame,
                      std::byte* parameter_area) const;
 
+  // Returns whether a record has the same elements and arrays in another layout
+  // of the job, so that CopyFrom() can have it.
+  bool IsSameRecord(const RecordLayout& other, uint32_t sub_group) const;
+  // Copies a record from a frame of another layout, in which parameters may
+  // have another distance. Its checksums stay as they are.
+  void CopyFrom(const RecordLayout& other, uint32_t sub_group,
+                const std::byte* other_frame, bool with_parameters,
+                std::byte* frame) const;
+
   // Returns the number of checksums of all records: one for each tile's state,
   // then one for each record's parameters.
   uint64_t checksum_count() const { return checksum_count_; }

@@ -17,13 +17,17 @@ absl::Status CheckWeights(absl::Span<const uint32_t> weights,
         absl::StrCat(weights.size(), " weights for ", directories,
                      " directories: each directory has one, or none has"));
   }
+  uint32_t largest = 0;
   for (const uint32_t weight : weights) {
-    if (weight >= 1 && weight <= kDirectoryWeightMax) continue;
+    largest = std::max(largest, weight);
+    if (weight <= kDirectoryWeightMax) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("a directory has the weight ", weight,
-                     ", it must be from 1 to ", kDirectoryWeightMax));
+                     ", it must be at most ", kDirectoryWeightMax));
   }
-  return absl::OkStatus();
+  if (largest > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "all directories have the weight 0: one at least must have records");
 }
 
 std::vector<uint32_t> SmallestWeights(absl::Span<const uint32_t> weights) {

@@ -13,7 +13,8 @@ namespace optstate::nvme {
 
 // The split of a job's records over its directories on disk, by weights: a
 // directory of twice the weight gets twice as many records. They are numbers in
-// proportion to what the disks can do, such as MB/s. No weights: equal parts.
+// proportion to what the disks can do, such as MB/s; 0: the directory gets
+// none. No weights: equal parts.
 //
 // The split is part of what a job has on disk, so it never changes for the same
 // weights. Byte by byte: FORMAT.md.
@@ -21,7 +22,7 @@ namespace optstate::nvme {
 inline constexpr uint32_t kDirectoryWeightMax = 1'000'000;
 
 // Returns INVALID_ARGUMENT unless there are no weights, or one for each
-// directory, from 1 to kDirectoryWeightMax.
+// directory, at most kDirectoryWeightMax and not all 0.
 absl::Status CheckWeights(absl::Span<const uint32_t> weights,
                           size_t directories);
 

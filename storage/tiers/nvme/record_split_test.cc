@@ -84,10 +84,17 @@ TEST(RecordSplitTest, WeightsFollowRatesThatDiffer) {
   EXPECT_EQ(WeightsByRate({1, 1e30}), (Weights{1, kDirectoryWeightMax / 10}));
 }
 
+TEST(RecordSplitTest, ADirectoryWithoutWeightGetsNone) {
+  EXPECT_TRUE(CheckWeights(Weights{0, 2, 1}, 3).ok());
+  EXPECT_EQ(SmallestWeights(Weights{0, 4, 2}), (Weights{0, 2, 1}));
+  EXPECT_EQ(SplitRecords(6, 3, Weights{0, 2, 1}), (Weights{1, 2, 1, 1, 2, 1}));
+  EXPECT_EQ(SplitRecords(3, 2, Weights{1, 0}), (Weights{0, 0, 0}));
+}
+
 TEST(RecordSplitTest, WeightsThatDoNotFitAreRefused) {
   EXPECT_TRUE(CheckWeights({}, 3).ok());
   EXPECT_TRUE(CheckWeights(Weights{1, kDirectoryWeightMax}, 2).ok());
-  for (const Weights& weights : {Weights{1}, Weights{1, 1, 1}, Weights{0, 1},
+  for (const Weights& weights : {Weights{1}, Weights{1, 1, 1}, Weights{0, 0},
                                  Weights{1, kDirectoryWeightMax + 1}}) {
     EXPECT_TRUE(absl::IsInvalidArgument(CheckWeights(weights, 2)));
   }

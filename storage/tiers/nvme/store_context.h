@@ -24,9 +24,10 @@ namespace optstate::nvme {
 // The engine, files and memory that the rooms of an NvmeStore share.
 //
 // StoreOpener sets weights, files and log; all is immutable after that, but for
-// the contents of the table and the log, and for the frames, which are changed
-// while the thread of I/O does not run. Places in the table are used with the
-// store's lock held; a slot's checksums by the thread that reads or writes it.
+// the contents of the table and the log, and for the frames and the arrangement
+// (with the table), which are changed while the thread of I/O does not run.
+// Places in the table are used with the store's lock held; a slot's checksums
+// by the thread that reads or writes it.
 struct StoreContext {
   // All but `options` outlive this. `parameters` is the area, if there is one.
   StoreContext(const Layout* layout, const SubGroupTable* sub_groups,
@@ -65,7 +66,7 @@ struct StoreContext {
   const Layout& layout;
   const SubGroupTable& sub_groups;
   std::byte* const parameters;
-  const NvmeOptions options;
+  NvmeOptions options;
   io::IoEngine& engine;
   const RecordLayout record_layout;
   const uint32_t slots;                // of each record

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -18,10 +19,6 @@
 
 namespace optstate::nvme {
 namespace {
-
-// Returns the room for a job's text, which may grow a little: its description
-// is written anew when ranks change its settings.
-uint64_t RoomFor(uint64_t job_bytes) { return job_bytes + (64 << 10); }
 
 // Opens the commits of a job that has records.
 absl::StatusOr<std::unique_ptr<DurableLog>> OpenExistingLog(
@@ -66,7 +63,7 @@ NvmeSizes StoreOpener::SizesOf(const Layout& layout,
     sizes.directories[0] +=
         io::kSectorBytes +
         2 * DurableLog::RegionBytes(shape.records, shape.checksums,
-                                    RoomFor(options.job_bytes),
+                                    DurableLog::RoomFor(options.job_bytes),
                                     shape.weights.size());
   }
   for (const uint64_t bytes : sizes.directories) sizes.disk += bytes;
@@ -109,7 +106,7 @@ absl::Status StoreOpener::ChooseWeights(const DurableCommit* restored) {
       options.directories[0],
       ": the job's records are split over its directories by ",
       WeightsText(context_.weights), ", not by ", WeightsText(given),
-      ": the weights of a job stay as they were when it was made"));
+      ": optctl set job NAME directory_weights= splits them anew"));
 }
 
 absl::Status StoreOpener::Open(const DurableCommit* restored) {
@@ -169,18 +166,31 @@ absl::Status StoreOpener::OpenFiles(bool is_new,
   if (is_new) {
     OPTSTATE_RETURN_IF_ERROR(CheckNothingDurable());
     OPTSTATE_RETURN_IF_ERROR(DurableLog::Remove(engine, directories[0]));
-    OPTSTATE_RETURN_IF_ERROR(RecordFiles::Remove(engine, directories));
+    OPTSTATE_RETURN_IF_ERROR(
+        RecordFiles::Remove(engine, directories, context_.options.arrangement));
   }
   if (restored != nullptr) OPTSTATE_RETURN_IF_ERROR(CheckRestored(*restored));
-  const RecordFiles::Shape shape = {directories, context_.weights,
-                                    context_.records(), context_.slots,
-                                    context_.options.extents};
+  const RecordFiles::Shape shape = {
+      directories,    context_.weights,         context_.records(),
+      context_.slots, context_.options.extents, context_.options.arrangement};
   OPTSTATE_ASSIGN_OR_RETURN(
       RecordFiles files,
       is_new ? RecordFiles::Create(engine, context_.record_layout, shape)
              : RecordFiles::Open(engine, context_.record_layout, shape));
   context_.files = std::move(files);
-  return context_.options.is_durable ? OpenLog(is_new) : absl::OkStatus();
+  if (context_.options.is_durable) OPTSTATE_RETURN_IF_ERROR(OpenLog(is_new));
+  RemoveOtherArrangements();
+  return absl::OkStatus();
+}
+
+// Removes what is left of the arrangement before this one, or of one that did
+// not come about: the commits on disk, and the table, are of this one. What
+// cannot be removed now is in nobody's way until records are written anew.
+void StoreOpener::RemoveOtherArrangements() const {
+  const uint32_t next = context_.options.arrangement + 1;
+  const std::vector<std::string>& directories = context_.options.directories;
+  RecordFiles::Remove(&context_.engine, directories, next).IgnoreError();
+  DurableLog::RemoveNext(&context_.engine, directories[0], next).IgnoreError();
 }
 
 // Refuses to begin anew over a durable job: it is restored, or deleted first.
@@ -203,13 +213,18 @@ absl::Status StoreOpener::OpenLog(bool is_new) {
       context_.options.directories;
   const uint64_t region_bytes = DurableLog::RegionBytes(
       context_.records(), context_.record_layout.checksum_count(),
-      RoomFor(context_.options.job_bytes), context_.weights.size());
+      DurableLog::RoomFor(context_.options.job_bytes), context_.weights.size());
+  if (!is_new) {
+    OPTSTATE_RETURN_IF_ERROR(DurableLog::Adopt(engine, directories[0],
+                                               context_.options.arrangement));
+  }
   auto log = is_new ? DurableLog::Create(engine, directories[0], region_bytes)
                     : OpenExistingLog(engine, directories[0]);
   if (!log.ok()) {
     if (is_new) {
-      for (const io::FileId file : context_.files->files()) engine->Close(file);
-      RecordFiles::Remove(engine, directories).IgnoreError();
+      context_.files->Close(engine);
+      RecordFiles::Remove(engine, directories, context_.options.arrangement)
+          .IgnoreError();
     }
     return log.status();
   }

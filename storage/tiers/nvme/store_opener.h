@@ -45,6 +45,7 @@ class StoreOpener {
   absl::Status OpenFiles(bool is_new, const DurableCommit* restored);
   absl::Status CheckNothingDurable() const;
   absl::Status OpenLog(bool is_new);
+  void RemoveOtherArrangements() const;
   void MakeTable(const DurableCommit* restored);
   absl::Status RewriteRecord(uint32_t record, uint32_t slot,
                              std::byte* buffer) const;

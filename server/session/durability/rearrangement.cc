@@ -1,0 +1,178 @@
+#include "server/session/durability/rearrangement.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "proto/types/status_macros.h"
+#include "server/session/durability/disk_claim.h"
+#include "server/session/durability/durable_job.h"
+#include "server/session/durability/job_extents.h"
+#include "server/session/durability/job_storage.h"
+#include "server/session/durability/store_maker.h"
+#include "server/session/tiers/node_budget.h"
+#include "spdlog/spdlog.h"
+#include "storage/next_frame_table.h"
+#include "storage/state_folder.h"
+#include "storage/tiers/nvme/nvme_store.h"
+
+namespace optstate::session {
+namespace {
+
+// Says what to do where two arrangements do not fit.
+absl::Status WithAdvice(const absl::Status& status) {
+  if (!absl::IsResourceExhausted(status)) return status;
+  return absl::ResourceExhaustedError(absl::StrCat(
+      status.message(),
+      ". While records are written anew, those that are there stay, so both "
+      "need room: the job is as it was. Make room, or take a state_dict, "
+      "delete the job and load it into a new one"));
+}
+
+std::string StateFolderOf(const JobContext& job) {
+  return job.options.directory + storage::kStateFolder;
+}
+
+}  // namespace
+
+Rearrangement::Rearrangement(JobContext* job, JobDescription next)
+    : job_(*job),
+      next_(std::move(next)),
+      former_count_(DirectoryCountOf(job->options.config,
+                                     job->shape->description.storage)) {
+  next_.storage.set_arrangement(job->shape->description.storage.arrangement() +
+                                1);
+  text_ = SerializeDescription(next_);
+  sizes_ = SwapSizesOf(*job, next_);
+}
+
+absl::StatusOr<std::unique_ptr<Rearrangement>> Rearrangement::Prepare(
+    JobContext* job, JobDescription next) {
+  std::unique_ptr<Rearrangement> rearrangement(
+      new Rearrangement(job, std::move(next)));
+  // What was made until an error is removed by the destructor.
+  const absl::Status made = rearrangement->Make();
+  if (!made.ok()) return WithAdvice(made);
+  return rearrangement;
+}
+
+absl::Status Rearrangement::Make() {
+  const v1::NvmeSettings& nvme = job_.options.config.nvme();
+  OPTSTATE_ASSIGN_OR_RETURN(
+      folders_,
+      OwnDirectoriesOf(job_.options.config, job_.options.name, next_.storage));
+  OPTSTATE_RETURN_IF_ERROR(CheckDirectoryLimits(
+      nvme, job_.options.name, sizes_.directories, /*beside=*/true));
+  const uint32_t number = next_.storage.arrangement();
+  if (folders_.size() > former_count_) {
+    OPTSTATE_RETURN_IF_ERROR(ClaimDiskFolders(
+        folders_, {.incarnation = job_.tier->control()->incarnation,
+                   .owner = job_.options.uid,
+                   .job_directory = job_.options.directory,
+                   .is_new = true,
+                   .devices = DevicesOf(nvme),
+                   .first = former_count_}));
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(
+      target_.arrangement.extents,
+      TakeExtents(nvme, job_.options.name, sizes_.records_by_directory, number,
+                  /*is_new=*/true));
+  if (IsDurable(next_.storage)) OPTSTATE_RETURN_IF_ERROR(MarkDurable(folders_));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      table_,
+      storage::MakeNextFrameTable(StateFolderOf(job_), number, sizes_.table));
+  // No other one is requested before the records are written.
+  OPTSTATE_RETURN_IF_ERROR(
+      job_.MakePass([this] { return job_.store->AwaitCommit(); }));
+  OPTSTATE_ASSIGN_OR_RETURN(target_.job, TextOfCommit());
+  target_.layout = &next_.layout;
+  target_.sub_group_elements = SubGroupElements(job_, next_);
+  target_.arrangement.number = number;
+  target_.arrangement.directories = folders_;
+  const auto& weights = next_.storage.directory_weights();
+  target_.arrangement.weights = {weights.begin(), weights.end()};
+  target_.job_bytes = DurableJobBytes(next_.layout, text_);
+  target_.table = {table_->data(), table_->size()};
+  return absl::OkStatus();
+}
+
+// New parameters begin without steps, and are to be loaded.
+absl::StatusOr<std::string> Rearrangement::TextOfCommit() const {
+  const std::string last = job_.store->durable_job();
+  if (last.empty()) return last;
+  OPTSTATE_ASSIGN_OR_RETURN(DurableJob job, ParseDurableJob(last));
+  const size_t parameters = next_.layout.parameters().size();
+  job.record.load_required_from =
+      std::min(job.record.load_required_from, job_.parameter_count());
+  job.description = text_;
+  job.step_counts.resize(parameters, 0);
+  if (!job.scalars.empty()) job.scalars.resize(parameters, 0);
+  return SerializeDurableJob(job);
+}
+
+Rearrangement::~Rearrangement() {
+  if (is_adopted_) return;
+  const uint32_t number = next_.storage.arrangement();
+  if (job_.store != nullptr && !target_.arrangement.directories.empty()) {
+    static_cast<nvme::NvmeStore*>(job_.store.get())
+        ->RemoveAnew(target_.arrangement);
+  }
+  table_.reset();
+  storage::RemoveNextFrameTable(StateFolderOf(job_), number);
+  const std::vector<std::string> all =
+      DiskDirectoriesOf(job_.options.config, job_.options.name);
+  RemoveOtherArrangements(all, former_count_, number - 1,
+                          job_.tier->control()->incarnation);
+}
+
+absl::StatusOr<uint64_t> Rearrangement::Switch() {
+  job_.verifier.Cancel("the job's records are written anew");
+  auto* const store = static_cast<nvme::NvmeStore*>(job_.store.get());
+  uint64_t bytes = 0;
+  const absl::Status status = job_.MakePass([&] {
+    const absl::StatusOr<uint64_t> written = store->Rearrange(target_, [&] {
+      // Operators may look at the job while a pass is made.
+      const absl::MutexLock lock(&job_.lock.mu);
+      OPTSTATE_RETURN_IF_ERROR(
+          job_.tier->files().WriteDescription(job_.layout(), text_));
+      job_.shape->description.storage = next_.storage;
+      job_.shape->text = text_;
+      Adopt();
+      return absl::OkStatus();
+    });
+    if (written.ok()) bytes = *written;
+    return written.status();
+  });
+  if (!status.ok()) return WithAdvice(status);
+  const absl::Status claimed = ClaimDiskFolders(
+      folders_, {.incarnation = job_.tier->control()->incarnation,
+                 .owner = job_.options.uid,
+                 .job_directory = job_.options.directory});
+  // The next engine does it again.
+  if (!claimed.ok()) spdlog::error("{}", claimed.ToString());
+  RemoveOtherArrangements(
+      DiskDirectoriesOf(job_.options.config, job_.options.name),
+      static_cast<uint32_t>(folders_.size()), next_.storage.arrangement(),
+      job_.tier->control()->incarnation);
+  return bytes;
+}
+
+absl::Status Rearrangement::WriteAnew() {
+  job_.verifier.Cancel("the job's records are written anew");
+  auto* const store = static_cast<nvme::NvmeStore*>(job_.store.get());
+  return WithAdvice(
+      job_.MakePass([&] { return store->WriteAnew(target_).status(); }));
+}
+
+void Rearrangement::Adopt() {
+  is_adopted_ = true;
+  const absl::Status settled = storage::SettleFrameTable(
+      StateFolderOf(job_), next_.storage.arrangement());
+  // The next engine does it again.
+  if (!settled.ok()) spdlog::error("{}", settled.ToString());
+  job_.tier->files().UseFrameTable(*std::move(table_));
+  table_.reset();
+}
+
+}  // namespace optstate::session

@@ -1,0 +1,79 @@
+#ifndef OPTSTATE_SERVER_SESSION_DURABILITY_REARRANGEMENT_H_
+#define OPTSTATE_SERVER_SESSION_DURABILITY_REARRANGEMENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/session/job_context.h"
+#include "server/session/job_description.h"
+#include "storage/state_file.h"
+#include "storage/tiers/nvme/nvme_options.h"
+#include "storage/tiers/nvme/record_rewriter.h"
+
+namespace optstate::session {
+
+// The records of a job, which are on disk, being written anew: split over its
+// directories in another way, or for a layout that extends the job's.
+//
+// They are written to files of their own, beside those that the job has. One
+// rename, that of the job's description (job.binpb) with the next number of an
+// arrangement, makes them the job's; the engine that opens the job next, or
+// this one, gives the others their names (`frame_table`, `commits`) and removes
+// the former ones. After a loss of power `commits` alone says which records
+// count, and either are whole until the others are removed. So whatever ends at
+// any instruction, the job is as before or as after.
+//
+// Threads: not thread-safe; the job's lock guards it, and is given up while
+// records are written.
+class Rearrangement {
+ public:
+  // Makes folders, extents and the table. Sets the number of `next`, the
+  // description that the job will have. The job has a disk and works.
+  // RESOURCE_EXHAUSTED: there is no room for two arrangements at once;
+  // FAILED_PRECONDITION: a folder of another job is in the way. `job` outlives
+  // this.
+  static absl::StatusOr<std::unique_ptr<Rearrangement>> Prepare(
+      JobContext* job, JobDescription next);
+  // Removes what was made, unless it is the job's.
+  ~Rearrangement();
+  Rearrangement(const Rearrangement&) = delete;
+  Rearrangement& operator=(const Rearrangement&) = delete;
+
+  // The description that the job will have.
+  const JobDescription& description() const { return next_; }
+
+  // Writes the records and makes them, and the description, the job's, whose
+  // layout is the same. Returns the bytes that were written. After an error the
+  // job is as it was, or, when it could not be opened anew, works no more.
+  absl::StatusOr<uint64_t> Switch();
+
+  // Writes the records of a job that nobody uses, and whose store is made anew
+  // next.
+  absl::Status WriteAnew();
+  // Notes that the description is the job's, so that the records are.
+  void Adopt();
+
+ private:
+  Rearrangement(JobContext* job, JobDescription next);
+  absl::Status Make();
+  absl::StatusOr<std::string> TextOfCommit() const;
+
+  JobContext& job_;
+  JobDescription next_;
+  std::string text_;                  // of the description
+  std::vector<std::string> folders_;  // of the next arrangement
+  uint32_t former_count_;             // of the job's folders
+  nvme::NvmeSizes sizes_;
+  std::optional<storage::StateFile> table_;
+  nvme::RewriteTarget target_;
+  bool is_adopted_ = false;
+};
+
+}  // namespace optstate::session
+
+#endif  // OPTSTATE_SERVER_SESSION_DURABILITY_REARRANGEMENT_H_

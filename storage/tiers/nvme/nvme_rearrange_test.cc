@@ -1,0 +1,227 @@
+// Tests a store whose records are written anew under another arrangement, on a
+// disk that fails or is full: the job is as before or as after, and goes on.
+
+#include <cerrno>
+#include <cstdint>
+#include <iostream>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "proto/types/random_layout.h"
+#include "storage/io/simulated_disk.h"
+#include "storage/io/simulated_io_engine.h"
+#include "storage/tiers/nvme/nvme_store.h"
+#include "storage/tiers/nvme/nvme_test_job.h"
+
+namespace optstate::nvme {
+namespace {
+
+using Kind = io::IoRequest::Kind;
+using Weights = std::vector<uint32_t>;
+
+constexpr size_t kRecordCount = 12;
+const std::vector<std::string> kDirectories = {"/disk", "/disk2"};
+
+class NvmeRearrangeTest : public testing::TestWithParam<bool> {
+ protected:
+  NvmeRearrangeTest() : random_(layouts_.Uniform(0, UINT32_MAX)) {}
+
+  // Makes a job whose records are newer in frames, on disk, and, of a durable
+  // one, in two slots.
+  void Start(uint64_t capacity_bytes = UINT64_MAX) {
+    job_ = nullptr;
+    disk_ = std::make_unique<io::SimulatedDisk>(
+        io::SimulatedDiskOptions{.seed = layouts_.Uniform(0, UINT32_MAX),
+                                 .capacity_bytes = capacity_bytes,
+                                 .latency_us_max = 200,
+                                 .folders = {"/disk", "/disk2"}});
+    LayoutSpec spec;
+    spec.groups.resize(1);
+    ParameterSpec parameter;
+    parameter.name = "a";
+    parameter.numel = kRecordCount * kTileElements;
+    parameter.shape = {parameter.numel};
+    spec.parameters = {parameter};
+    NvmeTestJob::Setup setup;
+    setup.layout = *Layout::Make(std::move(spec));
+    setup.sub_group_elements = kTileElements;
+    setup.is_durable = GetParam();
+    setup.directories = kDirectories;
+    setup.make_engine = [this] {
+      return io::MakeSimulatedIoEngine(disk_.get());
+    };
+    job_ = std::make_unique<NvmeTestJob>(setup);
+    ASSERT_EQ(job_->Open(), absl::OkStatus());
+    WriteAll();
+    if (GetParam()) Commit(1);
+    WriteAll();
+  }
+  void WriteAll() {
+    for (size_t i = 0; i < kRecordCount; ++i) {
+      ASSERT_EQ(job_->Write(i, &random_), absl::OkStatus());
+    }
+  }
+  void Commit(uint64_t step) {
+    ASSERT_EQ(job_->RequestCommit(step), absl::OkStatus());
+    ASSERT_EQ(job_->store().AwaitCommit(), absl::OkStatus());
+  }
+  // The job has all its bytes, works, and survives the end of its engine and,
+  // of a durable one, a power cut.
+  void ExpectItGoesOn() {
+    ASSERT_EQ(job_->CompareAll(), absl::OkStatus());
+    job_->Close();
+    ASSERT_EQ(job_->Open(), absl::OkStatus());
+    ASSERT_EQ(job_->CompareAll(), absl::OkStatus());
+    WriteAll();
+    if (!GetParam()) return;
+    Commit(++step_);
+    WriteAll();  // lost
+    ASSERT_EQ(job_->Restore(), absl::OkStatus());
+    ASSERT_EQ(job_->store().durable_step(), step_);
+    ASSERT_EQ(job_->CompareAll(), absl::OkStatus());
+  }
+  // Says whether a disk has files of the arrangement that the job has alone.
+  void ExpectOneArrangement() {
+    const bool is_odd = job_->setup().arrangement % 2 == 1;
+    for (const std::string& directory : kDirectories) {
+      EXPECT_FALSE(
+          disk_->Exists(directory + (is_odd ? "/records" : "/records.1")));
+    }
+    EXPECT_FALSE(disk_->Exists("/disk/commits.1"));
+    EXPECT_FALSE(disk_->Exists("/disk/commits.2"));
+  }
+
+  RandomLayouts layouts_;
+  std::mt19937_64 random_;
+  std::unique_ptr<io::SimulatedDisk> disk_;
+  std::unique_ptr<NvmeTestJob> job_;
+  uint64_t step_ = 1;
+};
+
+TEST_P(NvmeRearrangeTest, RecordsMoveAndNothingOfTheFormerOnesIsLeft) {
+  Start();
+  for (const Weights& weights :
+       {Weights{3, 1}, Weights{0, 1}, Weights{}, Weights{5, 7}}) {
+    ASSERT_EQ(job_->Rearrange(kDirectories, weights), absl::OkStatus());
+    ExpectOneArrangement();
+    ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
+  }
+  ASSERT_EQ(job_->Rearrange({"/disk"}, {}), absl::OkStatus());
+  ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
+  EXPECT_EQ(job_->store().swap_state()->directories.size(), 1u);
+}
+
+// Every call of a rearrangement fails once, in turn.
+TEST_P(NvmeRearrangeTest, AnErrorOfAnyCallLeavesTheJobAsItWas) {
+  Start();
+  int failed = 0;
+  int calls = 0;
+  for (const Kind kind : {Kind::kWrite, Kind::kSync}) {
+    bool reached = true;
+    for (uint64_t skip = 0; reached; ++skip) {
+      const uint32_t before = job_->setup().arrangement;
+      // Frames may be written while nothing is arranged, and must not fail.
+      job_->Close();
+      ASSERT_EQ(job_->Open(), absl::OkStatus());
+      io::SimulatedFault fault;
+      fault.kind = kind;
+      fault.skip = skip;
+      fault.error_number = kind == Kind::kWrite ? ENOSPC : EIO;
+      bool is_switched = false;
+      disk_->AddFault(fault);
+      const absl::Status status =
+          job_->Rearrange(kDirectories, {2, 1}, [&is_switched] {
+            is_switched = true;
+            return absl::OkStatus();
+          });
+      disk_->ClearFaults();
+      ++calls;
+      reached = !status.ok();
+      SCOPED_TRACE(absl::StrCat(static_cast<int>(kind), " ", skip, ": ",
+                                status.ToString()));
+      if (!status.ok()) {
+        ++failed;
+        EXPECT_TRUE(absl::IsResourceExhausted(status) ||
+                    absl::IsDataLoss(status) || absl::IsInternal(status) ||
+                    absl::IsUnavailable(status));
+        EXPECT_EQ(job_->setup().arrangement, before + (is_switched ? 1 : 0));
+        if (is_switched) {
+          // The store works no more; the next one finds the new arrangement.
+          EXPECT_EQ(job_->store().RequestCommit(99, "").ok(), false);
+          job_->Close();
+          ASSERT_EQ(job_->Open(), absl::OkStatus());
+        }
+        ExpectOneArrangement();
+      }
+      ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
+    }
+  }
+  // Each record that is on disk as it is in memory is written, and each file is
+  // synced.
+  EXPECT_GE(failed, static_cast<int>(kRecordCount - kNvmeFramesMin) + 2);
+  std::cerr << failed << " of " << calls << " calls failed" << std::endl;
+}
+
+TEST_P(NvmeRearrangeTest, ADiskThatIsFullLeavesTheJobAsItWas) {
+  Start();
+  const uint64_t bytes = job_->sizes().disk;
+  for (const uint64_t room : {uint64_t{0}, bytes / 4, bytes / 2, bytes}) {
+    SCOPED_TRACE(room);
+    Start(/*capacity_bytes=*/bytes + room + (64 << 10));
+    const absl::Status status = job_->Rearrange(kDirectories, {2, 1});
+    if (room == bytes) {
+      EXPECT_EQ(status, absl::OkStatus());
+    } else {
+      EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+      EXPECT_EQ(job_->setup().arrangement, 0u);
+    }
+    ExpectOneArrangement();
+    ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
+  }
+}
+
+TEST_P(NvmeRearrangeTest, ADamagedRecordIsNamedAndStaysWhereItIs) {
+  Start();
+  io::SimulatedFault fault;
+  fault.kind = Kind::kRead;
+  fault.path = "/disk2/records";
+  fault.times = io::SimulatedFault::kForever;
+  job_->Close();
+  ASSERT_EQ(job_->Open(), absl::OkStatus());
+  disk_->AddFault(fault);
+  const absl::Status status = job_->Rearrange(kDirectories, {2, 1});
+  disk_->ClearFaults();
+  EXPECT_FALSE(status.ok());
+  EXPECT_NE(status.message().find("/disk2/records"), std::string::npos)
+      << status;
+  ExpectOneArrangement();
+  ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
+  // A read that fails a few times is tried again.
+  fault.times = 2;
+  disk_->AddFault(fault);
+  EXPECT_EQ(job_->Rearrange(kDirectories, {2, 1}), absl::OkStatus());
+  ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
+}
+
+TEST_P(NvmeRearrangeTest, ASwitchThatIsRefusedLeavesTheJobAsItWas) {
+  Start();
+  EXPECT_TRUE(absl::IsAborted(job_->Rearrange(
+      kDirectories, {2, 1}, [] { return absl::AbortedError("no"); })));
+  EXPECT_EQ(job_->setup().arrangement, 0u);
+  ExpectOneArrangement();
+  ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(job_->Rearrange(kDirectories, {1, 2, 3})));
+  ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
+}
+
+INSTANTIATE_TEST_SUITE_P(Durable, NvmeRearrangeTest, testing::Bool());
+
+}  // namespace
+}  // namespace optstate::nvme
