@@ -59,6 +59,7 @@ typedef struct optstate_session optstate_session;
 #define OPTSTATE_GREEDY 1
 #define OPTSTATE_CONTIGUOUS 2
 #define OPTSTATE_REPLICATED 3 /* the daemon sums all ranks' whole gradients */
+#define OPTSTATE_LOCAL 4      /* parameters are shards that have owners */
 /* state array */
 #define OPTSTATE_MASTER 1
 #define OPTSTATE_STATE_0 2 /* optstate_optimizer_info's arrays, in order */
@@ -95,6 +96,12 @@ typedef struct {
   int32_t dtype;
   int32_t gradient_dtype;
   uint32_t group; /* never decreases along the array */
+  /* Of a shard (partition OPTSTATE_LOCAL): the shape of the global tensor whose
+   * name is `name` and where the shard begins in it, of ndim dimensions each.
+   * With ndim 0 any address. Both NULL: it is not a shard. */
+  const int64_t* global_shape;
+  const int64_t* offset;
+  uint32_t owner; /* the rank that pushes the shard's gradients and loads it */
 } optstate_parameter;
 
 typedef struct {

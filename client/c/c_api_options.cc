@@ -41,6 +41,7 @@ absl::StatusOr<PartitionMode> ReadPartition(int32_t value) {
   if (value == 0 || value == OPTSTATE_GREEDY) return PartitionMode::kGreedy;
   if (value == OPTSTATE_CONTIGUOUS) return PartitionMode::kContiguous;
   if (value == OPTSTATE_REPLICATED) return PartitionMode::kReplicated;
+  if (value == OPTSTATE_LOCAL) return PartitionMode::kLocal;
   return BadValue("partition", value);
 }
 
@@ -146,13 +147,25 @@ absl::StatusOr<ParameterSpec> ReadParameter(
   OPTSTATE_ASSIGN_OR_RETURN(const DType dtype, ReadDType(from.dtype, "dtype"));
   OPTSTATE_ASSIGN_OR_RETURN(const DType gradient_dtype,
                             ReadDType(from.gradient_dtype, "gradient_dtype"));
-  return ParameterSpec{
+  if ((from.global_shape == nullptr) != (from.offset == nullptr)) {
+    return absl::InvalidArgumentError(
+        "of global_shape and offset one is NULL: a shard has both");
+  }
+  ParameterSpec parameter = {
       .name = from.name,
       .shape = std::vector<int64_t>(from.shape, from.shape + from.ndim),
       .numel = from.numel,
       .dtype = dtype,
       .gradient_dtype = gradient_dtype,
       .group = from.group};
+  if (from.global_shape != nullptr) {
+    parameter.name = ShardName(from.name, from.owner);
+    parameter.shard = Shard{
+        .owner = from.owner,
+        .global_shape = {from.global_shape, from.global_shape + from.ndim},
+        .offset = {from.offset, from.offset + from.ndim}};
+  }
+  return parameter;
 }
 
 absl::StatusOr<LayoutSpec> ReadLayout(const optstate_session_options& options) {

@@ -190,15 +190,15 @@ bool Ordered(T a, T b) {
 }
 template <class T, class Relation>
 bool Unordered(T a, T b) {
-  return a != a || b != b || Relation()(a, b);
-}
-template <class T>
-bool AreDifferentNumbers(T a, T b) {
-  return a == a && b == b && a != b;
+  return std::isnan(a) || std::isnan(b) || Relation()(a, b);
 }
 template <class T>
 bool AreNumbers(T a, T b) {
-  return a == a && b == b;
+  return !std::isnan(a) && !std::isnan(b);
+}
+template <class T>
+bool AreDifferentNumbers(T a, T b) {
+  return AreNumbers(a, b) && a != b;
 }
 template <class T>
 bool HaveNan(T a, T b) {

@@ -26,6 +26,8 @@ static_assert(static_cast<int>(PartitionMode::kContiguous) ==
               v1::PARTITION_MODE_CONTIGUOUS);
 static_assert(static_cast<int>(PartitionMode::kReplicated) ==
               v1::PARTITION_MODE_REPLICATED);
+static_assert(static_cast<int>(PartitionMode::kLocal) ==
+              v1::PARTITION_MODE_LOCAL);
 
 // proto3 enums are open: a newer peer's value arrives as its number.
 absl::Status UnknownEnum(absl::string_view type, int value) {
@@ -47,7 +49,7 @@ absl::StatusOr<ParameterSpec> ParameterFromProto(const v1::Parameter& proto) {
   const auto gradient_dtype = DTypeFromProto(proto.gradient_dtype());
   if (!gradient_dtype.ok())
     return Annotate(gradient_dtype.status(), "gradient");
-  return ParameterSpec{
+  ParameterSpec parameter = {
       .name = proto.name(),
       .shape = {proto.shape().begin(), proto.shape().end()},
       .numel = proto.numel(),
@@ -55,6 +57,16 @@ absl::StatusOr<ParameterSpec> ParameterFromProto(const v1::Parameter& proto) {
       .gradient_dtype = *gradient_dtype,
       .group = proto.group(),
   };
+  if (proto.has_shard()) {
+    const v1::Shard& shard = proto.shard();
+    parameter.shard = Shard{
+        .owner = shard.owner(),
+        .global_shape = {shard.global_shape().begin(),
+                         shard.global_shape().end()},
+        .offset = {shard.offset().begin(), shard.offset().end()},
+    };
+  }
+  return parameter;
 }
 
 // Returns whether a proto3 string may hold the text unchanged: a parser refuses
@@ -80,6 +92,7 @@ absl::StatusOr<PartitionMode> PartitionModeFromProto(v1::PartitionMode proto) {
     case v1::PARTITION_MODE_GREEDY:
     case v1::PARTITION_MODE_CONTIGUOUS:
     case v1::PARTITION_MODE_REPLICATED:
+    case v1::PARTITION_MODE_LOCAL:
       return static_cast<PartitionMode>(proto);
     default:
       return UnknownEnum("partition mode", proto);
@@ -131,6 +144,25 @@ absl::StatusOr<Layout> LayoutFromProto(const v1::Layout& proto) {
   return Layout::Make(std::move(spec));
 }
 
+v1::Parameter ToProto(const ParameterSpec& parameter) {
+  v1::Parameter proto;
+  proto.set_name(parameter.name);
+  proto.mutable_shape()->Add(parameter.shape.begin(), parameter.shape.end());
+  proto.set_numel(parameter.numel);
+  proto.set_dtype(static_cast<v1::DType>(parameter.dtype));
+  proto.set_gradient_dtype(static_cast<v1::DType>(parameter.gradient_dtype));
+  proto.set_group(parameter.group);
+  if (parameter.shard.has_value()) {
+    const Shard& shard = *parameter.shard;
+    v1::Shard& out = *proto.mutable_shard();
+    out.set_owner(shard.owner);
+    out.mutable_global_shape()->Add(shard.global_shape.begin(),
+                                    shard.global_shape.end());
+    out.mutable_offset()->Add(shard.offset.begin(), shard.offset.end());
+  }
+  return proto;
+}
+
 v1::Layout ToProto(const Layout& layout) {
   v1::Layout proto;
   proto.set_optimizer(static_cast<v1::OptimizerKind>(layout.optimizer()));
@@ -143,13 +175,7 @@ v1::Layout ToProto(const Layout& layout) {
   proto.mutable_parameters()->Reserve(
       static_cast<int>(layout.parameters().size()));
   for (const ParameterSpec& parameter : layout.parameters()) {
-    v1::Parameter& out = *proto.add_parameters();
-    out.set_name(parameter.name);
-    out.mutable_shape()->Add(parameter.shape.begin(), parameter.shape.end());
-    out.set_numel(parameter.numel);
-    out.set_dtype(static_cast<v1::DType>(parameter.dtype));
-    out.set_gradient_dtype(static_cast<v1::DType>(parameter.gradient_dtype));
-    out.set_group(parameter.group);
+    *proto.add_parameters() = ToProto(parameter);
   }
   return proto;
 }

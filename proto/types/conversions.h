@@ -20,6 +20,7 @@ absl::StatusOr<DType> DTypeFromProto(v1::DType proto);
 absl::StatusOr<AccumulateDType> AccumulateDTypeFromProto(
     v1::AccumulateDType proto);
 
+v1::Parameter ToProto(const ParameterSpec& parameter);
 v1::Layout ToProto(const Layout& layout);
 
 v1::StepOutcome ToProto(const StepOutcome& outcome);

@@ -61,6 +61,33 @@ TEST(ConversionsTest, LayoutsSurviveTheWire) {
   }
 }
 
+TEST(ConversionsTest, ShardsSurviveTheWire) {
+  v1::Layout proto = SmallProto();
+  for (int owner = 0; owner < 2; ++owner) {
+    v1::Parameter& parameter = *proto.mutable_parameters(owner);
+    parameter.set_name(owner == 0 ? "w@0" : "w@1");
+    v1::Shard& shard = *parameter.mutable_shard();
+    shard.set_owner(owner);
+    shard.add_global_shape(6);
+    shard.add_offset(3 * owner);
+  }
+  const auto layout = LayoutFromProto(proto);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(layout->parameters()[1].shard,
+            (Shard{.owner = 1, .global_shape = {6}, .offset = {3}}));
+  v1::Layout again;
+  ASSERT_TRUE(again.ParseFromString(ToProto(*layout).SerializeAsString()));
+  EXPECT_EQ(again.parameters(1).shard().SerializeAsString(),
+            proto.parameters(1).shard().SerializeAsString());
+  const auto back = LayoutFromProto(again);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->hash(), layout->hash());
+  // A description from before there were shards has none.
+  EXPECT_FALSE(LayoutFromProto(SmallProto())->has_shards());
+  EXPECT_FALSE(
+      ToProto(*LayoutFromProto(SmallProto())).parameters(0).has_shard());
+}
+
 TEST(ConversionsTest, ErrorsNameTheField) {
   v1::Layout proto = SmallProto();
   proto.clear_optimizer();

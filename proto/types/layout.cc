@@ -99,6 +99,76 @@ absl::Status CheckParameter(const ParameterSpec& parameter,
   return absl::OkStatus();
 }
 
+// Names a parameter as its trainer does: a shard by its global tensor.
+std::string QuotedName(const ParameterSpec& parameter) {
+  if (!parameter.shard.has_value()) return Quoted(parameter.name);
+  return absl::StrCat(Quoted(GlobalName(parameter.name)),
+                      ", the shard of rank ", parameter.shard->owner);
+}
+
+// Checks a shard of a global tensor beside another one of it.
+absl::Status CheckSiblings(const ParameterSpec& one,
+                           const ParameterSpec& other) {
+  const auto differs = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "it has another ", what, " than the shard of rank ", one.shard->owner));
+  };
+  if (one.shard->global_shape != other.shard->global_shape) {
+    return differs("global shape");
+  }
+  if (one.dtype != other.dtype) return differs("dtype");
+  if (one.gradient_dtype != other.gradient_dtype) {
+    return differs("gradient dtype");
+  }
+  if (one.group != other.group) return differs("group");
+  if (ShardsOverlap(one.shape, *one.shard, other.shape, *other.shard)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("it has elements that the shard of rank ",
+                     one.shard->owner, " has as well"));
+  }
+  return absl::OkStatus();
+}
+
+// Checks the shards, each on its own and those of each global tensor together.
+absl::Status CheckShards(const LayoutSpec& spec) {
+  const bool has_shards = spec.parameters.front().shard.has_value();
+  const OptimizerInfo& optimizer = InfoOf(spec.optimizer);
+  absl::flat_hash_map<absl::string_view, std::vector<const ParameterSpec*>>
+      siblings;
+  for (size_t i = 0; i < spec.parameters.size(); ++i) {
+    const ParameterSpec& parameter = spec.parameters[i];
+    absl::Status status;
+    if (parameter.shard.has_value() != has_shards) {
+      status = absl::InvalidArgumentError(absl::StrCat(
+          "it is ", has_shards ? "no" : "a", " shard, and parameter 0 is ",
+          has_shards ? "one" : "none", "; either all are or none is"));
+    } else if (has_shards) {
+      status = CheckShard(parameter.name, parameter.shape, *parameter.shard);
+      if (status.ok() && !optimizer.is_separable &&
+          parameter.shape != parameter.shard->global_shape) {
+        status = absl::UnimplementedError(absl::StrCat(
+            "an update of optimizer ", optimizer.name,
+            " needs the whole parameter, and this one is cut into shards: take "
+            "an optimizer that updates each element by itself (adamw, sgd, "
+            "...), or do not shard the parameter"));
+      }
+      if (!status.ok()) {
+        return Annotate(
+            status, absl::StrCat("parameter ", i, " ", Quoted(parameter.name)));
+      }
+      auto& others = siblings[GlobalName(parameter.name)];
+      for (const ParameterSpec* other : others) {
+        status = CheckSiblings(*other, parameter);
+        if (!status.ok()) break;
+      }
+      others.push_back(&parameter);
+    }
+    OPTSTATE_RETURN_IF_ERROR(Annotate(
+        status, absl::StrCat("parameter ", i, " ", QuotedName(parameter))));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSpec(const LayoutSpec& spec) {
   const OptimizerInfo* const optimizer =
       FindOptimizer(static_cast<uint32_t>(spec.optimizer));
@@ -162,12 +232,23 @@ absl::Status CheckSpec(const LayoutSpec& spec) {
         status, absl::StrCat("parameter ", i, " ", Quoted(parameter.name))));
     group = parameter.group;
   }
-  return absl::OkStatus();
+  return CheckShards(spec);
+}
+
+// Describes what a parameter is made of: "float32[4,4]", of a shard
+// "float32[4,4] at [4,0] of [8,4]".
+std::string TypeText(const ParameterSpec& parameter) {
+  std::string text =
+      absl::StrCat(Name(parameter.dtype), ShapeText(parameter.shape));
+  if (parameter.shard.has_value()) {
+    absl::StrAppend(&text, " at ", ShapeText(parameter.shard->offset), " of ",
+                    ShapeText(parameter.shard->global_shape));
+  }
+  return text;
 }
 
 std::string Describe(const ParameterSpec& parameter) {
-  return absl::StrCat(Quoted(parameter.name), " ", Name(parameter.dtype),
-                      ShapeText(parameter.shape));
+  return absl::StrCat(QuotedName(parameter), " ", TypeText(parameter));
 }
 
 absl::Status Differs(absl::string_view what, absl::string_view in_job,
@@ -181,24 +262,53 @@ absl::Status CheckSameParameter(size_t index, const ParameterSpec& in_job,
                                 const ParameterSpec& here) {
   const std::string what = absl::StrCat("parameter ", index);
   if (in_job.name != here.name) {
-    return Differs(what, Describe(in_job), Quoted(here.name));
+    return Differs(what, Describe(in_job), QuotedName(here));
   }
-  if (in_job.shape != here.shape || in_job.dtype != here.dtype) {
-    return Differs(absl::StrCat(what, " ", Quoted(in_job.name)),
-                   absl::StrCat(Name(in_job.dtype), ShapeText(in_job.shape)),
-                   absl::StrCat(Name(here.dtype), ShapeText(here.shape)));
+  if (in_job.shape != here.shape || in_job.dtype != here.dtype ||
+      in_job.shard != here.shard) {
+    return Differs(absl::StrCat(what, " ", QuotedName(in_job)),
+                   TypeText(in_job), TypeText(here));
   }
   if (in_job.gradient_dtype != here.gradient_dtype) {
     return Differs(
-        absl::StrCat("the gradient of ", what, " ", Quoted(in_job.name)),
+        absl::StrCat("the gradient of ", what, " ", QuotedName(in_job)),
         Name(in_job.gradient_dtype), Name(here.gradient_dtype));
   }
   if (in_job.group != here.group) {
-    return Differs(
-        absl::StrCat("the group of ", what, " ", Quoted(in_job.name)),
-        absl::StrCat(in_job.group), absl::StrCat(here.group));
+    return Differs(absl::StrCat("the group of ", what, " ", QuotedName(in_job)),
+                   absl::StrCat(in_job.group), absl::StrCat(here.group));
   }
   return absl::OkStatus();
+}
+
+// Describes how parameters are cut: "shards of 2 ranks", "whole parameters".
+std::string ShardingText(absl::Span<const ParameterSpec> parameters) {
+  if (!parameters.front().shard.has_value()) return "whole parameters";
+  uint32_t owners = 0;
+  for (const ParameterSpec& parameter : parameters) {
+    owners = std::max(owners, parameter.shard->owner + 1);
+  }
+  return absl::StrCat("shards of ", owners, owners == 1 ? " rank" : " ranks");
+}
+
+// Reports the first difference between the parameters that both layouts have.
+absl::Status CheckSameParameters(absl::Span<const ParameterSpec> in_job,
+                                 absl::Span<const ParameterSpec> here) {
+  const std::string sharding = ShardingText(in_job);
+  absl::Status status;
+  if (sharding != ShardingText(here)) {
+    status = Differs("the layout", sharding, ShardingText(here));
+  }
+  for (size_t i = 0; i < in_job.size() && status.ok(); ++i) {
+    status = CheckSameParameter(i, in_job[i], here[i]);
+  }
+  if (status.ok() || !here.front().shard.has_value()) return status;
+  // Shards do not move from rank to rank.
+  return absl::Status(
+      status.code(),
+      absl::StrCat(status.message(),
+                   "; state goes over to a job with other shards through a "
+                   "checkpoint (torch.distributed.checkpoint)"));
 }
 
 // Reports the first option in which two groups differ.
@@ -285,9 +395,10 @@ absl::Status Layout::CheckSame(const Layout& other,
   const size_t groups_shared = std::min(groups().size(), other.groups().size());
   const size_t parameters_shared =
       std::min(parameters().size(), other.parameters().size());
+  OPTSTATE_RETURN_IF_ERROR(
+      CheckSameParameters(parameters().subspan(0, parameters_shared),
+                          other.parameters().subspan(0, parameters_shared)));
   for (uint32_t i = 0; i < parameters_shared; ++i) {
-    OPTSTATE_RETURN_IF_ERROR(
-        CheckSameParameter(i, parameters()[i], other.parameters()[i]));
     // The chosen format makes no difference to float32 parameters.
     if (master_format(i) != other.master_format(i)) {
       return Differs("the master format", Name(master_format()),

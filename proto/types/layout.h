@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "absl/types/span.h"
 #include "proto/types/dtype.h"
 #include "proto/types/optimizer.h"
+#include "proto/types/shard.h"
 
 namespace optstate {
 
@@ -31,6 +33,9 @@ struct ParameterSpec {
   DType dtype = DType::kFloat32;
   DType gradient_dtype = DType::kFloat32;
   uint32_t group = 0;
+  // Set of every parameter of a layout for PartitionMode::kLocal, of none for
+  // the other modes.
+  std::optional<Shard> shard = std::nullopt;
 };
 
 // The largest number of groups, whose hyperparameters fit one commit message.
@@ -65,7 +70,9 @@ class Layout {
   // negative dimension, group out of range or decreasing, more than kGroupsMax,
   // invalid dtype, format, option or optimizer; a float16 parameter with a
   // split master; no parameters; or a sum that overflows 2^48 elements. A
-  // parameter may have 0 elements.
+  // parameter may have 0 elements. Shards: see CheckShard; and some parameters
+  // that are shards beside some that are not, or shards of one global tensor
+  // that overlap or that disagree on its shape, dtypes or group.
   static absl::StatusOr<Layout> Make(LayoutSpec spec);
 
   OptimizerKind optimizer() const { return spec_.optimizer; }
@@ -84,6 +91,11 @@ class Layout {
   absl::Span<const GroupSpec> groups() const { return spec_.groups; }
   absl::Span<const ParameterSpec> parameters() const {
     return spec_.parameters;
+  }
+  // Returns whether the parameters are shards, for PartitionMode::kLocal.
+  bool has_shards() const {
+    return !spec_.parameters.empty() &&
+           spec_.parameters.front().shard.has_value();
   }
   // The first element of a parameter in the flat space.
   uint64_t flat_offset(uint32_t parameter) const {

@@ -70,6 +70,16 @@ absl::StatusOr<std::string> LayoutHash(const LayoutSpec& spec) {
     hasher.Add(static_cast<uint64_t>(parameter.gradient_dtype));
     hasher.Add(uint64_t{parameter.group});
   }
+  for (const ParameterSpec& parameter : spec.parameters) {
+    if (!parameter.shard.has_value()) break;  // none is a shard
+    hasher.Add(uint64_t{parameter.shard->owner});
+    for (int64_t dimension : parameter.shard->global_shape) {
+      hasher.Add(static_cast<uint64_t>(dimension));
+    }
+    for (int64_t offset : parameter.shard->offset) {
+      hasher.Add(static_cast<uint64_t>(offset));
+    }
+  }
   return hasher.Finish();
 }
 

@@ -17,6 +17,8 @@ namespace optstate {
 //   parameter count, then of each parameter:
 //     name bytes  name  dimensions  each dimension  dtype  gradient dtype
 //     group
+//   only of shards: of each parameter, in order:
+//     owner  each dimension of the global shape  of each dimension the offset
 //
 // Numbers are uint64, little endian. numel is left out because it is the
 // product of the dimensions.

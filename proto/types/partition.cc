@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
 
 namespace optstate {
 namespace {
@@ -92,6 +94,26 @@ std::vector<Piece> ReplicatedPieces(const Layout& layout) {
   return pieces;
 }
 
+absl::StatusOr<std::vector<Piece>> LocalPieces(const Layout& layout,
+                                               uint32_t world_size,
+                                               uint32_t rank) {
+  std::vector<Piece> pieces;
+  for (uint32_t i = 0; i < layout.parameters().size(); ++i) {
+    const ParameterSpec& parameter = layout.parameters()[i];
+    if (parameter.shard->owner >= world_size) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a shard of parameter \"", absl::CEscape(GlobalName(parameter.name)),
+          "\" is owned by rank ", parameter.shard->owner,
+          ", which is not below the world size ", world_size));
+    }
+    if (parameter.shard->owner == rank) {
+      pieces.push_back(
+          {.parameter = i, .begin = 0, .numel = NumelOf(layout, i)});
+    }
+  }
+  return pieces;
+}
+
 // Places the pieces' gradients one after another.
 RankPartition PlaceGradients(const Layout& layout, std::vector<Piece> pieces) {
   uint64_t offset_bytes = 0;
@@ -126,6 +148,13 @@ absl::StatusOr<RankPartition> MakeRankPartition(const Layout& layout,
     return absl::InvalidArgumentError(absl::StrCat(
         "rank ", rank, " is not below the world size ", world_size));
   }
+  if (layout.has_shards() != (mode == PartitionMode::kLocal)) {
+    return absl::InvalidArgumentError(
+        layout.has_shards()
+            ? "the parameters are shards, which only partition local takes"
+            : "partition local is for parameters that are shards, and these "
+              "are not");
+  }
   switch (mode) {
     case PartitionMode::kGreedy:
       return PlaceGradients(layout, GreedyPieces(layout, world_size, rank));
@@ -133,6 +162,11 @@ absl::StatusOr<RankPartition> MakeRankPartition(const Layout& layout,
       return PlaceGradients(layout, ContiguousPieces(layout, world_size, rank));
     case PartitionMode::kReplicated:
       return PlaceGradients(layout, ReplicatedPieces(layout));
+    case PartitionMode::kLocal: {
+      OPTSTATE_ASSIGN_OR_RETURN(std::vector<Piece> pieces,
+                                LocalPieces(layout, world_size, rank));
+      return PlaceGradients(layout, std::move(pieces));
+    }
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "partition mode ", static_cast<uint32_t>(mode), " is not a known one"));

@@ -15,9 +15,9 @@ enum class PartitionMode : uint8_t {
   kContiguous = 2,
   // Every rank has every parameter; the engine sums their gradients.
   kReplicated = 3,
+  // Parameters are shards, each of which has its owner.
+  kLocal = 4,
 };
-
-inline constexpr uint32_t kWorldSizeMax = 1024;
 
 // Elements [begin, begin + numel) of one parameter, owned by one rank.
 struct Piece {
@@ -47,9 +47,10 @@ struct RankPartition {
 // far in all groups (ties: lower rank), as torch's ZeroRedundancyOptimizer
 // does; so an extension of the layout moves nothing. Contiguous: rank r owns
 // tiles [T*r/W, T*(r+1)/W) of the flat space's T tiles. Replicated: all
-// parameters, whole.
-// INVALID_ARGUMENT when rank >= world_size or world_size is not in [1,
-// kWorldSizeMax].
+// parameters, whole. Local: the shards that the rank owns.
+// INVALID_ARGUMENT when rank >= world_size, world_size is not in [1,
+// kWorldSizeMax], parameters are shards without Local or not shards with it, or
+// a shard's owner is not below world_size.
 absl::StatusOr<RankPartition> MakeRankPartition(const Layout& layout,
                                                 PartitionMode mode,
                                                 uint32_t world_size,

@@ -262,6 +262,73 @@ TEST(ContiguousPartitionTest, CutsOnlyAtTiles) {
   }
 }
 
+// Makes a layout of tensors of 10 elements, each cut into one shard for each of
+// these (owner, elements).
+Layout LayoutOfShards(
+    const std::vector<std::vector<std::pair<uint32_t, int64_t>>>& tensors) {
+  LayoutSpec spec;
+  spec.groups.push_back({});
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    int64_t begin = 0;
+    for (const auto& [owner, numel] : tensors[i]) {
+      spec.parameters.push_back(
+          {.name = ShardName(absl::StrCat("p", i), owner),
+           .shape = {numel},
+           .numel = numel,
+           .shard =
+               Shard{.owner = owner, .global_shape = {10}, .offset = {begin}}});
+      begin += numel;
+    }
+  }
+  return MakeLayout(std::move(spec));
+}
+
+TEST(LocalPartitionTest, ARankHasTheShardsThatItOwns) {
+  const Layout layout =
+      LayoutOfShards({{{0, 5}, {1, 5}}, {{1, 10}, {2, 0}}, {{0, 4}, {2, 6}}});
+  const auto ranks = AllRanks(layout, PartitionMode::kLocal, 4);
+  ExpectTiles(layout, ranks);
+  for (const RankPartition& rank : ranks) ExpectGradientsApart(layout, rank);
+  const auto parameters_of = [&ranks](uint32_t rank) {
+    std::vector<uint32_t> found;
+    for (const Piece& piece : ranks[rank].pieces) {
+      found.push_back(piece.parameter);
+    }
+    return found;
+  };
+  EXPECT_EQ(parameters_of(0), (std::vector<uint32_t>{0, 4}));
+  EXPECT_EQ(parameters_of(1), (std::vector<uint32_t>{1, 2}));
+  EXPECT_EQ(parameters_of(2), (std::vector<uint32_t>{3, 5}));
+  EXPECT_TRUE(ranks[3].pieces.empty());
+}
+
+TEST(LocalPartitionTest, OwnersAreRanks) {
+  const absl::Status status =
+      MakeRankPartition(LayoutOfShards({{{0, 5}, {3, 5}}}),
+                        PartitionMode::kLocal, 3, 0)
+          .status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(),
+            "a shard of parameter \"p0\" is owned by rank 3, which is not "
+            "below the world size 3");
+}
+
+TEST(LocalPartitionTest, IsForShardsAndShardsAreForIt) {
+  const auto code_of = [](const Layout& layout, PartitionMode mode) {
+    return MakeRankPartition(layout, mode, 2, 0).status().code();
+  };
+  const Layout shards = LayoutOfShards({{{0, 5}, {1, 5}}});
+  const Layout whole = LayoutOf({{10, 0}});
+  EXPECT_EQ(code_of(whole, PartitionMode::kLocal),
+            absl::StatusCode::kInvalidArgument);
+  for (const PartitionMode mode :
+       {PartitionMode::kGreedy, PartitionMode::kContiguous,
+        PartitionMode::kReplicated}) {
+    EXPECT_EQ(code_of(whole, mode), absl::StatusCode::kOk);
+    EXPECT_EQ(code_of(shards, mode), absl::StatusCode::kInvalidArgument);
+  }
+}
+
 TEST(ContiguousPartitionTest, OneLargeParameterIsSharedEvenly) {
   const Layout layout = LayoutOf({{8 * 4096 + 1, 0}});
   const auto ranks = AllRanks(layout, PartitionMode::kContiguous, 3);

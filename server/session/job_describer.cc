@@ -131,16 +131,9 @@ absl::StatusOr<v1::ListParametersReply> JobDescriber::ListParameters(
   v1::ListParametersReply reply;
   uint32_t p = first;
   for (size_t bytes = 0; p < end && bytes < kPageBytes; ++p) {
-    const ParameterSpec& spec = job_.layout().parameters()[p];
     v1::ParameterInfo* info = reply.add_parameters();
     info->set_index(p);
-    v1::Parameter* parameter = info->mutable_parameter();
-    parameter->set_name(spec.name);
-    parameter->mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
-    parameter->set_numel(spec.numel);
-    parameter->set_dtype(static_cast<v1::DType>(spec.dtype));
-    parameter->set_gradient_dtype(static_cast<v1::DType>(spec.gradient_dtype));
-    parameter->set_group(spec.group);
+    *info->mutable_parameter() = ToProto(job_.layout().parameters()[p]);
     const auto pieces = job_.scheduler->pieces().pieces(p);
     info->set_owner_rank(pieces.front().rank);
     info->set_piece_count(static_cast<uint32_t>(pieces.size()));

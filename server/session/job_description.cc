@@ -21,6 +21,8 @@ absl::string_view Name(PartitionMode mode) {
       return "contiguous";
     case PartitionMode::kReplicated:
       return "replicated";
+    case PartitionMode::kLocal:
+      return "local";
   }
   return "invalid";
 }

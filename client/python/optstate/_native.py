@@ -30,7 +30,7 @@ from optstate import _interrupt, errors
 PACKAGE_DIRECTORY = pathlib.Path(__file__).resolve().parent
 
 FLOAT32, BFLOAT16, FLOAT16 = 1, 2, 3
-PARTITIONS = {"greedy": 1, "contiguous": 2}
+PARTITIONS = {"greedy": 1, "contiguous": 2, "local": 4}
 REPLICATED = 3  # the daemon sums what all ranks push whole
 CHANGE_DETECTIONS = {"off": 0, "sample": 1, "exact": 2}
 ACCUMULATE_DTYPES = {"float32": 1, "gradient": 2}
@@ -58,6 +58,9 @@ class Parameter(Structure):
         ("dtype", c_int32),
         ("gradient_dtype", c_int32),
         ("group", c_uint32),
+        ("global_shape", c_void_p),
+        ("offset", c_void_p),
+        ("owner", c_uint32),
     )
 
 

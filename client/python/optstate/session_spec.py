@@ -13,6 +13,14 @@ from optstate._interrupt import Interrupt
 from optstate._storage import Storage
 
 
+class Shard(NamedTuple):
+    """The part of a global tensor that a parameter is; see v1.Shard."""
+
+    owner: int
+    global_shape: Sequence[int]
+    offset: Sequence[int]
+
+
 class ParameterSpec(NamedTuple):
     """One parameter of a layout; dtypes are codes of the C API."""
 
@@ -22,6 +30,7 @@ class ParameterSpec(NamedTuple):
     dtype: int
     gradient_dtype: int
     group: int
+    shard: Shard | None = None  # set: the name and shape are the global tensor's and the shard's
 
 
 class LossScalerState(NamedTuple):
@@ -76,6 +85,7 @@ class SessionSpec:
     change_detection: int = 0
     storage: Storage = Storage()
     speculative: bool = False
+    held: Sequence[int] | None = None  # of HeldSession: parameters by index, ascending
     fetches_parameters: bool = False  # one by one, with Session.fetch(PARAMETER, ...)
 
 
@@ -83,7 +93,12 @@ def _fill_parameters(parameters: Sequence[ParameterSpec]) -> tuple[ctypes.Array,
     """Returns the C array, and the shapes that it points to."""
     structs = _native.array_of(_native.Parameter, len(parameters))
     shapes = array.array("q", (n for spec in parameters for n in spec.shape))
+    for spec in parameters:
+        if spec.shard is not None:
+            shapes.extend((*spec.shard.global_shape, *spec.shard.offset))
+    shapes.append(0)  # has an address in any case
     address, _ = shapes.buffer_info()
+    of_shards = address + 8 * sum(len(spec.shape) for spec in parameters)
     for struct, spec in zip(structs, parameters):
         struct.name = spec.name.encode()
         struct.shape = address
@@ -93,6 +108,11 @@ def _fill_parameters(parameters: Sequence[ParameterSpec]) -> tuple[ctypes.Array,
         struct.gradient_dtype = spec.gradient_dtype
         struct.group = spec.group
         address += 8 * len(spec.shape)
+        if spec.shard is not None:
+            struct.owner = spec.shard.owner
+            struct.global_shape = of_shards
+            struct.offset = of_shards + 8 * len(spec.shape)
+            of_shards += 16 * len(spec.shape)
     return structs, shapes
 
 

@@ -58,8 +58,9 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             parameter) pairs as params, as torch's optimizers accept.
         named_parameters: the same from a module or from (name, parameter) pairs, for
             frameworks that take a keyword called model for themselves.
-        partition: "greedy" (whole parameters; the default) or "contiguous" (equal
-            slices): which rank pushes which gradients. Not with reduction="daemon".
+        partition: which rank pushes which gradients. "greedy" (whole parameters; the
+            default), "contiguous" (equal slices) or "local": each rank those of the shards
+            that it owns, which is chosen for DTensors. Not with reduction="daemon".
         accumulate: reserve accumulators in the daemon for accumulate_step(). With
             reduction="daemon" a micro-step of all ranks is summed as soon as each
             has taken it; a rank without a gradient adds nothing to it.
@@ -141,7 +142,8 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
     With several ranks the trainer reduces the gradients (as
     DistributedDataParallel does); each rank pushes the part it owns and reads
     all parameters back. Constructing, add_param_group, load_state_dict and step
-    are collective: every rank calls them in the same order.
+    are collective: every rank calls them in the same order. Of DTensors (fully_shard,
+    parallelize_module) each rank pushes and reads its own shards; state_dict() has DTensors.
 
     A non-finite gradient skips the step on all ranks; last_outcome reports it.
     Parameters that were changed in place (``p.copy_()``,
@@ -315,7 +317,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         gradient are left out. Not collective. FailedPreconditionError before the first
         step, and after the daemon's engine was restarted.
         """
-        return self._served.attached().arrays.fetch_gradient_norms()
+        return self._served.attached().gradient_norms()
 
     def memory(self) -> MemoryUse:
         """Returns where the memory is that torch's optimizer would hold in this process.

@@ -102,4 +102,11 @@ def parameters_in_job(job: str, endpoint: str | None) -> list[tuple[str, int]]:
         found = _optctl.ask(endpoint, "get", "params", job).get("parameters", [])
     except errors.UnavailableError:
         return []
-    return [(each["parameter"]["name"], each["parameter"].get("group", 0)) for each in found]
+    pairs = [(_global_name(each["parameter"]), each["parameter"].get("group", 0)) for each in found]
+    return list(dict.fromkeys(pairs))  # shards of a parameter are beside each other
+
+
+def _global_name(parameter: dict[str, Any]) -> str:
+    """Returns a parameter's name; of a shard that of the parameter that is sharded."""
+    name = parameter["name"]
+    return name.rpartition("@")[0] if "shard" in parameter else name

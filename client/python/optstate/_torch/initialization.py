@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from optstate._torch.shards import local_of
+
 _FUNCTION = "_init_optim_state"
 _MODULE = "torch.distributed.checkpoint.state_dict"
 
@@ -22,7 +24,7 @@ def is_initialization(param_groups: Sequence[dict[str, Any]]) -> bool:
     if not _is_called():
         return False
     gradients = (
-        parameter.grad
+        local_of(parameter.grad)
         for group in param_groups
         for parameter in group["params"]
         if parameter.grad is not None

@@ -12,6 +12,7 @@ import torch
 from optstate import _native
 from optstate._torch.optimizer_info import OptimizerInfo, infos
 from optstate._torch.parameters.memory import check_disjoint
+from optstate._torch.shards import is_dtensor, local_of, shard_of
 from optstate.session_spec import ParameterSpec
 
 DTYPE_CODES = {
@@ -53,10 +54,10 @@ def raise_exchanged(
 ) -> NoReturn:
     """Raises RuntimeError for a param group whose tensors are not those that were attached."""
     where = f"param_groups[{group_index}]['params']"
-    if any(hasattr(tensor, "to_local") for tensor in tensors):
+    if any(map(is_dtensor, tensors)) and not any(map(is_dtensor, attached)):
         raise RuntimeError(
-            f"{where} was given DTensors after construction, as fully_shard and frameworks that use"
-            f" it do, and {_SHARDS_ITSELF}"
+            f"{where} was given DTensors after construction, as frameworks that use fully_shard do:"
+            " shard the model first, and construct the optimizer of its parameters then"
         )
     if len(tensors) > len(attached) and all(map(operator.is_, attached, tensors)):
         raise RuntimeError(f"{where} has more than was attached: add_param_group adds parameters")
@@ -72,13 +73,10 @@ def check_tensor(tensor: torch.Tensor, what: str) -> None:
     """Raises TypeError when the daemon cannot hold such a parameter."""
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
         raise TypeError(f"{what} is uninitialized: run the lazy module once before")
-    if hasattr(tensor, "to_local"):
-        raise TypeError(f"{what} is a DTensor, and {_SHARDS_ITSELF}")
     if hasattr(tensor, "_is_flat_param") or hasattr(tensor, "_fsdp_flattened"):
         raise TypeError(
             f"{what} is FullyShardedDataParallel's, a part of the model's on each rank, which"
-            " optstate does not support: the daemon shards by itself, so use"
-            " DistributedDataParallel, or none"
+            " optstate does not support: use fully_shard (FSDP2), or DistributedDataParallel"
         )
     if tensor.layout is not torch.strided:
         raise TypeError(f"{what} is {tensor.layout}: optstate supports dense parameters only")
@@ -207,9 +205,10 @@ def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
 
 
 def parameter_specs(
-    param_groups: Sequence[dict[str, Any]], names: Sequence[str]
+    param_groups: Sequence[dict[str, Any]], names: Sequence[str], *, sharded: bool = False
 ) -> list[ParameterSpec]:
-    """Returns the layout's parameters in order.
+    """Returns the layout's parameters in order. sharded: of this rank, each with its shard, whose
+    owner is not known yet.
 
     Raises TypeError, naming the parameter, and ValueError for two that share memory.
     """
@@ -222,16 +221,18 @@ def parameter_specs(
             gradient = gradient_dtype(parameter)
             if gradient not in DTYPE_CODES:
                 raise TypeError(f'gradients of parameter "{name}" are {gradient}')
+            local = local_of(parameter)
             specs.append(
                 ParameterSpec(
                     name=name,
-                    shape=tuple(parameter.shape),
-                    numel=parameter.numel(),
+                    shape=tuple(local.shape),
+                    numel=local.numel(),
                     dtype=DTYPE_CODES[parameter.dtype],
                     gradient_dtype=DTYPE_CODES[gradient],
                     group=group_index,
+                    shard=shard_of(parameter, f'parameter "{name}"') if sharded else None,
                 )
             )
-    parameters = [parameter for group in param_groups for parameter in group["params"]]
+    parameters = [local_of(each) for group in param_groups for each in group["params"]]
     check_disjoint(parameters, names)
     return specs

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from optstate import errors
@@ -57,6 +58,15 @@ class Ranks:
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._group)
         return values
+
+    def any(self, flag: bool) -> bool:
+        """Returns whether the flag is set on some rank. One small all-reduce."""
+        if self.world_size == 1:
+            return flag
+        device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
+        box = torch.tensor(int(flag), dtype=torch.int32, device=device)
+        dist.all_reduce(box, dist.ReduceOp.MAX, group=self._group)
+        return bool(box.item())
 
     def agree(self, error: Exception | None) -> None:
         """Raises on every rank when some rank has an error: the rank's own, if any.

@@ -33,6 +33,7 @@ from optstate._torch.options import Scalar
 from optstate._torch.parameters.replaced import ReplacedParameters
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
+from optstate._torch.shards import like_parameter, local_of
 from optstate._torch.state import checkpoint
 from optstate._torch.state.checkpoint import MASTER_PARAM, PartialEntry
 from optstate._torch.state.compare import same_bits
@@ -201,7 +202,8 @@ class Served:
                 held = {i: entry for i, entry in self._held(tensors).items() if i >= first}
                 attachment.load(groups, range(first, len(tensors)), held)
             replaced = None if is_new else ReplacedParameters(attachment.parameters)
-            left = attachment.map_views() if self.settings.views else {}
+            views = self.settings.views and not attachment.is_sharded
+            left = attachment.map_views() if views else {}
             if replaced is not None:
                 replaced.take(left)
             del left
@@ -303,14 +305,15 @@ class Served:
     def _replace_master(self, state: dict[Any, Any], index: int) -> None:
         """Replaces the master of a parameter that was changed in place by that of the next step."""
         assert self.attachment is not None
-        tensor = self.attachment.parameters.tensors[index]
-        present = state.get(tensor, {}).get(MASTER_PARAM)
-        if present is None or present.shape != tensor.shape:
+        dtensor = self.attachment.parameters.tensors[index]
+        present = state.get(dtensor, {}).get(MASTER_PARAM)
+        if present is None or present.shape != dtensor.shape:
             return
+        tensor, present = local_of(dtensor), local_of(present)
         if same_bits(checkpoint.fitting_master(present, tensor), present):
             return  # the parameter was cast, which the next step refuses
         master = checkpoint.fitting_master(self.masters.get(index, tensor), tensor)
-        state[tensor][MASTER_PARAM] = master.cpu().contiguous()
+        state[dtensor][MASTER_PARAM] = like_parameter(master.cpu().contiguous(), dtensor)
 
     def go_on_with_job(self) -> None:
         """Gives parameters the job's values again after an interrupted load, like its state."""
@@ -339,7 +342,8 @@ class Served:
         assert edits is not None
         entries = {} if edits.is_idle else edits.pending()
         changed = attachment.parameters.changed(by_content=by_content)
-        if changed or entries or attachment.broken_load is not None:
+        loads = bool(changed or entries) or attachment.broken_load is not None
+        if attachment.some_rank(loads):
             what = "optimizer.state was changed" if entries else "parameters were changed in place"
             attachment.check_no_micro_steps(what)
             if changed and self.replaced is not None and self.replaced.left_out:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from optstate._torch.job.attachment import Attachment
+from optstate._torch.shards import as_dtensor, local_of, stand_in
 from optstate._torch.state import checkpoint
 from optstate._torch.state.checkpoint import MASTER_PARAM, PartialEntry, StateEntry
 from optstate._torch.state.compare import same_bits
@@ -58,7 +59,7 @@ def _is_held(values: torch.Tensor) -> bool:
     """Returns whether another tensor or a numpy array uses the same memory."""
     count = getattr(torch._C, "_storage_Use_Count", None)
     # Two uses are this tensor and the storage object made for this call.
-    return count is None or count(values.untyped_storage()._cdata) > 2
+    return count is None or count(local_of(values).untyped_storage()._cdata) > 2
 
 
 class StateEdits:
@@ -199,6 +200,7 @@ class StateEdits:
         read = self._read.get(tensor, {}).get(key)
         if read is not None and read.is_handed(value):
             return
+        value = as_dtensor(value, tensor, f'{key} of parameter "{self._name_of(tensor)}"')
         self._check_value(tensor, key, value)
         self._retire(tensor, key)
         written = self._written.setdefault(tensor, _Written(False, {}))
@@ -243,7 +245,11 @@ class StateEdits:
 
     def replace(self, tensor: torch.Tensor, values: Mapping[str, Any]) -> None:
         """Replaces the whole entry; ValueError when the values do not fit the parameter."""
-        given = dict(values)
+        what = f'state of parameter "{self._name_of(tensor)}"'
+        given = {
+            key: as_dtensor(value, tensor, what) if key in self._keys else value
+            for key, value in values.items()
+        }
         torchs = {
             key: value
             for key, value in given.items()
@@ -343,7 +349,7 @@ class StateEdits:
         """Returns what to load for arrays that are kept while their step begins anew."""
         info, count = self._attachment.info, self._count_of(tensor)
         names = [name for name, _ in info.state_arrays if name in whole]
-        if not any(bool(whole[name].any()) for name in names):
+        if not any(bool(local_of(whole[name]).any()) for name in names):
             return None if count else {}
         # From step 0 a parameter can only begin anew, including its scalar.
         if count == 0 or info.scalar:
@@ -359,7 +365,8 @@ class StateEdits:
         )
 
     def _check_master(self, tensor: torch.Tensor, master: torch.Tensor) -> None:
-        if not same_bits(checkpoint.fitting_master(master, tensor), master):
+        master = local_of(master)
+        if not same_bits(checkpoint.fitting_master(master, stand_in(tensor)), master):
             raise RuntimeError(
                 f'{MASTER_PARAM} of parameter "{self._name_of(tensor)}" was set to values that do'
                 " not round to the parameter: change the parameter itself"

@@ -15,6 +15,7 @@ from optstate._torch.hidden_values import hide_values, opened
 from optstate._torch.job.attachment import Attachment
 from optstate._torch.layout import parameter_names
 from optstate._torch.served import Served
+from optstate._torch.shards import local_values, stand_in
 from optstate._torch.state import checkpoint
 from optstate._torch.state.checkpoint import MASTER_PARAM, StateEntry
 from optstate._torch.state.compare import has_all, same_bits
@@ -183,9 +184,10 @@ class StateTransfer:
         groups = state["param_groups"]
         checkpoint.complete_groups(self._torch_class(), groups, self.param_groups, self.defaults)
         loaded = self._checked(attachment, state)
-        # Each rank decides by itself: when they differ, one loads while another steps, which
-        # the daemon refuses at once.
-        if not loaded.frozen and _is_present(attachment, loaded.tensors, loaded.entries):
+        # Without shards each rank decides by itself: when they differ, one loads while another
+        # steps, which the daemon refuses at once.
+        is_present = not loaded.frozen and _is_present(attachment, loaded.tensors, loaded.entries)
+        if not attachment.some_rank(not is_present):
             self._set_groups(groups)
             if attachment.broken_load is not None:
                 served.go_on_with_job()
@@ -243,7 +245,7 @@ class StateTransfer:
         """
         parameters = attachment.parameters
         changed = [
-            (parameters.tensors[index], in_memory(parameters.tensors[index]).clone())
+            (parameters.values[index], in_memory(parameters.values[index]).clone())
             for index in parameters.changed()
         ]
         if changed:
@@ -266,13 +268,14 @@ class StateTransfer:
         groups = state["param_groups"]
         in_order = attachment.parameters.groups.in_order(groups)
         attachment.options.check_groups(in_order)
-        tensors = [(tensor, group) for group in in_order for tensor in group["params"]]
+        of_groups = [(tensor, group) for group in in_order for tensor in group["params"]]
         names = parameter_names(in_order, self._served.names_by_id)
         own = {key: opened(value) for key, value in state["state"].items()}
         entries = {
             index: self._entry_of(attachment, own, name, *of)
-            for index, (name, of) in enumerate(zip(names, tensors))
+            for index, (name, of) in enumerate(zip(names, of_groups))
         }
+        tensors = [(stand_in(tensor), group) for tensor, group in of_groups]
         frozen = self._frozen_with_state(attachment, groups, own)
         starts = {name: entry for name, (_, entry) in frozen.items()}
         starts.update(zip(names, entries.values()))
@@ -296,7 +299,12 @@ class StateTransfer:
             if key in keys and not checkpoint.is_absent(value)
         }
         if entry:
+            # A DTensor's shape is the whole parameter's, as a plain tensor's must be.
             checkpoint.check_entry(attachment.info, entry, name, tensor, group)
+            entry = {
+                key: local_values(value, tensor, f'loaded {key} of parameter "{name}"')
+                for key, value in entry.items()
+            }
         beside = {key: value for key, value in values.items() if key not in keys}
         if beside:
             own[tensor] = beside
@@ -353,7 +361,7 @@ class StateTransfer:
             return []
         with attachment.announced():
             found = replaced.to_put_back(attachment.ranks, is_of_another_step)
-        if found and self._served.settings.resume == "error":
+        if attachment.some_rank(bool(found)) and self._served.settings.resume == "error":
             raise RuntimeError(
                 f'attaching to job "{attachment.job}" replaced {len(found)} parameters, and the'
                 ' checkpoint that is loaded is of others (resume="error"): load the model\'s'

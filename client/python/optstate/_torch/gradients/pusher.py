@@ -12,6 +12,7 @@ import torch
 from optstate import errors
 from optstate._torch.gradients.gathered import Gradients
 from optstate._torch.gradients.views import GradientViews
+from optstate._torch.shards import is_dtensor, local_gradient, local_of
 from optstate._torch.tensors import (
     DTYPES,
     dtype_of,
@@ -52,7 +53,10 @@ class GradientPusher:
         self._indices = range(len(self._parameters))
         self._parts = parts_of(len(self._parameters))
         self._specs = specs
-        self._shapes = [parameter.shape for parameter in self._parameters]
+        self._shapes = [local_of(parameter).shape for parameter in self._parameters]
+        # How to get at a gradient: of a DTensor, at this rank's part.
+        has_parts = any(map(is_dtensor, self._parameters))
+        self._gradient_of = local_gradient if has_parts else gradient_of
         self._dtypes = [DTYPES[spec.gradient_dtype] for spec in specs]
         self._owned: dict[int, Piece] = {piece.parameter: piece for piece in session.pieces}
         # Gradients in the gradient area; None: they are copied there.
@@ -82,7 +86,7 @@ class GradientPusher:
         pushed = () if found.takes_back else self._pushed
         for part in self._parts:
             indices: Sequence[int] = self._indices[part]
-            gradients = list(map(gradient_of, self._parameters[part]))
+            gradients = list(map(self._gradient_of, self._parameters[part]))
             lacks = any(map(operator.is_, gradients, itertools.repeat(None)))
             if lacks:
                 found.missing += [i for i, each in zip(indices, gradients) if each is None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Callable
 
@@ -12,6 +13,7 @@ import torch
 from optstate import _native, errors
 from optstate._torch.gradients.pusher import GradientPusher, Gradients
 from optstate._torch.job.opening import open_together, place_of, private_name
+from optstate._torch.job.partition import check_overlap, partition_of, shard_specs
 from optstate._torch.job.registered_options import RegisteredOptions
 from optstate._torch.layout import optimizer_info, parameter_names, parameter_specs
 from optstate._torch.names import quoted
@@ -20,8 +22,18 @@ from optstate._torch.parameters.memory import Trained
 from optstate._torch.parameters.parameters import Parameters
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
+from optstate._torch.shards import (
+    Layout,
+    exchange,
+    is_dtensor,
+    like_parameter,
+    local_of,
+    local_values,
+    stand_in,
+)
 from optstate._torch.state import checkpoint
 from optstate._torch.state.arrays import ArrayTransfer
+from optstate.held_session import HeldSession
 from optstate.session import StepOutcome
 from optstate.session_spec import SessionSpec
 
@@ -48,32 +60,35 @@ class Attachment:
         take_over: Callable[[SessionSpec], bool],
         extend: bool = False,
     ) -> None:
-        if settings.overlap and settings.reduction == "trainer" and ranks.world_size > 1:
-            raise ValueError(
-                'overlap=True with several ranks needs reduction="daemon": a gradient that is'
-                " pushed during backward() is not reduced yet"
-            )
+        tensors = [tensor for group in param_groups for tensor in group["params"]]
         self._ranks = ranks
         self.is_private = job is None
-        self.job: str = ranks.from_first(job if job is not None else private_name())
-
-        tensors = [tensor for group in param_groups for tensor in group["params"]]
+        begun = ranks.gather(
+            (job or private_name(), settings.partition == "local" or any(map(is_dtensor, tensors)))
+        )
+        self.job: str = begun[0][0]
+        # Whether the parameters are shards that the ranks own; see shards.py.
+        self.is_sharded = any(sharded for _, sharded in begun)
+        if not self.is_sharded and ranks.world_size > 1:
+            check_overlap(settings)
         self._trained: Trained | None = None
+        names = parameter_names(param_groups, names_by_id)
+        layout: Layout | None = None
+        if self.is_sharded:
+            layout = exchange(ranks, lambda: shard_specs(param_groups, names, settings))
 
         def make_spec() -> SessionSpec:
-            names = parameter_names(param_groups, names_by_id)
             info = optimizer_info(param_groups, settings.optimizer)
-            specs = parameter_specs(param_groups, names)
-            self._trained = Trained(tensors, names, self.job)
+            specs = parameter_specs(param_groups, names) if layout is None else layout.parameters
+            self._trained = Trained(list(map(local_of, tensors)), names, self.job)
             return SessionSpec(
                 job=self.job,
                 optimizer=info.kind,
                 group_options=[info.option_bits(group) for group in param_groups],
                 parameters=specs,
                 endpoint=settings.endpoint,
-                partition=_native.REPLICATED
-                if settings.reduction == "daemon"
-                else _native.PARTITIONS[settings.partition or "greedy"],
+                held=None if layout is None else layout.held,
+                partition=partition_of(settings, is_sharded=layout is not None),
                 rank=ranks.rank,
                 world_size=ranks.world_size,
                 local_world_size=ranks.local_world_size,
@@ -104,16 +119,20 @@ class Attachment:
         )
         # Gradients that the daemon sums are averaged, as in DistributedDataParallel.
         self.gradient_divisor = ranks.world_size if settings.reduction == "daemon" else 1
-        self.parameters = Parameters(
-            self.session, param_groups, self._spec.parameters, settings.detect_changes
-        )
-        self.arrays = ArrayTransfer(self.session, self._spec.parameters)
+        # The parameters that this rank has, which are all unless they are sharded.
+        specs = self._spec.parameters
+        # Of each of these, the index in the job's layout.
+        self.held: Sequence[int] = range(len(specs)) if layout is None else layout.held
+        if layout is not None:
+            specs = [layout.parameters[index] for index in layout.held]
+        self.parameters = Parameters(self.session, param_groups, specs, settings.detect_changes)
+        self.arrays = ArrayTransfer(self.session, specs)
         self.gradients = GradientPusher(
             self.session,
             tensors,
-            self._spec.parameters,
+            specs,
             can_take_back=not (settings.reduction == "daemon" and settings.accumulate),
-            views=settings.makes_gradient_views(ranks.world_size),
+            views=not self.is_sharded and settings.makes_gradient_views(ranks.world_size),
         )
         # True when parameters that were never updated have entries, as after torch's first step.
         self.is_initialised = False
@@ -332,11 +351,13 @@ class Attachment:
     ) -> None:
         """Sends checkpoint entries, and then the parameters of these indices.
 
-        Every rank loads the same ones; FailedPreconditionError, on all ranks, when a rank
-        steps instead. The job gets all of it or, when this raises, nothing.
+        Every rank loads the same ones, or its own shards of any; FailedPreconditionError, on all
+        ranks, when a rank steps instead. The job gets all of it or, when this raises, nothing.
         """
         self.parameters.locate()  # this precedes new values in the daemon
-        tensors = [(tensor, group) for group in param_groups for tensor in group["params"]]
+        of_groups = [(tensor, group) for group in param_groups for tensor in group["params"]]
+        entries = self._local_entries(of_groups, entries)
+        tensors = [(stand_in(tensor), group) for tensor, group in of_groups]
         if entries is None and self.broken_load == "state":
             raise RuntimeError(
                 "load_state_dict() did not end, so that the job has the state of before, but"
@@ -361,6 +382,41 @@ class Attachment:
                         raise
         self.broken_load = None
         self.parameters.settle()
+
+    def _local_entries(
+        self, tensors: Sequence[tuple[torch.Tensor, Any]], entries: dict[int, Any] | None
+    ) -> dict[int, Any] | None:
+        """Returns entries with this rank's parts of DTensors."""
+        if entries is None or not self.is_sharded:
+            return entries
+        found = dict(entries)
+        for index, entry in entries.items():
+            if entry is not None:
+                found[index] = type(entry)(entry)  # a partial one stays one
+            for key, value in (entry or {}).items():
+                what = f'{key} of parameter "{self.arrays.name(index)}"'
+                found[index][key] = local_values(value, tensors[index][0], what)
+        return found
+
+    def name_in_layout(self, place: int) -> str:
+        """Returns the name of a parameter of the job, which another rank may hold."""
+        return self._spec.parameters[place].name
+
+    def some_rank(self, flag: bool) -> bool:
+        """Returns the flag; with shards, of which a rank sees only its own, whether it is set on
+        some rank. Collective with shards."""
+        return self._ranks.any(flag) if self.is_sharded else flag
+
+    def gradient_norms(self) -> dict[str, float]:
+        """Returns norms by name, without parameters that had no gradient in the last step."""
+        if not isinstance(self.session, HeldSession):
+            return self.arrays.fetch_gradient_norms()
+        specs = self._spec.parameters
+        squares: dict[str, float] = {}
+        for spec, norm in zip(specs, self.session.gradient_norms(len(specs))):
+            if norm != -1:
+                squares[spec.name] = squares.get(spec.name, 0.0) + norm * norm
+        return {name: math.sqrt(square) for name, square in squares.items()}
 
     @contextlib.contextmanager
     def announced(self) -> Iterator[None]:
@@ -425,13 +481,16 @@ class Attachment:
             for tensor in group["params"]
             if (index := self.parameters.index_of(tensor)) is not None
         ]
-        tensors = [each for _, each in wanted]
         entries = checkpoint.fetch_entries(
             self.arrays,
             self.info,
             [index for index, _ in wanted],
-            tensors,
+            [(stand_in(tensor), group) for _, (tensor, group) in wanted],
             keys=keys,
             is_initialised=self.is_initialised,
         )
-        return {tensor: entry for (tensor, _), entry in zip(tensors, entries) if entry is not None}
+        return {
+            tensor: {key: like_parameter(value, tensor) for key, value in entry.items()}
+            for (_, (tensor, _)), entry in zip(wanted, entries)
+            if entry is not None
+        }

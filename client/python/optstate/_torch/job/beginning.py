@@ -10,6 +10,7 @@ import torch
 from optstate import errors
 from optstate._torch.job.attachment import Attachment
 from optstate._torch.names import quoted
+from optstate._torch.shards import local_of
 from optstate._torch.tensors import bits_sum
 from optstate._torch.warn import warn
 
@@ -49,10 +50,16 @@ def check_replicas(attachment: Attachment, tensors: Sequence[torch.Tensor], firs
 
     Each rank loads the parameters that it owns, so the job would begin with a mixture.
     """
-    sums = attachment.ranks.gather([bits_sum(tensor) for tensor in tensors[first:]])
-    names = (attachment.arrays.name(index) for index in range(first, len(tensors)))
-    for name, *of_ranks in zip(names, *sums):
-        if len(set(of_ranks)) > 1:
+    # By place in the layout: a rank holds some of its shards, or all parameters.
+    held = attachment.held[first:]
+    mine = {place: bits_sum(local_of(each)) for place, each in zip(held, tensors[first:])}
+    sums: dict[int, set[int]] = {}
+    for of_rank in attachment.ranks.gather(mine):
+        for place, found in of_rank.items():
+            sums.setdefault(place, set()).add(found)
+    for place, of_ranks in sorted(sums.items()):
+        if len(of_ranks) > 1:
+            name = attachment.name_in_layout(place)
             raise ValueError(
                 f'parameter "{name}" has other values on other ranks: a job begins with'
                 " the same on all (seed alike, or construct the optimizer after"

@@ -9,6 +9,7 @@ from typing import Callable
 
 from optstate import errors
 from optstate._torch.ranks import Ranks
+from optstate.held_session import HeldSession
 from optstate.session import Session
 from optstate.session_spec import SessionSpec
 
@@ -25,12 +26,13 @@ def private_name() -> str:
 
 
 def _open(spec: SessionSpec, take_over: Callable[[SessionSpec], bool]) -> Session:
+    kind = Session if spec.held is None else HeldSession
     try:
-        return Session.open(spec)
+        return kind.open(spec)
     except errors.AlreadyExistsError:  # the layout is the same: that was checked before
         if not take_over(spec):
             raise
-    return Session.open(spec)
+    return kind.open(spec)
 
 
 def open_together(

@@ -20,6 +20,7 @@ from optstate._torch.parameters.views import (
     may_be_view,
 )
 from optstate._torch.parameters.written_since import WrittenSince
+from optstate._torch.shards import is_dtensor, local_of
 from optstate._torch.tensors import (
     DTYPES,
     bits_sum,
@@ -69,8 +70,10 @@ class Parameters:
         self._indices = range(len(self._parameters))
         self._parts = parts_of(len(self._parameters))
         self._specs = specs
-        self._shapes = [parameter.shape for parameter in self._parameters]
-        self._dtypes = [parameter.dtype for parameter in self._parameters]
+        # Whether some are DTensors: then the memory is that of this rank's parts.
+        self.has_parts = any(map(is_dtensor, self._parameters))
+        self._shapes = [values.shape for values in self.values]
+        self._dtypes = [values.dtype for values in self.values]
         # The tensors as of remember(): while they exist, no other memory gets their
         # addresses.
         self._remembered: list[torch.Tensor] = []
@@ -92,7 +95,7 @@ class Parameters:
         self._maps_again = False
         self._in_view: set[int] = set()
         # Writes of the script while it is unknown whether a step is over.
-        self.written_since = WrittenSince(self._parameters)
+        self.written_since = WrittenSince(self)
         # Sums of views without a gradient here, taken before a step of several ranks.
         self._idle_sums: dict[int, Any] = {}
         self.remember()
@@ -105,6 +108,26 @@ class Parameters:
     def tensors(self) -> Sequence[torch.Tensor]:
         """The parameters, in the job's order."""
         return self._parameters
+
+    @property
+    def values(self) -> Sequence[torch.Tensor]:
+        """The memory of the parameters now, in the job's order: the parameters, or the parts of
+        DTensors that this rank holds."""
+        if not self.has_parts:
+            return self._parameters
+        return list(map(local_of, self._parameters))
+
+    def versions(self) -> list[int]:
+        """Returns numbers that change with each write that leaves a trace."""
+        return self._with_dtensors(list(map(version_of, self.values)))
+
+    def _with_dtensors(self, versions: list[int]) -> list[int]:
+        """Adds to the parts' versions those of DTensors, which count the writes through them."""
+        if self.has_parts:
+            for index, parameter in enumerate(self._parameters):
+                if is_dtensor(parameter):
+                    versions[index] += parameter._version
+        return versions
 
     def different(self) -> list[int]:
         """Returns the parameters whose bits differ from the daemon's now."""
@@ -124,8 +147,9 @@ class Parameters:
 
     def check_tensors(self) -> None:
         """Raises TypeError when a parameter has another shape or dtype than when attached."""
+        values = self.values
         for part in self._parts:
-            parameters = self._parameters[part]
+            parameters = values[part]
             if not (
                 all(map(operator.eq, map(shape_of, parameters), self._shapes[part]))
                 and all(map(operator.is_, map(dtype_of, parameters), self._dtypes[part]))
@@ -134,7 +158,7 @@ class Parameters:
 
     def _raise_changed(self) -> None:
         for index, spec in enumerate(self._specs):
-            parameter = self._parameters[index]
+            parameter = self.values[index]
             now = (parameter.dtype, tuple(parameter.shape))
             attached = (self._dtypes[index], tuple(self._shapes[index]))
             if now != attached:
@@ -148,7 +172,7 @@ class Parameters:
 
     def remember(self) -> None:
         """Notes that the tensors, as they are now, hold the daemon's values."""
-        self._remembered = [parameter.detach() for parameter in self._parameters]
+        self._remembered = [values.detach() for values in self.values]
         self._versions, self._places = self._versions_and_places()
         self.locate()
 
@@ -157,12 +181,13 @@ class Parameters:
         these are contiguous."""
         versions: list[int] = []
         places: list[tuple[list[int], list[bool]]] = []
+        values = self.values
         for part in self._parts:
-            parameters = self._parameters[part]
-            versions += map(version_of, parameters)
-            pointers = list(map(pointer_of, parameters))
-            places.append((pointers, list(map(is_contiguous, parameters))))
-        return versions, places
+            tensors = values[part]
+            versions += map(version_of, tensors)
+            pointers = list(map(pointer_of, tensors))
+            places.append((pointers, list(map(is_contiguous, tensors))))
+        return self._with_dtensors(versions), places
 
     def locate(self) -> None:
         """Finds where read() is to write; called before tensors that were moved are read.
@@ -174,7 +199,7 @@ class Parameters:
         direct, indirect = [], []
         self._pointers = []
         self._in_view = set()
-        for index, parameter in enumerate(self._parameters):
+        for index, parameter in enumerate(self.values):
             by_address = parameter.is_cpu and parameter.is_contiguous() and not parameter.is_neg()
             pointer = parameter.data_ptr() if by_address else None
             if pointer is not None and self._view_pointers.get(index) == pointer:
@@ -215,7 +240,7 @@ class Parameters:
         """Notes the present content of copied parameters that hold the daemon's values."""
         direct = array.array("I", filter(indices.__contains__, self._direct_indices))
         indirect = filter(indices.__contains__, self._indirect)
-        self._digests.note_equal(direct, indirect, self._parameters)
+        self._digests.note_equal(direct, indirect, self.values)
 
     def _moved(self, places: list[Any]) -> set[int]:
         """Returns all parameters of parts in which some tensor has moved since remember()."""
@@ -225,8 +250,8 @@ class Parameters:
     def _check_places(self, places: list[tuple[list[int], list[bool]]]) -> None:
         if places != self._places:
             names = [spec.name for spec in self._specs]
-            check_disjoint(self._parameters, names)
-            self._locks = lock_shared_memory(self._parameters, names)
+            check_disjoint(self.values, names)
+            self._locks = lock_shared_memory(self.values, names)
 
     def unlock(self) -> None:
         """Leaves shared memory to other processes. Idempotent."""
@@ -252,7 +277,7 @@ class Parameters:
             indirect = [index for index in indirect if index not in moved]
         pointers = list(itertools.chain.from_iterable(pointers for pointers, _ in places))
         present = array.array("Q", map(pointers.__getitem__, direct))
-        return self._digests.changed((direct, present), indirect, self._parameters)
+        return self._digests.changed((direct, present), indirect, self.values)
 
     def _warn_of_traceless(self, in_copies: set[int], versions: list[int]) -> None:
         found = sorted(index for index in in_copies if versions[index] == self._versions[index])
@@ -303,7 +328,7 @@ class Parameters:
         return memory_view(address, spec.numel, DTYPES[spec.dtype]).view(self._shapes[index])
 
     def _equals_daemon(self, index: int) -> bool:
-        return equal_bits(self._parameters[index], self.daemon_values(index))
+        return equal_bits(local_of(self._parameters[index]), self.daemon_values(index))
 
     def direct(self, *, but: Collection[int] = ()) -> tuple[array.array, array.array]:
         """Returns indices and addresses of the parameters that the client library can write
@@ -345,8 +370,9 @@ class Parameters:
             self._read_direct(set(self._indices) - late)
         indirect = [index for index in self._indirect if index not in equal]
         for index in indirect:
-            self._parameters[index].copy_(self.daemon_values(index))
-        self._digests.note_read(indirect, self._parameters)
+            local_of(self._parameters[index]).copy_(self.daemon_values(index))
+        if indirect:
+            self._digests.note_read(indirect, self.values)
         versions: list[int] = []
         for part in self._parts:
             parameters = self._parameters[part]
@@ -355,7 +381,7 @@ class Parameters:
                 written = [self._parameters[i] for i in self._indices[part] if i not in equal]
             increment_versions(written)
             versions += map(version_of, parameters)
-        self._versions = versions
+        self._versions = versions if not self.has_parts else self.versions()
         if self._maps_again:
             self._maps_again = False
             self.map_views()
@@ -426,7 +452,7 @@ class Parameters:
             self._views.release()
             self._adopt()
         self.remember()
-        self._digests.note_equal(self._direct_indices, self._indirect, self._parameters)
+        self._digests.note_equal(self._direct_indices, self._indirect, self.values)
 
     def end_views(self) -> None:
         """Ends the views before the session closes. The next attachment may make new views."""
@@ -437,7 +463,7 @@ class Parameters:
     def bytes_of_views_and_copies(self) -> tuple[int, int]:
         """Returns the bytes of parameters that are views now, and of the others."""
         self.locate()
-        sizes = [each.numel() * each.element_size() for each in self._parameters]
+        sizes = [each.numel() * each.element_size() for each in self.values]
         has_pages = self._views is not None and self._views.is_private
         in_view = 0 if has_pages else sum(map(sizes.__getitem__, self._in_view))
         return in_view, sum(sizes) - in_view

@@ -46,12 +46,12 @@ class ReplacedParameters:
             if index in left:
                 self._values[index] = left[index]
             else:
-                self._values[index] = in_memory(self._parameters.tensors[index]).clone()
+                self._values[index] = in_memory(self._parameters.values[index]).clone()
 
     def note_read(self, parameters: Parameters) -> None:
         """Notes that all were read, perhaps by another session that begins with the same ones."""
         self._parameters = parameters
-        self._versions = [tensor._version for tensor in parameters.tensors]
+        self._versions = parameters.versions()
 
     def drop_changed(self) -> None:
         """Forgets parameters that the trainer has changed since, before the job gets them."""
@@ -66,8 +66,8 @@ class ReplacedParameters:
 
     def _written_since(self) -> set[int]:
         """Returns parameters written since attaching, even if their values did not change."""
-        tensors = self._parameters.tensors
-        now = {i for i, each in enumerate(tensors) if each._version != self._versions[i]}
+        versions = self._parameters.versions()
+        now = {i for i, version in enumerate(versions) if version != self._versions[i]}
         return self._written.union(now, self._parameters.written())
 
     def _changed_of(self, written: set[int]) -> set[int]:
@@ -107,7 +107,7 @@ class ReplacedParameters:
         if names:
             self._raise_unclear(names)
         found = ranks.gather([(index, bits_sum(self._values[index])) for index in kept])
-        if any(other != found[0] for other in found):
+        if not self._parameters.has_parts and any(other != found[0] for other in found):
             raise RuntimeError(
                 "load_state_dict() of a checkpoint that is not the job's state would put back the"
                 " parameters that attaching replaced, but ranks had other ones: load the"
@@ -131,4 +131,4 @@ class ReplacedParameters:
         """Writes the kept values of these parameters, and forgets the others."""
         self._values = {index: self._values[index] for index in indices}
         for index, values in self._values.items():
-            self._parameters.tensors[index].copy_(values)
+            self._parameters.values[index].copy_(values)

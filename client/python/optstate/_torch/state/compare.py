@@ -9,6 +9,7 @@ import torch
 
 from optstate import _native
 from optstate._torch.optimizer_info import OptimizerInfo
+from optstate._torch.shards import local_of
 from optstate._torch.state.arrays import ArrayTransfer
 from optstate._torch.state.checkpoint import MASTER_PARAM, StateEntry, fitting_master, step_of
 from optstate._torch.tensors import in_memory
@@ -93,6 +94,8 @@ def _are_equal(
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Returns whether two tensors have the same shape and, in fp32, the same bits."""
-    one, other = (in_memory(each.detach().to(torch.float32)) for each in (one, other))
+    """Returns whether two tensors, or this rank's parts of two DTensors, have the same shape and,
+    in fp32, the same bits."""
+    parts = (local_of(each).detach() for each in (one, other))
+    one, other = (in_memory(part.to(torch.float32)) for part in parts)
     return one.shape == other.shape and torch.equal(one.view(torch.int32), other.view(torch.int32))

@@ -1,0 +1,70 @@
+"""Chooses which rank pushes which gradients, and refuses what cannot be had with that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from optstate import _native, errors
+from optstate._torch.layout import optimizer_info, parameter_specs
+from optstate._torch.settings import Settings
+from optstate.session_spec import ParameterSpec
+
+# Optimizers whose updates use more of a parameter than the element that they update.
+_NEED_WHOLE = ("lamb", "adafactor", "muon")
+
+
+def partition_of(settings: Settings, *, is_sharded: bool) -> int:
+    """Returns the C API's number of the partition."""
+    if is_sharded:
+        return _native.PARTITIONS["local"]
+    if settings.reduction == "daemon":
+        return _native.REPLICATED
+    return _native.PARTITIONS[settings.partition or "greedy"]
+
+
+def check_overlap(settings: Settings) -> None:
+    """Raises ValueError when several ranks cannot push gradients during backward()."""
+    if settings.overlap and settings.reduction == "trainer":
+        raise ValueError(
+            'overlap=True with several ranks needs reduction="daemon": a gradient that is'
+            " pushed during backward() is not reduced yet"
+        )
+
+
+def shard_specs(
+    param_groups: Sequence[dict[str, Any]], names: Sequence[str], settings: Settings
+) -> list[ParameterSpec]:
+    """Returns this rank's parameters with their shards.
+
+    ValueError for settings that shards exclude, errors.UnimplementedError for an optimizer that
+    needs whole parameters, TypeError for a parameter that cannot be served.
+    """
+    which = "parameters that are sharded (DTensors, as of fully_shard)"
+    if settings.reduction == "daemon":
+        raise ValueError(
+            f'reduction="daemon" cannot be had with {which}, whose gradients arrive reduced: leave'
+            " reduction out"
+        )
+    if settings.partition not in (None, "local"):
+        raise ValueError(
+            f"partition={settings.partition!r} cannot be had with {which}: each rank pushes the"
+            ' gradients of its own shards. Leave partition out, or say "local"'
+        )
+    if settings.overlap:
+        raise ValueError(
+            f"overlap=True cannot be had with {which}, whose gradients are reduced during"
+            " backward() and pushed by step(): leave overlap out"
+        )
+    specs = parameter_specs(param_groups, names, sharded=True)
+    info = optimizer_info(param_groups, settings.optimizer)
+    if info.name in _NEED_WHOLE:
+        for spec in specs:
+            if tuple(spec.shape) != tuple(spec.shard.global_shape):
+                raise errors.UnimplementedError(
+                    f'parameter "{spec.name}" is sharded, and an update of {info.name} needs it'
+                    " whole (a norm, row sums or a matrix product over all of it). Take an"
+                    " optimizer that updates each element by itself, as AdamW, or shard nothing"
+                    " (DistributedDataParallel)"
+                )
+    return specs

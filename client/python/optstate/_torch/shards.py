@@ -1,0 +1,231 @@
+"""Parameters that the ranks have sharded by themselves: DTensors, as fully_shard() and
+parallelize_module() make them.
+
+The ranks of a job register one layout, the union of their shards. A rank's own part of the
+layout, in the order of its parameters, is what the optimizer works on; see HeldSession.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+from optstate import errors
+from optstate._torch.ranks import Ranks
+from optstate.session_spec import ParameterSpec, Shard
+
+
+class Layout(NamedTuple):
+    """All ranks' shards by group, parameter and owner, and which of them this rank holds."""
+
+    parameters: Sequence[ParameterSpec]
+    held: Sequence[int]  # of each parameter of this rank, the index of its shard
+
+
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "to_local")
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns this rank's part of a DTensor, in the memory of the DTensor; other tensors
+    themselves."""
+    return tensor._local_tensor if is_dtensor(tensor) else tensor
+
+
+def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a plain tensor for a parameter: this rank's part of a DTensor."""
+    if not is_dtensor(tensor):
+        return tensor
+    return local_of(tensor).detach().requires_grad_(tensor.requires_grad)
+
+
+def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Returns this rank's part of a parameter's gradient, which lies as the parameter does."""
+    gradient = parameter.grad
+    if gradient is None or not is_dtensor(gradient):
+        return gradient
+    if is_dtensor(parameter) and gradient.placements != parameter.placements:
+        # As torch's optimizers do: a gradient may be left to be summed.
+        gradient = gradient.detach().redistribute(placements=parameter.placements)
+    with torch.no_grad():
+        local = gradient.to_local()
+    return local.wait() if hasattr(local, "wait") else local
+
+
+def like_parameter(values: Any, parameter: torch.Tensor) -> Any:
+    """Returns an array of a DTensor's state as torch's optimizers have it, a DTensor of the
+    parameter's mesh and placements; other values and arrays of other parameters as they are."""
+    if not is_dtensor(parameter) or not isinstance(values, torch.Tensor) or not values.dim():
+        return values
+    if values.shape != local_of(parameter).shape:
+        return values
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        values,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def local_values(values: Any, parameter: torch.Tensor, what: str) -> Any:
+    """Returns this rank's part of an array of state: of a DTensor on the parameter's mesh, of a
+    whole tensor, or the part itself. ValueError for a DTensor of another mesh."""
+    if not isinstance(values, torch.Tensor):
+        return values
+    if is_dtensor(values):
+        if not is_dtensor(parameter):
+            return values.full_tensor()
+        if values.device_mesh != parameter.device_mesh:
+            raise ValueError(
+                f"{what} is a DTensor of another mesh than its parameter: load it with"
+                " torch.distributed.checkpoint, which reshards it"
+            )
+        if values.placements != parameter.placements:
+            values = values.redistribute(placements=parameter.placements)
+        return local_of(values)
+    if not is_dtensor(parameter) or values.shape != parameter.shape:
+        return values
+    local = local_of(parameter)
+    if values.shape == local.shape:
+        return values
+    _, offset = _place_of(parameter, what)
+    for dimension, (begin, size) in enumerate(zip(offset, local.shape)):
+        values = values.narrow(dimension, min(begin, values.shape[dimension] - size), size)
+    return values
+
+
+def as_dtensor(values: Any, parameter: torch.Tensor, what: str) -> Any:
+    """Returns an array of state, given whole or as a DTensor, as like_parameter() does."""
+    if not is_dtensor(parameter) or not isinstance(values, torch.Tensor) or is_dtensor(values):
+        return values
+    if values.shape != parameter.shape:
+        return values
+    return like_parameter(local_values(values, parameter, what), parameter)
+
+
+def _place_of(tensor: torch.Tensor, what: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the shape of this rank's part of a DTensor, and where it begins. TypeError when
+    torch does not say, or the part is not one block."""
+    try:
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    except ImportError:
+        raise TypeError(f"{what} is a DTensor, which optstate supports from torch 2.5 on") from None
+    placements = tensor.placements
+    if any(each.is_partial() for each in placements):
+        raise TypeError(
+            f"{what} is a DTensor with a Partial placement, {placements}: no rank has its values."
+            " Redistribute it to Shard or Replicate before the optimizer is constructed"
+        )
+    local = tuple(local_of(tensor).shape)
+    try:
+        shape, offset = compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, placements
+        )
+        shape, offset = tuple(map(int, shape)), tuple(map(int, offset))
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        raise TypeError(
+            f"{what} is a DTensor whose placements {placements} optstate does not support: torch"
+            f" does not say where its parts are ({error})"
+        ) from error
+    if shape != local or len(offset) != len(shape):
+        raise TypeError(
+            f"{what} is a DTensor of which this rank has {list(local)}, and torch says"
+            f" {list(shape)} of {list(tensor.shape)} with placements {placements}: the ranks of"
+            " the job (process_group=) must be in the parameter's mesh, and each part one block"
+        )
+    return shape, offset
+
+
+def shard_of(tensor: torch.Tensor, what: str) -> Shard:
+    """Returns where this rank's part of a parameter is in the whole; the owner is not known yet.
+
+    TypeError for a DTensor that cannot be served.
+    """
+    if not is_dtensor(tensor):
+        return Shard(0, tuple(tensor.shape), (0,) * tensor.dim())
+    shape, offset = _place_of(tensor, what)
+    # A part without elements begins where the tensor ends, or anywhere.
+    ends = [whole - size for whole, size in zip(tensor.shape, shape)]
+    return Shard(0, tuple(tensor.shape), tuple(map(min, offset, ends)))
+
+
+def exchange(ranks: Ranks, make_mine: Callable[[], Sequence[ParameterSpec]]) -> Layout:
+    """Returns the layout of all ranks' shards. Collective: raises on all ranks or on none.
+
+    make_mine: returns this rank's parameters, each with its shard.
+
+    A shard that several ranks hold is owned by the lowest of them.
+    """
+    mine: Sequence[ParameterSpec] = ()
+    error: Exception | None = None
+    try:
+        mine = make_mine()
+    except Exception as failure:
+        error = failure
+    failed = None if error is None else (getattr(error, "code", 2), str(error))
+    found = ranks.gather((mine, failed))
+    if error is not None:
+        raise error
+    for rank, (_, other) in enumerate(found):
+        if other is not None:
+            raise errors.from_status(other[0], f"rank {rank}: {other[1]}")
+    everyones = [specs for specs, _ in found]
+    for rank, theirs in enumerate(everyones):
+        _check_alike(everyones[0], theirs, rank)
+    layout: list[ParameterSpec] = []
+    held: list[int] = []
+    for of_ranks in zip(*everyones):
+        index_of: dict[tuple, int] = {}
+        for rank, spec in enumerate(of_ranks):
+            place = (spec.shape, spec.shard.offset)
+            if place not in index_of:
+                index_of[place] = len(layout)
+                layout.append(spec._replace(shard=spec.shard._replace(owner=rank)))
+            if rank == ranks.rank:
+                held.append(index_of[place])
+        _check_whole([layout[index] for index in index_of.values()], ranks.world_size)
+    return Layout(layout, held)
+
+
+def _facts(spec: ParameterSpec) -> tuple:
+    """Returns what is the same on all ranks."""
+    return spec.name, spec.shard.global_shape, spec.dtype, spec.gradient_dtype, spec.group
+
+
+def _check_alike(first: Sequence[ParameterSpec], specs: Sequence[ParameterSpec], rank: int) -> None:
+    """Raises ValueError when a rank has other parameters than rank 0."""
+    for index, (expected, spec) in enumerate(zip(first, specs)):
+        if _facts(expected) != _facts(spec):
+            _raise_other(
+                f'parameter {index} is "{expected.name}" {list(expected.shard.global_shape)} on'
+                f' rank 0, and "{spec.name}" {list(spec.shard.global_shape)} (or another dtype or'
+                f" group) on rank {rank}"
+            )
+    if len(first) != len(specs):
+        _raise_other(f"rank 0 has {len(first)} parameters, and rank {rank} has {len(specs)}")
+
+
+def _raise_other(what: str) -> NoReturn:
+    raise ValueError(
+        f"{what}: the ranks of a job have the same parameters, of which each holds its shards."
+        " Stages of a pipeline are jobs of their own, each with its ranks as process_group="
+    )
+
+
+def _check_whole(shards: Sequence[ParameterSpec], world_size: int) -> None:
+    """Raises ValueError when the ranks do not hold a parameter whole."""
+    present = sum(spec.numel for spec in shards)
+    whole = math.prod(shards[0].shard.global_shape)
+    if present != whole:
+        raise ValueError(
+            f'of parameter "{shards[0].name}" the {world_size} ranks of the job hold {present}'
+            f" elements, and it has {whole}: all ranks of its mesh train one job together"
+            " (process_group=), each with a part that is one block"
+        )
