@@ -81,10 +81,10 @@ class NvmeCrashStatesTest : public testing::Test {
     return setup;
   }
 
-  // Makes a job with records in two files, or on a device.
+  // Makes a job with records in two files, or on a device, in turn.
   void MakeJob() {
     job_ = nullptr;
-    device_ = layouts_.Uniform(0, 1) == 0 ? "" : "/disk/device";
+    device_ = jobs_++ % 2 == 0 ? "" : "/disk/device";
     disk_ = std::make_unique<io::SimulatedDisk>(
         io::SimulatedDiskOptions{.seed = layouts_.Uniform(0, UINT64_MAX),
                                  .latency_us_max = 500,
@@ -305,9 +305,10 @@ class NvmeCrashStatesTest : public testing::Test {
     }
   }
 
-  // Runs jobs until so many states have been visited.
+  // Runs jobs, one of each kind at least, until so many states have been
+  // visited.
   void RunAll(uint64_t states, const std::function<void()>& visit) {
-    while (states_ < states && !HasFailure()) {
+    while ((states_ < states || jobs_ < 2) && !HasFailure()) {
       MakeJob();
       crash_seed_ = layouts_.Uniform(0, UINT32_MAX);
       disk_->SetHook([&](const io::SimulatedEvent&) {
@@ -332,7 +333,8 @@ class NvmeCrashStatesTest : public testing::Test {
   bool is_killed_within_ = false;
   std::atomic<bool> is_looking_ = false;
   static inline NvmeCrashStatesTest* changing_ = nullptr;
-  uint64_t states_ = 0, events_ = 0, crash_seed_ = 0, rearranged_ = 0;
+  uint64_t jobs_ = 0, states_ = 0, events_ = 0, crash_seed_ = 0;
+  uint64_t rearranged_ = 0;
 };
 
 TEST_F(NvmeCrashStatesTest, APowerCutLeavesADurableStep) {
