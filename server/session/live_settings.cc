@@ -142,8 +142,8 @@ absl::Status LiveSettings::Use(const v1::StorageSettings& storage) {
   }
   if (shares_anew) OPTSTATE_RETURN_IF_ERROR(ShareUpdates(fraction, &job_));
   const std::string description = SerializeDescription(next);
-  const absl::Status used = has_more_frames ? Grow(storage, description)
-                                            : Describe(storage, description);
+  absl::Status used = has_more_frames ? Grow(storage, description)
+                                      : Describe(storage, description);
   if (!used.ok() && shares_anew) ShareUpdates(former, &job_).IgnoreError();
   return used;
 }
