@@ -258,7 +258,7 @@ INSTANTIATE_TEST_SUITE_P(Placements, JobDeviceUpdatesTest,
 
 absl::Status RefusalOf(const JobHarness::Setup& setup) {
   JobHarness job(setup);
-  const absl::Status status = job.Register(0).status();
+  absl::Status status = job.Register(0).status();
   EXPECT_FALSE(job.job().layout().ok()) << "nothing of the job is left";
   return status;
 }
