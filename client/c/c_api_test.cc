@@ -132,7 +132,7 @@ TEST_F(CApiTest, TooSmallStructsAreRefused) {
   options_.struct_size = 0;
   ExpectRefused("options.struct_size is 0");
   SetUp();
-  parameter_.struct_size = sizeof(parameter_) - 8;
+  parameter_.struct_size = offsetof(optstate_parameter, group);
   ExpectRefused("parameters.struct_size");
   SetUp();
   group_.struct_size = 0;
