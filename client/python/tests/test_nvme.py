@@ -127,6 +127,61 @@ def test_an_engine_killed_while_it_swaps_is_a_delay(disk_daemon, job):
     assert same(model, expected)
 
 
+@pytest.mark.parametrize("durability", [None, "step"])
+@pytest.mark.parametrize("where", [SWAPPED, {"placement": "host"}])
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
+def test_a_param_group_is_added_on_disk(where, durability, wire, disk_daemon, job):
+    models = [model_of(), model_of()]
+    for number, (model, storage) in enumerate(
+        zip(models, ({}, {**where, "durability": durability}))
+    ):
+        # The head is added later; its records, of another dtype, are of another size.
+        head = torch.nn.Parameter(torch.full((300, 20), 0.5, dtype=torch.bfloat16))
+        options = {"job": f"{job}-{number}", "endpoint": getattr(disk_daemon, wire), **storage}
+        with optstate.AdamW(model.parameters(), **options) as optimizer:
+            train(model, optimizer, range(3))
+            optimizer.add_param_group({"params": [head], "lr": 0.01})
+            for step in range(3, 6):
+                head.grad = torch.full_like(head, 0.25 * step)
+                train(model, optimizer, [step])
+        model.head = head
+    assert same(*models)
+    if durability is None:
+        return
+    # All of it is durable, the group that was added too.
+    lose_power(disk_daemon, f"{job}-1")
+    again = model_of()
+    again.head = torch.nn.Parameter(torch.zeros_like(models[1].head))
+    groups = [{"params": list(again.parameters())[1:]}, {"params": [again.head], "lr": 0.01}]
+    with optstate.AdamW(groups, job=f"{job}-1", endpoint=disk_daemon.shm) as optimizer:
+        assert optimizer.committed_step == 6
+        assert same(again, models[0])
+
+
+def test_directories_get_other_weights_while_a_job_trains(tmp_path, job):
+    daemon = start_daemon_with_disks(tmp_path, "one", "two")
+    try:
+        expected, model = model_of(), model_of()
+        with optstate.AdamW(expected.parameters(), endpoint=daemon.shm) as optimizer:
+            train(expected, optimizer, range(8))
+        options = {**SWAPPED, "durability": "step", "job": job, "endpoint": daemon.shm}
+        with optstate.AdamW(model.parameters(), **options) as optimizer:
+            for number, weights in enumerate(("3,1", "0,1", "1,0", "1,1")):
+                train(model, optimizer, range(2 * number, 2 * number + 1))
+                reply = daemon.optctl("set", "job", job, f"directory_weights={weights}")
+                assert int(reply["moved_bytes"]) > 0
+                assert (tmp_path / "two" / "jobs" / job).exists() == (weights != "1,0")
+                train(model, optimizer, range(2 * number + 1, 2 * number + 2))
+        assert same(model, expected)
+        lose_power(daemon, job)
+        again = model_of()
+        with optstate.AdamW(again.parameters(), job=job, endpoint=daemon.shm) as optimizer:
+            assert optimizer.committed_step == 8
+            assert same(again, expected)
+    finally:
+        daemon.stop()
+
+
 def test_an_orderly_end_makes_the_last_step_durable(disk_daemon, job):
     model = model_of()
     options = {**SWAPPED, "durability": "every 1000", "job": job, "endpoint": disk_daemon.shm}
