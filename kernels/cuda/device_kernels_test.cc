@@ -16,15 +16,14 @@ TEST(DeviceKernelsTest, NeedsDeviceCode) {
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/reduce.h"
 #include "kernels/cpu/rule_calls.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/test_reductions.h"
 #include "kernels/cuda/test_tiles.h"
 #include "kernels/cuda/tile_task.h"
 #include "kernels/ops/scalar_ops.h"
@@ -152,55 +151,34 @@ INSTANTIATE_TEST_SUITE_P(Keys, DeviceUpdateTest,
 
 TEST(DeviceReduceTest, IsWhatTheCpuDoes) {
   if (const std::string why = WhyNoDevice(); !why.empty()) GTEST_SKIP() << why;
-  constexpr size_t kTile = 512;
   std::mt19937 random(TestSeed());
-  const float infinity = std::numeric_limits<float>::infinity();
-  for (const Reduction reduction :
-       {Reduction::kSumOfSquares, Reduction::kSumOfAbsolutes,
-        Reduction::kLargestAbsolute}) {
-    for (const float special : {0.0f, 1e-42f, 3e38f, infinity}) {
-      std::vector<float> values(40 * kTile + 17);
-      for (float& value : values) value = cpu::RandomNormal(&random);
-      values[1000] = special;
-      Managed memory;
-      const float* const gradient =
-          memory.Add(values.data(), values.size() * sizeof(float));
-      const void* pointers[] = {gradient};
-      const void* const* addresses = memory.Add(pointers, sizeof(pointers));
-      std::vector<ReduceTask> tasks;
-      for (size_t i = 0; i < values.size(); i += kTile) {
-        tasks.push_back({{addresses, 1, DType::kFloat32, i},
-                         std::min(kTile, values.size() - i)});
-      }
-      const auto count = static_cast<uint32_t>(tasks.size());
-      ParameterTasks parameter = {0, count};
-      std::vector<double> zeros(count);
-      uint32_t found = 0;
-      double sum = 0;
-      double* const results = memory.Add(zeros.data(), count * sizeof(double));
-      uint32_t* const found_inf = memory.Add(&found, sizeof(found));
-      double* const sums = memory.Add(&sum, sizeof(sum));
-      ASSERT_EQ(
-          LaunchReduce(reduction,
-                       memory.Add(tasks.data(), count * sizeof(ReduceTask)),
-                       count, results, found_inf, nullptr),
-          cudaSuccess);
-      ASSERT_EQ(LaunchAddTiles(memory.Add(&parameter, sizeof(parameter)), 1,
-                               results, sums, nullptr),
-                cudaSuccess);
-      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-      double expected_sum = 0;
-      for (uint32_t i = 0; i < count; ++i) {
-        const void* const part[] = {values.data() + i * kTile};
-        const double expected =
-            cpu::ReduceOn(cpu::PlainTarget(), reduction, DType::kFloat32, part,
-                          tasks[i].numel);
-        EXPECT_EQ(std::memcmp(&results[i], &expected, sizeof(double)), 0) << i;
-        expected_sum += expected;
-      }
-      EXPECT_EQ(std::memcmp(sums, &expected_sum, sizeof(double)), 0);
-      EXPECT_EQ(*found_inf != 0, special == infinity);
-    }
+  for (TestReduction& test : TestReductions(&random)) {
+    Managed memory;
+    const float* const gradient =
+        memory.Add(test.values.data(), test.values.size() * sizeof(float));
+    const void* pointers[] = {gradient};
+    const void* const* addresses = memory.Add(pointers, sizeof(pointers));
+    std::vector<ReduceTask> tasks = test.TasksOf(addresses);
+    const auto count = static_cast<uint32_t>(tasks.size());
+    ParameterTasks parameter = {0, count};
+    std::vector<double> zeros(count);
+    uint32_t found = 0;
+    double sum = 0;
+    double* const results = memory.Add(zeros.data(), count * sizeof(double));
+    uint32_t* const found_inf = memory.Add(&found, sizeof(found));
+    double* const sums = memory.Add(&sum, sizeof(sum));
+    ASSERT_EQ(LaunchReduce(test.reduction,
+                           memory.Add(tasks.data(), count * sizeof(ReduceTask)),
+                           count, results, found_inf, nullptr),
+              cudaSuccess);
+    ASSERT_EQ(LaunchAddTiles(memory.Add(&parameter, sizeof(parameter)), 1,
+                             results, sums, nullptr),
+              cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(
+        std::memcmp(results, test.expected.data(), count * sizeof(double)), 0);
+    EXPECT_EQ(std::memcmp(sums, &test.expected_sum, sizeof(double)), 0);
+    EXPECT_EQ(*found_inf != 0, test.has_infinity);
   }
 }
 

@@ -14,13 +14,11 @@ TEST(PtxKernelsTest, NeedsDeviceCode) {
 
 #include <cxxabi.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <limits>
 #include <memory>
 #include <random>
 #include <sstream>
@@ -31,10 +29,10 @@ TEST(PtxKernelsTest, NeedsDeviceCode) {
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "kernels/cpu/reduce.h"
 #include "kernels/cpu/rule_calls.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/cuda/block_kernels.h"
+#include "kernels/cuda/test_reductions.h"
 #include "kernels/cuda/test_tiles.h"
 #include "kernels/cuda/tile_task.h"
 #include "kernels/ops/scalar_ops.h"
@@ -146,58 +144,38 @@ INSTANTIATE_TEST_SUITE_P(Keys, PtxUpdateTest,
                          });
 
 TEST(PtxReduceTest, IsWhatTheCpuDoes) {
-  constexpr size_t kTile = 512;
   std::mt19937 random(TestSeed());
-  const float infinity = std::numeric_limits<float>::infinity();
-  for (const Reduction reduction :
-       {Reduction::kSumOfSquares, Reduction::kSumOfAbsolutes,
-        Reduction::kLargestAbsolute}) {
-    for (const float special : {0.0f, 1e-42f, 3e38f, infinity}) {
-      std::vector<float> values(40 * kTile + 17);
-      for (float& value : values) value = cpu::RandomNormal(&random);
-      values[1000] = special;
-      const void* const addresses[] = {values.data()};
-      std::vector<ReduceTask> tasks;
-      for (size_t i = 0; i < values.size(); i += kTile) {
-        tasks.push_back({{addresses, 1, DType::kFloat32, i},
-                         std::min(kTile, values.size() - i)});
-      }
-      const auto count = static_cast<uint32_t>(tasks.size());
-      std::vector<double> results(count);
-      uint32_t found_inf = 0;
-      const PtxKernel* const reduce =
-          Find(absl::StrCat("ReduceTiles<(optstate::kernels::Reduction)",
-                            static_cast<int>(reduction), ">"));
-      ASSERT_NE(reduce, nullptr);
-      const std::array<uint64_t, 4> arguments = {Argument(tasks.data()), count,
-                                                 Argument(results.data()),
-                                                 Argument(&found_inf)};
-      const absl::Status ran =
-          PtxModule::Run(*reduce, (count + kBlockArrays - 1) / kBlockArrays,
-                         kBlockThreads, arguments);
-      ASSERT_TRUE(ran.ok()) << ran;
-      double expected_sum = 0;
-      for (uint32_t i = 0; i < count; ++i) {
-        const void* const part[] = {values.data() + i * kTile};
-        const double expected =
-            cpu::ReduceOn(cpu::PlainTarget(), reduction, DType::kFloat32, part,
-                          tasks[i].numel);
-        EXPECT_EQ(std::memcmp(&results[i], &expected, sizeof(double)), 0) << i;
-        expected_sum += expected;
-      }
-      EXPECT_EQ(found_inf != 0, special == infinity);
+  const PtxKernel* const add = Find("AddTilesOfParameters");
+  ASSERT_NE(add, nullptr);
+  for (const TestReduction& test : TestReductions(&random)) {
+    const PtxKernel* const reduce =
+        Find(absl::StrCat("ReduceTiles<(optstate::kernels::Reduction)",
+                          static_cast<int>(test.reduction), ">"));
+    ASSERT_NE(reduce, nullptr);
+    const void* const addresses[] = {test.values.data()};
+    const std::vector<ReduceTask> tasks = test.TasksOf(addresses);
+    const auto count = static_cast<uint32_t>(tasks.size());
+    std::vector<double> results(count);
+    uint32_t found_inf = 0;
+    const std::array<uint64_t, 4> arguments = {Argument(tasks.data()), count,
+                                               Argument(results.data()),
+                                               Argument(&found_inf)};
+    const absl::Status ran =
+        PtxModule::Run(*reduce, (count + kBlockArrays - 1) / kBlockArrays,
+                       kBlockThreads, arguments);
+    ASSERT_TRUE(ran.ok()) << ran;
+    EXPECT_EQ(std::memcmp(results.data(), test.expected.data(),
+                          count * sizeof(double)),
+              0);
+    EXPECT_EQ(found_inf != 0, test.has_infinity);
 
-      const ParameterTasks parameter = {0, count};
-      double sum = 0;
-      const PtxKernel* const add = Find("AddTilesOfParameters");
-      ASSERT_NE(add, nullptr);
-      const std::array<uint64_t, 4> addends = {
-          Argument(&parameter), 1, Argument(results.data()), Argument(&sum)};
-      const absl::Status added =
-          PtxModule::Run(*add, 1, kBlockThreads, addends);
-      ASSERT_TRUE(added.ok()) << added;
-      EXPECT_EQ(std::memcmp(&sum, &expected_sum, sizeof(double)), 0);
-    }
+    const ParameterTasks parameter = {0, count};
+    double sum = 0;
+    const std::array<uint64_t, 4> addends = {
+        Argument(&parameter), 1, Argument(results.data()), Argument(&sum)};
+    const absl::Status added = PtxModule::Run(*add, 1, kBlockThreads, addends);
+    ASSERT_TRUE(added.ok()) << added;
+    EXPECT_EQ(std::memcmp(&sum, &test.expected_sum, sizeof(double)), 0);
   }
 }
 

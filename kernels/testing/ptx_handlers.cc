@@ -1,4 +1,4 @@
-// What each instruction does. Source: NVIDIA's PTX ISA, version 9.0,
+// The instructions, one function each. Source: NVIDIA's PTX ISA, version 9.0,
 // "Instruction Set".
 
 #include <algorithm>

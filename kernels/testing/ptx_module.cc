@@ -241,7 +241,7 @@ absl::Status PtxModule::Run(const PtxKernel& kernel, uint32_t blocks,
                      arguments.size()));
   }
   for (uint32_t block = 0; block < blocks; ++block) {
-    // What shared memory holds at first is not defined.
+    // Shared memory has no defined values at first.
     constexpr uint8_t kGarbage = 0xa5;
     std::vector<std::byte> shared(kernel.shared_bytes, std::byte{kGarbage});
     std::vector<PtxThread> all;

@@ -10,6 +10,7 @@ import pytest
 import torch
 from daemon import Daemon
 from optstate.errors import FailedPreconditionError, UnimplementedError
+from training import bits, train
 
 
 @pytest.fixture
@@ -20,22 +21,14 @@ def device_daemon():
 
 
 def model_of(dtype=torch.float32):
+    """A model for training.train, of parameters that have several tiles."""
     torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.Tanh(), torch.nn.Linear(300, 70))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 1200), torch.nn.Tanh(), torch.nn.Linear(1200, 4))
     return model.to(dtype)
 
 
-def train(model, optimizer, steps):
-    dtype = next(model.parameters()).dtype
-    for step in steps:
-        batch = torch.randn(16, 64, generator=torch.Generator().manual_seed(step)).to(dtype)
-        optimizer.zero_grad()
-        model(batch).float().square().mean().backward()
-        optimizer.step()
-
-
 def same(ours, others):
-    return all(torch.equal(a, b) for a, b in zip(ours.parameters(), others.parameters()))
+    return bits(ours.parameters()) == bits(others.parameters())
 
 
 def updates(daemon, job):

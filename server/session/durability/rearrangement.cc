@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<Rearrangement>> Rearrangement::Prepare(
     JobContext* job, JobDescription next) {
   std::unique_ptr<Rearrangement> rearrangement(
       new Rearrangement(job, std::move(next)));
-  // What was made until an error is removed by the destructor.
+  // The destructor removes what was made before an error.
   const absl::Status made = rearrangement->Make();
   if (!made.ok()) return WithAdvice(made);
   return rearrangement;

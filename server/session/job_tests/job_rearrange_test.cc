@@ -67,7 +67,7 @@ TEST_P(JobRearrangeTest, AutoSplitsAsANewJobWouldBe) {
   ExpectSameBits();
 }
 
-// What is durable is the last durable step, whatever memory has.
+// The disk has the last durable step, whatever memory has.
 TEST_P(JobRearrangeTest, APowerCutRightAfterItLeavesTheDurableStep) {
   if (!GetParam().is_durable()) GTEST_SKIP();
   StartBoth();

@@ -54,7 +54,7 @@ class JobHarness {
     // The records lie on a device, for which a file stands.
     bool has_device = false;
     v1::LockMemory lock_memory = v1::LOCK_MEMORY_UNSPECIFIED;
-    // Of the configuration; empty: those that the environment asks for.
+    // DaemonConfig.devices; empty: those that the environment asks for.
     std::string devices;
     accelerator::DeviceRuntime* device_runtime = nullptr;
     uint32_t uid = 0;  // owner of the job

@@ -96,7 +96,8 @@ absl::Status RecordRewriter::Write() {
   return written;
 }
 
-// What cannot be removed is in nobody's way until records are written anew.
+// A file that cannot be removed takes space until records are written anew,
+// which removes it first, or the job is deleted.
 void RecordRewriter::Remove(io::IoEngine* engine,
                             const Arrangement& arrangement) {
   RecordFiles::Remove(engine, arrangement.directories, arrangement.number)

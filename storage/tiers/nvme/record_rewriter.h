@@ -22,7 +22,7 @@
 
 namespace optstate::nvme {
 
-// What the records of a job are written to anew.
+// The arrangement and the layout for which a job's records are written anew.
 struct RewriteTarget {
   // The layout is the job's, or extends it. All that is pointed to outlives the
   // use of this.
