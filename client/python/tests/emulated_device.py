@@ -1,9 +1,9 @@
 """An accelerator for tests: CPU tensors, and copies that threads make late.
 
-A stream is a thread with a queue that does nothing before someone waits for it, and then no more
-than what is waited for. So streams complete out of order, and a wait that the optimizer leaves out
-shows: the target of a copy holds NaN until the copy is done, and a copy reads its source when it is
-done, not when it is started.
+A stream is a thread with a queue that mostly does nothing before someone waits for it, and then no
+more than what is waited for; some copies are done as soon as they may, at random. So streams
+complete out of order, and a wait that the optimizer leaves out shows: the target of a copy holds
+NaN until the copy is done, and a copy reads its source when it is done, not when it is started.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from optstate._torch.gradients import gathered
 from optstate._torch.gradients import views as gradient_views
 from optstate._torch.parameters import indirect, parameters
 from optstate._torch.parameters import views as parameter_views
+from optstate.session import Session
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _PATIENCE_S = 60
+_EAGER = 0.3  # the part of copies that are not late
 
 
 class EmulatedEvent:
@@ -41,10 +43,16 @@ class EmulatedEvent:
         if self._queries:
             self._queries -= 1
             return False
-        self.synchronize()
+        self.finish()
         return True
 
     def synchronize(self) -> None:
+        if not self.done.is_set():
+            self._stream.note_wait()
+        self.finish()
+
+    def finish(self) -> None:
+        """Waits; for what the device does by itself."""
         self._stream.finish(self)
 
 
@@ -83,15 +91,23 @@ class EmulatedStream:
             except BaseException as error:
                 self._backend.faults.append(f"{self._name}: {error!r}")
 
+    @property
+    def is_idle(self) -> bool:
+        return self._taken == self._given
+
+    def note_wait(self) -> None:
+        if not self._backend.may_wait:
+            self._backend.faults.append(f"a thread waits for {self._name}")
+
     def follow(self) -> None:
-        self.enqueue(self._backend.current.record().synchronize)
+        self.enqueue(self._backend.current.record().finish)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         host = target if self._name == "to_host" else source
         address, size = host.data_ptr(), host.numel() * host.element_size()
         if not self._backend.reaches(address, size):
             self._backend.faults.append(f"{self._name}: the copy needs registered memory")
-        entry = (address, size)
+        entry = (self._name, address, size)
         self._backend.under_way.append(entry)
 
         def work() -> None:
@@ -99,8 +115,14 @@ class EmulatedStream:
             self._backend.under_way.remove(entry)
 
         with torch.no_grad():
-            target.fill_(float("nan") if target.is_floating_point() else 1)
+            # What the device has been given to compute before still reads the former values.
+            if host is target or self._backend.current.is_idle:
+                target.fill_(float("nan") if target.is_floating_point() else 1)
+            else:
+                torch.autograd.graph.increment_version(target)
         self.enqueue(work)
+        if self._backend.random.random() < _EAGER:
+            self.record().finish()
         self._backend.copies[self._name] += 1
 
     def record(self) -> EmulatedEvent:
@@ -109,7 +131,7 @@ class EmulatedStream:
         return event
 
     def lead(self, event: EmulatedEvent) -> None:
-        self._backend.current.enqueue(event.synchronize)
+        self._backend.current.enqueue(event.finish)
         if not self._backend.computes_late:
             self._backend.catch_up()
 
@@ -119,16 +141,18 @@ class EmulatedBackend:
 
     computes_late: the test computes by compute(), and looks at tensors after catch_up(). Otherwise
     it may compute with tensors as always, because the current stream never lags behind.
+    may_wait: False makes a thread that waits for a stream a fault.
     refuses: why register() fails; None: it does not.
     """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.computes_late = False
+        self.may_wait = True
         self.refuses: str | None = None
         self.faults: list[str] = []
         self.copies: collections.Counter[str] = collections.Counter()
-        self.under_way: list[tuple[int, int]] = []
+        self.under_way: list[tuple[str, int, int]] = []
         self.registered: dict[int, tuple[int, bool]] = {}
         self.registrations = 0
         self._pinned: list[torch.Tensor] = []
@@ -152,7 +176,7 @@ class EmulatedBackend:
 
     def unregister(self, address: int) -> None:
         size, _ = self.registered.pop(address)
-        if any(begin < address + size and address < begin + n for begin, n in self.under_way):
+        if any(begin < address + size and address < begin + n for _, begin, n in self.under_way):
             self.faults.append("memory is unregistered while a copy is under way")
 
     def pinned(self, size: int) -> torch.Tensor:
@@ -165,13 +189,18 @@ class EmulatedBackend:
         there += [(each.data_ptr(), each.numel()) for each in self._pinned]
         return any(begin <= address and address + size <= begin + n for begin, n in there)
 
+    def check_settled(self, what: str) -> None:
+        """Notes a fault if parameters are on their way while the daemon gets to write them."""
+        if any(name == "to_device" for name, _, _ in self.under_way):
+            self.faults.append(f"{what} while parameters are being copied")
+
     def compute(self, work: Callable[[], Any]) -> None:
         """Gives the current stream something to compute."""
         self.current.enqueue(work)
 
     def catch_up(self) -> None:
         """Waits for the current stream, as a script does that looks at a loss."""
-        self.current.record().synchronize()
+        self.current.record().finish()
 
     def late(self, tensor: torch.Tensor) -> None:
         """Makes a tensor's values come late, from the current stream: until then it holds NaN."""
@@ -199,6 +228,14 @@ class _NoSynchronization(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def _checked(method: Callable[..., Any], backend: EmulatedBackend) -> Callable[..., Any]:
+    def checked(*arguments: Any, **options: Any) -> Any:
+        backend.check_settled(method.__name__)
+        return method(*arguments, **options)
+
+    return checked
+
+
 @contextlib.contextmanager
 def emulated(seed: int) -> Iterator[EmulatedBackend]:
     """Makes CPU tensors those of an accelerator; nothing is in host memory then."""
@@ -209,6 +246,8 @@ def emulated(seed: int) -> Iterator[EmulatedBackend]:
         patch.setattr(indirect, "EARLY_ELEMENTS_MIN", 1)
         for module in (gathered, gradient_views, parameter_views, parameters):
             patch.setattr(module, "is_cpu", lambda _: False)
+        for name in ("push", "commit", "finish_load"):
+            patch.setattr(Session, name, _checked(getattr(Session, name), backend))
         yield backend
         assert not backend.faults, backend.faults
     backends.forget_backends()

@@ -104,6 +104,27 @@ def test_gradients_larger_than_the_staging_buffers(seed, monkeypatch):
 
 
 @pytest.mark.parametrize("refusal", [None, REFUSAL], ids=["registered", "refused"])
+def test_backward_waits_for_nothing(device, monkeypatch, refusal):
+    """Not even for a staging buffer: what has none is copied in step()."""
+    for module in (staging, downloads_module, uploads_module):
+        monkeypatch.setattr(module, "SLOT_BYTES", 96)
+    monkeypatch.setattr(downloads_module, "BATCH_BYTES", 1)
+    device.refuses = refusal
+    model = small_model(3)
+    optimizer = optstate.AdamW(model.parameters(), overlap=True)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        device.may_wait = False
+        loss.backward()
+        device.may_wait = True
+        assert device.copies["to_host"] > 0
+        optimizer.step()
+        device.copies.clear()
+    optimizer.close()
+
+
+@pytest.mark.parametrize("refusal", [None, REFUSAL], ids=["registered", "refused"])
 def test_random_programs_follow_torchs(seed, refusal):
     daemons = Daemons()
     try:
@@ -130,6 +151,7 @@ def late_steps(device, model, optimizer, accumulate):
             sum((p * g).sum() for p, g in zip(model.parameters(), gradients)).backward()
             if not is_last:
                 optimizer.accumulate_step()
+        compute(lambda: seen.append(bits(model.parameters())))  # the former ones, later
         optimizer.step()
         compute(lambda: seen.append(bits(model.parameters())))
     return seen
@@ -153,6 +175,13 @@ def test_copies_wait_for_what_is_computed_and_are_awaited(seed, overlap, accumul
             seen = late_steps(device, model, optimizer, accumulate)
             device.catch_up()
     assert seen == expected
+
+
+def test_a_value_is_fetched_when_it_is_computed(device):
+    for values in ([2.0, 3.0], 4.0):
+        tensor = torch.tensor(values)
+        device.late(tensor)
+        assert backends.to_list(tensor) == values
 
 
 def test_parameters_of_several_devices(seed, monkeypatch):
@@ -280,6 +309,24 @@ def test_construction_keeps_parameters_where_they_are(device, job):
         assert parameter.data_ptr() == place
         optimizer.close()
         device.copies.clear()
+
+
+@pytest.mark.parametrize("refusal", [None, REFUSAL], ids=["registered", "refused"])
+def test_what_follows_a_step_waits_for_copies_under_way(device, refusal):
+    """The daemon writes its memory then, or it is unmapped."""
+    device.computes_late, device.refuses = True, refusal
+    model = small_model(3)
+    options = {"overlap": True, "detect_changes": "off"}
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, **options)
+    train(model, optimizer, range(2))
+    optimizer.zero_grad()
+    optimizer.step()  # without a gradient: the daemon gets to write all the same
+    train(model, optimizer, range(1))
+    optimizer._served.attachment.load(optimizer.param_groups, [])  # and at the end of a load
+    train(model, optimizer, range(1))
+    sum(each.sum() for each in model.parameters()).backward()
+    optimizer.close()
+    assert not device.under_way and not device.registered
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlapped"])

@@ -82,8 +82,12 @@ class CudaBackend:
         if int(error) == 0:
             return None
         text = f"{name}: {runtime.cudaGetErrorString(error)}"
-        # The runtime keeps the error for the next one who asks, which would be torch's check
-        # after some kernel of the script: this kernel takes it.
-        with contextlib.suppress(RuntimeError):
-            torch.ones(1, device="cuda")
+        _take_error()
         return text
+
+
+def _take_error() -> None:
+    """Makes the runtime forget an error that was handled: torch's check after the next kernel, of
+    the script, would raise it. The kernel launched here takes it."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device="cuda")
