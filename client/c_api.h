@@ -249,6 +249,10 @@ typedef struct {
   uint32_t good_steps; /* with hysteresis_left: see v1.LossScalerState */
   uint32_t hysteresis_left;
   uint32_t load_required_from; /* at attaching; see v1.AttachReply */
+  /* How often the session has attached. When it changes, the memory of
+   * parameters may be another at the same address: who has pinned it for a
+   * device pins it anew. */
+  uint32_t connections;
 } optstate_session_info;
 
 typedef struct {
@@ -267,6 +271,14 @@ typedef struct {
   uint32_t clips_with; /* see v1.GroupHyperparams */
 } optstate_hyperparams;
 
+/* Elements [begin, end) of a parameter; see optstate_commit_options. */
+typedef struct {
+  void* context;
+  uint32_t parameter;
+  uint64_t begin;
+  uint64_t end;
+} optstate_part;
+
 typedef struct {
   size_t struct_size;
   uint64_t step;
@@ -283,6 +295,12 @@ typedef struct {
   const uint32_t* read_parameters;
   void* const* read_destinations;
   size_t read_count;
+  /* Called, within the call, for each part of a parameter whose destination is
+   * NULL, once its values are at the address of optstate_session_parameter: the
+   * caller copies them, such as to a device. It must not use the session, and
+   * no exception may leave it. */
+  void (*part_ready)(const optstate_part* part);
+  void* part_ready_context;
 } optstate_commit_options;
 
 OPTSTATE_EXPORT const char* optstate_version(void);

@@ -336,6 +336,7 @@ class Session {
   std::unique_ptr<ChannelSetup> setup_;
   std::unique_ptr<Channel> channel_;
   bool attached_ = false;  // has been attached once
+  uint32_t connections_ = 0;
   bool closed_ = false;
 
   uint64_t committed_step_ = 0;

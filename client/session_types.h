@@ -85,10 +85,17 @@ struct LossScalerState {
 using CommitOptions =
     StepCommit<std::vector<Hyperparams>, std::vector<uint32_t>>;
 
+// Receives elements [begin, end) of a parameter, within the call that waits.
+using PartSink =
+    std::function<void(uint32_t parameter, uint64_t begin, uint64_t end)>;
+
 // Whole parameters, each with contiguous memory of its dtype.
 struct ParameterTargets {
   absl::Span<const uint32_t> parameters;
   absl::Span<void* const> destinations;
+  // Told of each part of a parameter whose destination is null, once its values
+  // are in Session::parameter(): the caller copies them, such as to a device.
+  PartSink ready = nullptr;
 };
 
 // The result of a step.
@@ -207,6 +214,10 @@ struct SessionInfo {
   std::string endpoint;  // resolved; for "embedded" the unix: one of the child
   std::string wire;      // "shm" or "grpc"
   bool commit_open = false;  // started, not answered: CommitWait is due
+  // How often the session has attached. When the number changes, the memory of
+  // Session::parameter() may be another at the same address, which who has
+  // pinned it for a device pins anew.
+  uint32_t connections = 0;
 };
 
 // A destination for a whole array of one parameter: numel fp32 elements

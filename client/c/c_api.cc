@@ -97,6 +97,7 @@ int optstate_session_get_info(optstate_session* session,
     to.good_steps = from.loss_scaler.good_steps;
     to.hysteresis_left = from.loss_scaler.hysteresis_left;
     to.load_required_from = from.load_required_from;
+    to.connections = from.connections;
     client::WriteStruct(to, info->struct_size, info);
     return absl::OkStatus();
   });

@@ -287,9 +287,17 @@ absl::StatusOr<ParameterTargets> ReadCommitTargets(
       (from.read_parameters == nullptr || from.read_destinations == nullptr)) {
     return absl::InvalidArgumentError("an array is NULL");
   }
-  return ParameterTargets{
+  ParameterTargets targets = {
       .parameters = {from.read_parameters, from.read_count},
       .destinations = {from.read_destinations, from.read_count}};
+  if (from.part_ready != nullptr) {
+    targets.ready = [call = from.part_ready, context = from.part_ready_context](
+                        uint32_t parameter, uint64_t begin, uint64_t end) {
+      const optstate_part part = {context, parameter, begin, end};
+      call(&part);
+    };
+  }
+  return targets;
 }
 
 }  // namespace optstate::client

@@ -97,6 +97,10 @@ void ParameterReader::Copy(const Part& part, const std::byte* area) {
     const uint64_t begin = is_piece ? part.begin : 0;
     const uint64_t end =
         is_piece ? part.end : static_cast<uint64_t>(spec.numel);
+    if (targets_.destinations[i] == nullptr) {
+      if (begin != end) targets_.ready(targets_.parameters[i], begin, end);
+      continue;
+    }
     if (!digests_->enabled()) {
       CopyElements(i, begin, end, area);
       continue;

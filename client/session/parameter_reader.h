@@ -26,8 +26,9 @@ class ParameterReader {
 
   // Begins a read. `targets` were checked and stay valid until all is copied.
   void Begin(uint64_t step, const ParameterTargets& targets);
-  // Copies the parts that are ready and not copied yet; returns whether there
-  // were any. `stamps` is Channel::run_stamps, `area` Channel::parameter_area.
+  // Copies the parts that are ready and not copied yet, or tells targets.ready
+  // of those without a destination; returns whether there were any. `stamps` is
+  // Channel::run_stamps, `area` Channel::parameter_area.
   bool CopyReady(const std::atomic<uint64_t>* stamps, const std::byte* area);
   // Copies the remaining parts.
   void CopyRest(const std::byte* area);

@@ -1,5 +1,6 @@
 #include "client/session/parameter_reader.h"
 
+#include <array>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -164,6 +165,37 @@ TEST(ParameterReaderTest, NoMoreThanIsAskedFor) {
   EXPECT_FALSE(parameters.is_new(1, 0));
   EXPECT_TRUE(parameters.is_new(2, 0));
   parameters.Check(/*all=*/false);
+}
+
+TEST(ParameterReaderTest, PartsWithoutADestinationAreAnnounced) {
+  const Layout layout =
+      *Layout::Make(SpecOf({int64_t{65 * kTileElements}, 10, 0, 10}));
+  Parameters parameters(&layout);
+  const ParameterTargets all = parameters.targets();
+  std::vector<void*> destinations(4, nullptr);
+  destinations[1] = all.destinations[1];
+  std::vector<std::array<uint64_t, 3>> told;
+  ParameterDigests digests(&layout, ChangeDetection::kExact);
+  ParameterReader reader(&layout, &digests);
+  reader.Begin(kStep, {.parameters = all.parameters,
+                       .destinations = destinations,
+                       .ready = [&](uint32_t p, uint64_t begin, uint64_t end) {
+                         told.push_back({p, begin, end});
+                       }});
+  EXPECT_FALSE(reader.CopyReady(parameters.stamps(), parameters.area()));
+  EXPECT_TRUE(told.empty());
+  for (uint64_t run = 0; run < 64; ++run) parameters.Stamp(run);
+  EXPECT_TRUE(reader.CopyReady(parameters.stamps(), parameters.area()));
+  EXPECT_TRUE(reader.has_copied());
+  using Told = std::vector<std::array<uint64_t, 3>>;
+  EXPECT_EQ(told, (Told{{0, 0, 64 * kTileElements}}));
+  told.clear();
+  for (uint64_t run = 0; run < layout.run_count(); ++run) parameters.Stamp(run);
+  reader.CopyRest(parameters.area());
+  EXPECT_EQ(told,
+            (Told{{0, 64 * kTileElements, 65 * kTileElements}, {3, 0, 10}}));
+  EXPECT_TRUE(parameters.is_new(1, 0));
+  EXPECT_FALSE(parameters.is_new(0, 0));
 }
 
 TEST(ParameterReaderTest, RunsInAnyOrderOfAnyLayout) {

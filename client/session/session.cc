@@ -158,7 +158,8 @@ SessionInfo Session::info() const {
           .created = created_,
           .endpoint = options_.endpoint,
           .wire = closed_ ? std::string() : std::string(channel_->wire()),
-          .commit_open = commit_.has_value()};
+          .commit_open = commit_.has_value(),
+          .connections = connections_};
 }
 
 const Layout& Session::layout() const { return setup_->layout; }

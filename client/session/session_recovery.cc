@@ -101,6 +101,7 @@ absl::Status Session::ConnectWithin(Attempt attempt, Attached* attached) {
     absl::StatusOr<Attached> result =
         channel_->Connect(/*must_exist=*/!first, deadline);
     if (result.ok()) {
+      ++connections_;
       *attached = *std::move(result);
       return absl::OkStatus();
     }

@@ -140,7 +140,8 @@ absl::Status Session::CheckTargets(const ParameterTargets& read) const {
   for (size_t i = 0; i < read.parameters.size(); ++i) {
     const uint32_t p = read.parameters[i];
     if (p >= specs.size()) return CheckParameters(p, 1);
-    if (read.destinations[i] == nullptr && specs[p].numel != 0) {
+    if (read.destinations[i] == nullptr && read.ready == nullptr &&
+        specs[p].numel != 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("the destination of parameter ", p, " is null"));
     }

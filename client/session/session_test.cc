@@ -79,8 +79,10 @@ TEST_F(SessionTest, GoesOnAfterALossBetweenSteps) {
   Step(*session, 1);
   const void* const gradient = session->gradient(0)->data();
   const void* const parameter = session->parameter(0).data();
+  EXPECT_EQ(session->info().connections, 1);
   daemon_.LoseConnections();
   Step(*session, 2);
+  EXPECT_EQ(session->info().connections, 2);
   ExpectUndisturbed(*session, 2);
   EXPECT_EQ(session->gradient(0)->data(), gradient);
   EXPECT_EQ(session->parameter(0).data(), parameter);

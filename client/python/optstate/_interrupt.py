@@ -8,7 +8,8 @@ and an exception that one raises is kept until the call has returned.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from typing import Any
 
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 
@@ -35,6 +36,21 @@ def _answers(raised: list[BaseException]) -> Generator[int, None, None]:
             answer = 1
 
 
+def _calls(
+    function: Callable[[Any], object], raised: list[BaseException]
+) -> Generator[None, Any, None]:
+    """Calls the function with what each send() brings, as _answers() runs handlers."""
+    while True:
+        try:
+            while True:
+                function((yield))
+        except GeneratorExit:
+            return
+        except BaseException as error:
+            if not raised:
+                raised.append(error)
+
+
 class Interrupt:
     """The callback that a session gives the library, and what a handler raised.
 
@@ -46,6 +62,13 @@ class Interrupt:
         answers = _answers(self._raised)
         next(answers)
         self.callback = CALLBACK(answers.send)
+
+    def guard(self, function: Callable[[Any], object]) -> Callable[[Any], object]:
+        """Returns what the library may call back in place of the function: an exception, of the
+        function or of a signal handler, is kept until the call of the library has returned."""
+        calls = _calls(function, self._raised)
+        next(calls)
+        return calls.send
 
     def raise_pending(self) -> None:
         """Raises the exception that a handler raised since the last call, if any."""

@@ -11,6 +11,7 @@ import functools
 import os
 import pathlib
 from ctypes import (
+    CFUNCTYPE,
     POINTER,
     Structure,
     c_char_p,
@@ -174,6 +175,7 @@ class SessionInfo(_Versioned):
         ("good_steps", c_uint32),
         ("hysteresis_left", c_uint32),
         ("load_required_from", c_uint32),
+        ("connections", c_uint32),
     )
 
 
@@ -201,6 +203,20 @@ class Hyperparams(Structure):
     )
 
 
+class Part(Structure):
+    """Elements [begin, end) of a parameter; see optstate_commit_options."""
+
+    _fields_ = (
+        ("context", c_void_p),
+        ("parameter", c_uint32),
+        ("begin", c_uint64),
+        ("end", c_uint64),
+    )
+
+
+PART_READY = CFUNCTYPE(None, POINTER(Part))
+
+
 class CommitOptions(_Versioned):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -215,6 +231,8 @@ class CommitOptions(_Versioned):
         ("read_parameters", c_void_p),
         ("read_destinations", c_void_p),
         ("read_count", c_size_t),
+        ("part_ready", PART_READY),
+        ("part_ready_context", c_void_p),
     )
 
 

@@ -1,4 +1,4 @@
-"""Queries the daemon through optctl, the program that operators use."""
+"""Speaks to the daemon through optctl, the program that operators use."""
 
 from __future__ import annotations
 
@@ -9,19 +9,43 @@ from typing import Any
 from optstate import _native, errors
 
 _TIMEOUT_S = 60
+# What optctl's exit codes say of a change; the README of client/ctl has them.
+_REFUSALS: dict[int, type[errors.OptstateError]] = {
+    2: errors.InvalidArgumentError,
+    3: errors.NotFoundError,
+    4: errors.FailedPreconditionError,
+    5: errors.UnavailableError,
+    6: errors.DataLossError,
+}
+
+
+def _run(endpoint: str | None, *arguments: str) -> subprocess.CompletedProcess:
+    command = [str(_native.PACKAGE_DIRECTORY / "optctl"), "-o", "json"]
+    command += ["--endpoint", endpoint] if endpoint else []
+    try:
+        return subprocess.run([*command, *arguments], capture_output=True, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise errors.UnavailableError(f"optctl {' '.join(arguments)}: {error}") from None
+
+
+def _text_of(done: subprocess.CompletedProcess, *arguments: str) -> str:
+    return f"optctl {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()}"
 
 
 def ask(endpoint: str | None, *arguments: str) -> dict[str, Any]:
     """Returns the JSON that optctl prints; UnavailableError, with its text, if it prints none."""
-    command = [str(_native.PACKAGE_DIRECTORY / "optctl"), "-o", "json"]
-    command += ["--endpoint", endpoint] if endpoint else []
+    done = _run(endpoint, *arguments)
+    if done.returncode != 0:
+        raise errors.UnavailableError(_text_of(done, *arguments))
     try:
-        done = subprocess.run(
-            [*command, *arguments], capture_output=True, check=True, timeout=_TIMEOUT_S
-        )
         return json.loads(done.stdout)
-    except subprocess.CalledProcessError as error:
-        text = error.stderr.decode(errors="replace").strip()
-        raise errors.UnavailableError(f"optctl {' '.join(arguments)}: {text}") from None
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
+    except ValueError as error:
         raise errors.UnavailableError(f"optctl {' '.join(arguments)}: {error}") from None
+
+
+def change(endpoint: str | None, *arguments: str) -> None:
+    """Has optctl change something; raises the error that fits the daemon's refusal."""
+    done = _run(endpoint, *arguments)
+    if done.returncode != 0:
+        refusal = _REFUSALS.get(done.returncode, errors.UnknownError)
+        raise refusal(_text_of(done, *arguments))

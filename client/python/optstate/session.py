@@ -266,12 +266,14 @@ class Session:
         max_value: float = 0,
         norm_type: float = 2,
         found_inf: bool = False,
-        read: tuple[array.array, array.array] | None = None,
+        read: tuple[array.array, array.array, Callable[[Any], Any] | None] | None = None,
     ) -> StepOutcome:
         """Waits until every rank has committed; returns the outcome of the step.
 
         `read`: arguments of read_parameters(), which takes place if the step is applied, part
-        by part, while the daemon still updates other parts.
+        by part, while the daemon still updates other parts; and what is called with a pointer to
+        each _native.Part of a parameter whose address is 0, which nobody copies. What it raises
+        is raised after the commit.
         """
         with self._lock:
             commit = self._commit
@@ -284,11 +286,14 @@ class Session:
             commit.norm_type = norm_type
             commit.found_inf = found_inf
             commit.read_count = 0
+            commit.part_ready = _native.PART_READY()
             if read is not None:
-                parameters, destinations = read
+                parameters, destinations, ready = read
                 commit.read_parameters = parameters.buffer_info()[0]
                 commit.read_destinations = destinations.buffer_info()[0]
                 commit.read_count = len(parameters)
+                if ready is not None:
+                    commit.part_ready = _native.PART_READY(self._interrupt.guard(ready))
             self._call(self._library.optstate_commit, commit, self._outcome)
             return self._take_outcome()
 

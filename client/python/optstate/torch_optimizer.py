@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from optstate import _optctl
 from optstate._storage import storage
 from optstate._torch.job.memory_use import MemoryUse, memory_use
 from optstate._torch.layout import (
@@ -327,6 +328,21 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         attachment = self._served.attached()
         replaced = self._served.replaced
         return memory_use(attachment, 0 if replaced is None else replaced.held_bytes)
+
+    def set_offload_fraction(self, fraction: float) -> None:
+        """Changes offload_fraction, from the next step on, with the same bits; it is the job's,
+        so one rank calls this.
+
+        Does what `optctl set job NAME offload_fraction=...` does, as the user who runs the
+        script: the job's owner and the daemon's may. FailedPreconditionError: the daemon has no
+        device, or this user may not. InvalidArgumentError: the optimizer cannot be updated by
+        devices.
+        """
+        storage(None, None, None, None, fraction)  # raises ValueError
+        session = self._served.attached().session
+        session.refuse_fork()
+        value = f"offload_fraction={float(fraction)!r}"
+        _optctl.change(session.endpoint, "set", "job", self._served.attached().job, value)
 
     # Methods that attach and detach.
 

@@ -9,7 +9,11 @@ import optstate
 import pytest
 import torch
 from daemon import Daemon
-from optstate.errors import FailedPreconditionError, UnimplementedError
+from optstate.errors import (
+    FailedPreconditionError,
+    UnavailableError,
+    UnimplementedError,
+)
 from training import bits, train
 
 
@@ -86,6 +90,25 @@ def test_the_fraction_changes_while_it_trains_and_engines_are_killed(device_daem
     assert "70% of elements updated by the CPU, 30% by devices" in text
 
 
+def test_the_script_changes_the_fraction(device_daemon):
+    ours, others = model_of(), model_of()
+    shared = optstate.AdamW(ours.parameters(), model=ours, endpoint=device_daemon.shm)
+    plain = optstate.AdamW(others.parameters(), endpoint=device_daemon.shm)
+    for step, fraction in enumerate((0.25, 0, 1, 0.1)):
+        shared.set_offload_fraction(fraction)
+        train(ours, shared, range(step, step + 1))
+        train(others, plain, range(step, step + 1))
+        assert same(ours, others)
+        text = device_daemon.run_optctl("describe", "job", shared.job)
+        assert (f"{fraction:.0%} of elements updated by the CPU" in text) == (fraction < 1)
+    for wrong in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="offload_fraction"):
+            shared.set_offload_fraction(wrong)
+    device_daemon.stop_gently()
+    with pytest.raises(UnavailableError):
+        shared.set_offload_fraction(0.5)
+
+
 def test_what_cannot_be_is_refused(device_daemon):
     model = model_of()
     with pytest.raises(ValueError, match="offload_fraction"):
@@ -105,5 +128,8 @@ def test_a_daemon_without_devices_says_what_to_do():
             optstate.AdamW(
                 model_of().parameters(), endpoint=running.shm, job="a", offload_fraction=0.5
             )
+        optimizer = optstate.AdamW(model_of().parameters(), endpoint=running.shm)
+        with pytest.raises(FailedPreconditionError, match="--devices"):
+            optimizer.set_offload_fraction(0.5)
     finally:
         running.stop()

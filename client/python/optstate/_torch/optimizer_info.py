@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from optstate import _native
+from optstate._torch.device.backends import backend_of, to_list
 
 _ADJUST_LR = {None: 0, "original": 0, "match_rms_adamw": 1, "spectral_unclamped": 2}
 
@@ -58,7 +59,9 @@ class OptimizerInfo:
 
 def as_float(value: Any) -> float:
     """Converts a number, a flag or a 1-element tensor."""
-    return float(value.item()) if isinstance(value, torch.Tensor) else float(value)
+    if not isinstance(value, torch.Tensor):
+        return float(value)
+    return float(value.item() if backend_of(value) is None else to_list(value.reshape(())))
 
 
 @functools.cache

@@ -126,7 +126,7 @@ class Stepping:
                     step,
                     attachment.options.hyperparams,
                     **how,
-                    read=attachment.parameters.direct(but=idle) if overlap else None,
+                    read=attachment.parameters.early(but=idle) if overlap else None,
                 )
                 served.note_outcome(outcome)
             attachment.micro_step = 0
@@ -193,6 +193,8 @@ class Stepping:
         attachment.parameters.check_tensors()
         if attachment.must_abort:
             attachment.abort_step()
+        with attachment.undone_on_error():
+            attachment.gradients.finish_early(attachment.next_step, attachment.micro_step)
         # Changes without a trace can be sent before the first micro-step, and the step refuses
         # them after later ones: there is no need to look for them before each micro-step.
         by_content = not is_micro_step or attachment.micro_step == 0

@@ -10,14 +10,18 @@ from collections.abc import Sequence
 import torch
 
 from optstate import errors
+from optstate._torch.device.backends import backend_of, to_list
 from optstate._torch.gradients.gathered import Gradients
+from optstate._torch.gradients.on_device import DeviceGradients, runs_of
 from optstate._torch.gradients.views import GradientViews
+from optstate._torch.parameters.indirect import IndirectCopies
 from optstate._torch.shards import is_dtensor, local_gradient, local_of
 from optstate._torch.tensors import (
     DTYPES,
     dtype_of,
     equal_bits,
     gradient_of,
+    integer_bits,
     layout_of,
     memory_view,
     parts_of,
@@ -31,7 +35,7 @@ class GradientPusher:
     """Pushes the gradients of an optimizer's parameters, in order, to a session.
 
     The client library copies contiguous gradients in host memory straight from
-    their addresses; torch copies all others (CUDA, other strides).
+    their addresses; torch copies those with other strides, and devices copy their own.
 
     Threads: one at a time, like the optimizer.
     """
@@ -42,11 +46,13 @@ class GradientPusher:
         parameters: Sequence[torch.Tensor],
         specs: Sequence[ParameterSpec],
         *,
+        copies: IndirectCopies,
         can_take_back: bool,
         views: bool,
     ) -> None:
-        """can_take_back: gradients pushed in a step's first micro-step are not yet part
-        of a sum over several ranks. views: gradients may be views of the gradient area."""
+        """copies: of the parameters, which end before anything is pushed. can_take_back:
+        gradients pushed in a step's first micro-step are not yet part of a sum over several
+        ranks. views: gradients may be views of the gradient area."""
         self._session = session
         self._can_take_back = can_take_back
         self._parameters = list(parameters)
@@ -63,6 +69,10 @@ class GradientPusher:
         self.views: GradientViews | None = None
         if views:
             self.views = GradientViews(session, self._parameters, self._dtypes, self._owned)
+        self._copies = copies
+        self._on_device = DeviceGradients(session, self._owned, self._dtypes, copies)
+        # Whether copies that DistributedDataParallel has on a device differ from what was pushed.
+        self._doubts: list[torch.Tensor] = []
         # Gradients that were pushed early: the tensor (kept, so that no other tensor gets
         # its address), the address of its values, and its version.
         self._pushed: dict[int, tuple[torch.Tensor, int, int]] = {}
@@ -81,7 +91,7 @@ class GradientPusher:
         """
         found = Gradients()
         found.takes_back = bool(self._pushed) and (
-            anew or not all(map(self._is_pushed, self._pushed))
+            anew or self._has_other_copies() or not all(map(self._is_pushed, self._pushed))
         )
         pushed = () if found.takes_back else self._pushed
         for part in self._parts:
@@ -109,10 +119,11 @@ class GradientPusher:
         if self.views is not None:
             self.views.leave()
 
-    def end_views(self) -> None:
-        """Ends the views before the session closes. Idempotent."""
+    def end(self) -> None:
+        """Ends views and copies before the session closes. Idempotent."""
         if self.views is not None:
             self.views.end()
+        self._on_device.close()
 
     @property
     def makes_views(self) -> bool:
@@ -128,7 +139,8 @@ class GradientPusher:
         """Pushes the owned pieces of what was gathered."""
         if found.takes_back:
             self._take_back(step, micro_step)
-        self._push_found(step, micro_step, found)
+        self._copies.settle()
+        self._on_device.push(step, micro_step, self._push_from_host(step, micro_step, found))
 
     def push_early(self, step: int, micro_step: int, index: int) -> None:
         """Pushes the gradient of one parameter that backward() has just made."""
@@ -140,10 +152,16 @@ class GradientPusher:
         self._check_gradients([index], [gradient])
         found = Gradients()
         found.add([index], [gradient])
-        self._push_found(step, micro_step, found)
+        on_device = self._push_from_host(step, micro_step, found)
+        if on_device and not self._on_device.start_early(step, micro_step, on_device):
+            return
         if not self._pushed:  # the step's first
             _push_early.add(self)
         self._pushed[index] = (gradient, gradient.data_ptr(), gradient._version)
+
+    def finish_early(self, step: int, micro_step: int) -> None:
+        """Pushes the rest of what push_early() has started: nothing waits for it later."""
+        self._on_device.push(step, micro_step, {})
 
     @property
     def has_pushed(self) -> bool:
@@ -153,6 +171,11 @@ class GradientPusher:
     def forget_pushed(self) -> None:
         """Forgets what push_early() pushed: the step is over, or the gradients are dropped."""
         self._pushed.clear()
+        self._doubts.clear()
+        self._on_device.drop()
+
+    def _has_other_copies(self) -> bool:
+        return bool(self._doubts) and any(to_list(torch.stack(self._doubts)))
 
     def _is_pushed(self, index: int) -> bool:
         """Returns whether the gradient that was pushed early is the present one, unchanged."""
@@ -172,7 +195,9 @@ class GradientPusher:
         if gradient.data_ptr() != pointer or gradient._version != version:
             return  # the gradient was changed otherwise: push() notices
         # The copy may be of another gradient that has replaced the pushed one.
-        if not equal_bits(copy, gradient):
+        if backend_of(gradient) is not None:
+            self._doubts.append((integer_bits(copy) != integer_bits(gradient)).any())
+        elif not equal_bits(copy, gradient):
             return
         if now.data_ptr() == copy.data_ptr():  # a view of the bucket
             self._pushed[index] = (now, now.data_ptr(), now._version)
@@ -221,11 +246,17 @@ class GradientPusher:
             " before the optimizer is constructed"
         )
 
-    def _push_found(self, step: int, micro_step: int, found: Gradients) -> None:
+    def _push_from_host(
+        self, step: int, micro_step: int, found: Gradients
+    ) -> dict[int, torch.Tensor]:
+        """Pushes the gradients in host memory; returns those on devices."""
         if found.indices:
             self._session.push_gradients(step, micro_step, found.indices, found.pointers)
-        if found.others:
-            self._push_copied(step, micro_step, found.others)
+        on_device = {i: each for i, each in found.others.items() if backend_of(each) is not None}
+        if len(on_device) < len(found.others):
+            on_host = {i: each for i, each in found.others.items() if i not in on_device}
+            self._push_copied(step, micro_step, on_host)
+        return on_device
 
     def _push_copied(self, step: int, micro_step: int, gradients: dict[int, torch.Tensor]) -> None:
         if micro_step > 0:
@@ -238,19 +269,8 @@ class GradientPusher:
             target = memory_view(addresses[index], piece.numel, self._dtypes[index])
             source = gradient.detach().reshape(-1)
             target.copy_(source[piece.begin : piece.begin + piece.numel])
-        for first, count in _runs([index for index in gradients if index in self._owned]):
+        for first, count in runs_of([index for index in gradients if index in self._owned]):
             self._session.push(step, micro_step, first, count)
-
-
-def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns (first, count) of consecutive indices: [3, 4, 5, 9] -> [(3, 3), (9, 1)]."""
-    runs: list[tuple[int, int]] = []
-    for index in indices:
-        if runs and runs[-1][0] + runs[-1][1] == index:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((index, 1))
-    return runs
 
 
 # Pushers whose push_early() was called.

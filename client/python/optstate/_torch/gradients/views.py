@@ -19,6 +19,7 @@ import torch
 
 from optstate import _native, errors
 from optstate._torch.gradients.gathered import Gradients
+from optstate._torch.tensors import is_cpu
 from optstate._torch.warn import warn
 from optstate.session import Piece, Session
 
@@ -96,7 +97,7 @@ class GradientViews:
             if (
                 piece.numel == parameter.numel()
                 and size >= BYTES_MIN
-                and parameter.is_cpu
+                and is_cpu(parameter)
                 and parameter.requires_grad
                 and parameter.is_contiguous()
                 and not parameter._post_accumulate_grad_hooks
@@ -264,7 +265,7 @@ def _is_new(gradient: torch.Tensor, place: _Place) -> bool:
         and type(gradient) is torch.Tensor
         and gradient.dtype is place.dtype
         and gradient.layout is torch.strided
-        and gradient.is_cpu
+        and is_cpu(gradient)
         and not gradient.requires_grad
         and gradient.shape == place.shape
         and gradient.is_contiguous()

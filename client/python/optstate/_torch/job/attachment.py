@@ -125,12 +125,16 @@ class Attachment:
         self.held: Sequence[int] = range(len(specs)) if layout is None else layout.held
         if layout is not None:
             specs = [layout.parameters[index] for index in layout.held]
-        self.parameters = Parameters(self.session, param_groups, specs, settings.detect_changes)
+        alone = ranks.world_size == 1
+        self.parameters = Parameters(
+            self.session, param_groups, specs, settings.detect_changes, is_alone=alone
+        )
         self.arrays = ArrayTransfer(self.session, specs)
         self.gradients = GradientPusher(
             self.session,
             tensors,
             specs,
+            copies=self.parameters.copies,
             can_take_back=not (settings.reduction == "daemon" and settings.accumulate),
             views=not self.is_sharded and settings.makes_gradient_views(ranks.world_size),
         )
@@ -175,10 +179,10 @@ class Attachment:
         # Views end first: without this session, the engine may write at any time.
         lost: errors.DataLossError | None = None
         try:
-            self.parameters.end_views()
+            self.parameters.end()
         except errors.DataLossError as error:
             lost = error
-        self.gradients.end_views()
+        self.gradients.end()
         self.session.close()
         if lost is not None:
             raise lost
@@ -457,8 +461,8 @@ class Attachment:
         parameters: Sequence[int],
         entries: dict[int, Any] | None,
     ) -> None:
-        # begin_load() drops what was pushed.
-        self.session.begin_load(same=self._ranks.world_size > 1)
+        self.parameters.copies.settle()  # the load ends with new values in the daemon
+        self.session.begin_load(same=self._ranks.world_size > 1)  # drops what was pushed
         self.arrays.drop_loads()
         self.gradients.forget_pushed()
         for index, entry in (entries or {}).items():

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from optstate._torch.device.backends import to_list
 from optstate._torch.tensors import integer_bits
 from optstate.session import Session
 
@@ -31,14 +32,16 @@ class ContentDigest:
     def __call__(self, tensor: torch.Tensor, first: int = 0, every: int = 1) -> torch.Tensor:
         """Returns the digest of elements first, first + every, ..."""
         flat = integer_bits(tensor).reshape(-1)
-        if every > 1 and flat.numel() > every:
-            flat = flat[first::every]
+        if every > 1:
+            flat = flat[first::every] if flat.numel() > every else flat
+        elif _is_words(flat):
+            flat = flat.view(torch.int64)  # several elements at a time
         weights = self._weights_of(flat.device)
         digest = torch.zeros((), dtype=torch.int64, device=flat.device)
         for begin in range(0, flat.numel(), _CHUNK):
             # Each element is mixed with its position before it is added.
-            mixed = flat[begin : begin + _CHUNK].to(torch.int64)
-            mixed += weights[: mixed.numel()]
+            chunk = flat[begin : begin + _CHUNK]
+            mixed = chunk + weights[: chunk.numel()]
             mixed ^= mixed >> 30
             mixed *= _MIX_FIRST
             mixed ^= mixed >> 27
@@ -110,6 +113,12 @@ class CopyDigests:
         return found.union(_unequal(now, {i: self._digests[i][1] for i in now}))
 
 
+def _is_words(flat: torch.Tensor) -> bool:
+    """Returns whether integers of 8 bytes have the same memory."""
+    size = flat.numel() * flat.element_size()
+    return flat.is_contiguous() and size % 8 == 0 and flat.data_ptr() % 8 == 0
+
+
 def _unequal(now: Mapping[int, torch.Tensor], before: Mapping[int, torch.Tensor]) -> list[int]:
     """Returns the indices whose digests differ, with one transfer for each device."""
     by_device: dict[torch.device, list[int]] = {}
@@ -120,5 +129,5 @@ def _unequal(now: Mapping[int, torch.Tensor], before: Mapping[int, torch.Tensor]
         differs = torch.stack([now[i] for i in indices]) != torch.stack(
             [before[i] for i in indices]
         )
-        found += [index for index, is_other in zip(indices, differs.tolist()) if is_other]
+        found += [index for index, is_other in zip(indices, to_list(differs)) if is_other]
     return found

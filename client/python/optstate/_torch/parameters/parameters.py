@@ -12,6 +12,7 @@ import torch
 
 from optstate._torch.parameters.digests import CopyDigests
 from optstate._torch.parameters.group_order import GroupOrder
+from optstate._torch.parameters.indirect import EarlyReads, IndirectCopies
 from optstate._torch.parameters.memory import SharedMemoryLock, check_disjoint, lock_shared_memory
 from optstate._torch.parameters.views import (
     ParameterViews,
@@ -29,6 +30,7 @@ from optstate._torch.tensors import (
     equal_bits,
     increment_versions,
     is_contiguous,
+    is_cpu,
     memory_view,
     parts_of,
     pointer_of,
@@ -44,7 +46,7 @@ class Parameters:
     """Binds the parameters of an optimizer, in order, to those of a session.
 
     The client library writes contiguous tensors in host memory straight at their
-    addresses; torch writes all others (CUDA, other strides). A step costs a few
+    addresses; `copies` are all others (devices, other strides). A step costs a few
     attribute reads for each parameter, in parts that fit the cache, and allocates no
     tensors.
 
@@ -60,6 +62,8 @@ class Parameters:
         param_groups: Sequence[dict],
         specs: Sequence[ParameterSpec],
         detect_changes: str,
+        *,
+        is_alone: bool,
     ) -> None:
         self._session = session
         self._digests = CopyDigests(session, detect_changes)
@@ -88,6 +92,7 @@ class Parameters:
         self._direct_indices = array.array("I")
         self._direct_pointers = array.array("Q")
         self._indirect: list[int] = []
+        self.copies = IndirectCopies(session, self._parameters, self.daemon_values, is_alone)
         # Views: the address of each view that was made, and the views that still exist.
         self._views: ParameterViews | None = None
         self._view_pointers: dict[int, int] = {}
@@ -200,7 +205,7 @@ class Parameters:
         self._pointers = []
         self._in_view = set()
         for index, parameter in enumerate(self.values):
-            by_address = parameter.is_cpu and parameter.is_contiguous() and not parameter.is_neg()
+            by_address = is_cpu(parameter) and parameter.is_contiguous() and not parameter.is_neg()
             pointer = parameter.data_ptr() if by_address else None
             if pointer is not None and self._view_pointers.get(index) == pointer:
                 self._in_view.add(index)  # the values are there without a copy
@@ -344,6 +349,10 @@ class Parameters:
             array.array("Q", itertools.compress(self._direct_pointers, wanted)),
         )
 
+    def early(self, *, but: Collection[int]) -> EarlyReads:
+        """Returns what is read while a step is being applied; read() is called after it."""
+        return self.copies.early(self.direct(but=but), self._indirect, but)
+
     @torch.no_grad()
     def read(self, *, without_gradient: Sequence[int] = (), but_direct: bool = False) -> None:
         """Overwrites parameters in place with the daemon's.
@@ -359,20 +368,16 @@ class Parameters:
             self._views.release()
         equal = self._equal_to_daemon(without_gradient) if without_gradient else set()
         if self._idle_sums:
-            equal -= {
-                i for i, was in self._idle_sums.items() if bits_sum(self._parameters[i]) != was
-            }
+            sums = self._idle_sums.items()
+            equal -= {i for i, was in sums if bits_sum(self._parameters[i]) != was}
             self._idle_sums = {}
         if not but_direct:
             self._read_direct(equal)
         elif len(equal) < len(without_gradient):
-            late = set(without_gradient) - equal
-            self._read_direct(set(self._indices) - late)
+            self._read_direct(set(self._indices) - (set(without_gradient) - equal))
         indirect = [index for index in self._indirect if index not in equal]
-        for index in indirect:
-            local_of(self._parameters[index]).copy_(self.daemon_values(index))
-        if indirect:
-            self._digests.note_read(indirect, self.values)
+        self.copies.read(indirect)
+        self._digests.note_read(indirect, self.values if indirect else ())
         versions: list[int] = []
         for part in self._parts:
             parameters = self._parameters[part]
@@ -454,8 +459,10 @@ class Parameters:
         self.remember()
         self._digests.note_equal(self._direct_indices, self._indirect, self.values)
 
-    def end_views(self) -> None:
-        """Ends the views before the session closes. The next attachment may make new views."""
+    def end(self) -> None:
+        """Ends views and copies before the session closes. The next attachment may make new
+        views."""
+        self.copies.close()
         self._view_tensors, self._remembered = {}, []
         if self._views is not None:
             self._views.end()
@@ -484,8 +491,8 @@ class Parameters:
         direct = [index for index in indices if self._pointers[index] is not None]
         pointers = [self._pointers[index] for index in direct]
         areas = [self._areas[index] for index in direct]
-        equal = {index for index in indices if self._pointers[index] is None}
-        equal = set(filter(self._equals_daemon, equal))
+        indirect = [index for index in indices if self._pointers[index] is None]
+        equal = self.copies.equal(indirect, self._equals_daemon)
         if direct:
             self._session.parameter(direct[0])  # raises if a signal handler closed the session
             differs = list(map(compare_memory, pointers, *zip(*areas)))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from optstate import _native, errors
+from optstate._torch.tensors import is_cpu
 from optstate._torch.warn import warn
 from optstate.session import Session
 
@@ -121,7 +122,7 @@ class PrivateFiles:
 
 def may_be_view(tensor: torch.Tensor, files: PrivateFiles) -> bool:
     """Returns whether a view may replace the tensor's memory, because nothing else uses it."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.is_cpu:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not is_cpu(tensor):
         return False
     if tensor.numel() == 0 or not tensor.is_contiguous() or tensor.is_neg():
         return False

@@ -1,0 +1,93 @@
+"""CUDA through torch, which has the runtime that the tensors belong to."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import torch
+
+from optstate._torch.device.interface import NotRegistered
+
+# cudaHostRegisterPortable: for all devices of the process; cudaHostRegisterReadOnly.
+_PORTABLE, _READ_ONLY = 0x01, 0x08
+
+
+class CudaStream:
+    """One side stream of a device; see interface.Stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def follow(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+        # torch's allocator would otherwise give freed memory to the current stream at once.
+        for tensor in (target, source):
+            if tensor.is_cuda:
+                tensor.record_stream(self._stream)
+
+    def record(self) -> torch.cuda.Event:
+        # Blocking: a waiting thread sleeps and leaves its core to the daemon.
+        event = torch.cuda.Event(blocking=True)
+        event.record(self._stream)
+        return event
+
+    def lead(self, event: torch.cuda.Event) -> None:
+        torch.cuda.current_stream(self._device).wait_event(event)
+
+
+class CudaBackend:
+    """See interface.Backend."""
+
+    def __init__(self) -> None:
+        self._streams: dict[tuple[int, str], CudaStream] = {}
+        self._lock = threading.Lock()  # hooks run in one thread for each device
+
+    def stream(self, device: torch.device, direction: str) -> CudaStream:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        with self._lock:
+            key = (index, direction)
+            if key not in self._streams:
+                self._streams[key] = CudaStream(torch.device("cuda", index))
+            return self._streams[key]
+
+    def register(self, address: int, size: int, *, read_only: bool) -> None:
+        # Read-only pages can be registered only as such, which not every driver can.
+        flags = [_PORTABLE | _READ_ONLY, _PORTABLE] if read_only else [_PORTABLE]
+        refusals = []
+        for each in flags:
+            refusal = self._call("cudaHostRegister", address, size, each)
+            if refusal is None:
+                return
+            refusals.append(refusal)
+        raise NotRegistered(refusals[0])
+
+    def unregister(self, address: int) -> None:
+        refusal = self._call("cudaHostUnregister", address)
+        if refusal is not None:
+            raise NotRegistered(refusal)
+
+    def pinned(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def _call(self, name: str, *arguments: int) -> str | None:
+        """Calls the runtime; returns the text of its error, or None."""
+        runtime = torch.cuda.cudart()
+        error = getattr(runtime, name)(*arguments)
+        if int(error) == 0:
+            return None
+        text = f"{name}: {runtime.cudaGetErrorString(error)}"
+        _take_error()
+        return text
+
+
+def _take_error() -> None:
+    """Makes the runtime forget an error that was handled: torch's check after the next kernel, of
+    the script, would raise it. The kernel launched here takes it."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device="cuda")

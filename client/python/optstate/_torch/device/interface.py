@@ -1,0 +1,62 @@
+"""What an optimizer needs of an accelerator."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class NotRegistered(Exception):
+    """Memory could not be registered with the accelerator; the text says why."""
+
+
+class Event(Protocol):
+    """A point in a stream of copies."""
+
+    def query(self) -> bool:
+        """Returns whether all copies before it are done; does not wait."""
+
+    def synchronize(self) -> None:
+        """Waits, in the calling thread, until all copies before it are done."""
+
+
+class Stream(Protocol):
+    """Copies of one device in one direction, beside its computations.
+
+    Threads: one at a time.
+    """
+
+    def follow(self) -> None:
+        """Makes copies that are started from now on wait for what the calling thread's current
+        stream has been given to compute."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Starts a copy and does not wait for it. The device's tensor keeps its memory until the
+        copy is done, whatever becomes of the tensor; host memory is the caller's business."""
+
+    def record(self) -> Event:
+        """Returns the point after all copies that were started."""
+
+    def lead(self, event: Event) -> None:
+        """Makes what the calling thread's current stream computes from now on wait for the
+        event. The thread does not wait."""
+
+
+class Backend(Protocol):
+    """One kind of accelerator. Threads: safe."""
+
+    def stream(self, device: torch.device, direction: str) -> Stream:
+        """Returns the stream "to_host" or "to_device" of a device, one for all callers."""
+
+    def register(self, address: int, size: int, *, read_only: bool) -> None:
+        """Registers whole pages of host memory, which copies then reach without the CPU.
+
+        read_only: the process may not write the memory. NotRegistered: the driver refuses.
+        """
+
+    def unregister(self, address: int) -> None:
+        """Undoes register(); no copy may be under way. NotRegistered: the driver refuses."""
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """Returns new host memory, as bytes, that copies reach without the CPU."""

@@ -1,0 +1,152 @@
+"""Parameters on their way from the daemon's memory to devices."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable
+
+import torch
+
+from optstate._torch.device import backends
+from optstate._torch.device.host_memory import HostMemory
+from optstate._torch.device.interface import Backend, Event, Stream
+from optstate._torch.device.staging import SLOT_BYTES, StagingRing
+from optstate.session import Session
+
+
+class _Lane:
+    """The copies to one device, which are done in order."""
+
+    def __init__(self, backend: Backend, device: torch.device, memory: HostMemory) -> None:
+        self.stream: Stream = backend.stream(device, "to_device")
+        self._ring = None if memory.is_registered else StagingRing(backend)
+        self._used: collections.deque[tuple[Event, torch.Tensor]] = collections.deque()
+        # Parameters with other strides, and what becomes theirs.
+        self._strided: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.last: Event | None = None  # after all copies that were started
+        self.is_open = False  # copies were started since the last end()
+
+    def start(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if not self.is_open:
+            self.is_open = True
+            self.stream.follow()  # what still reads the former values
+        if self._ring is None:
+            self.stream.copy(target, source)
+            return
+        if not target.is_contiguous():
+            whole = torch.empty_like(target, memory_format=torch.contiguous_format)
+            self.stream.follow()  # the current stream may still use the memory of `whole`
+            self._strided.append((target, whole))
+            target = whole
+        target, source = target.view(-1), source.reshape(-1)
+        elements = SLOT_BYTES // source.element_size()
+        for begin in range(0, source.numel(), elements):
+            self._stage(target[begin : begin + elements], source[begin : begin + elements])
+
+    def _stage(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        assert self._ring is not None
+        slot = self._ring.take()
+        if slot is None:
+            event, slot = self._used.popleft()
+            event.synchronize()
+        place = slot[: source.numel() * source.element_size()].view(source.dtype)
+        place.copy_(source)
+        self.stream.copy(target, place)
+        self._used.append((self.stream.record(), slot))
+
+    def end(self) -> None:
+        """Makes the current stream wait for the copies."""
+        if self.is_open:
+            self.last = self.stream.record()
+            self.stream.lead(self.last)
+            self.is_open = False
+            strided, self._strided = self._strided, []
+            for target, whole in strided:
+                target.copy_(whole)
+
+    def settle(self) -> None:
+        if self.is_open:
+            self.end()
+        if self.last is not None:
+            self.last.synchronize()
+            self.last = None
+
+    @property
+    def is_settled(self) -> bool:
+        if self.is_open:
+            return False
+        if self.last is not None and self.last.query():
+            self.last = None
+        return self.last is None
+
+
+class Uploads:
+    """Copies parameters from a session's memory to any number of devices.
+
+    The daemon must not write that memory before settle(): this process gives it the means to, by a
+    push, a commit or the end of a load. Threads: one at a time.
+    """
+
+    def __init__(self, session: Session, places: Callable[[], Iterable[tuple[int, int]]]) -> None:
+        """places: (address, size) of all parameters."""
+        self._session = session
+        self._places = places
+        self._memory = HostMemory("parameters", read_only=True)
+        self._lanes: dict[torch.device, _Lane] = {}
+        self._connections = 0
+
+    def refresh(self) -> bool:
+        """Registers the memory anew when it may be another; returns whether it does."""
+        connections = self._session.info().connections
+        if connections == self._connections:
+            return False
+        if self._lanes:
+            self._release()
+        self._connections = connections
+        return True
+
+    def prepare(self, target: torch.Tensor) -> _Lane:
+        """Makes start() of this parameter ask the session for nothing."""
+        device = backends.device_of(target)
+        lane = self._lanes.get(device)
+        if lane is None:
+            backend = backends.backend_of(target)
+            assert backend is not None
+            if not self._memory.is_held:
+                self._memory.hold(backend, self._places())
+            lane = self._lanes[device] = _Lane(backend, device, self._memory)
+        return lane
+
+    def start(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Starts the copy of a parameter, or of contiguous elements of one, from the session's
+        memory. refresh() was called since the session was used last."""
+        if source.numel():
+            self.prepare(target).start(target.detach(), source)
+
+    def end(self) -> None:
+        """Makes what is computed from now on, in the current streams, wait for the copies."""
+        for lane in self._lanes.values():
+            lane.end()
+
+    def settle(self) -> None:
+        """Waits until the session's memory may be written again."""
+        for lane in self._lanes.values():
+            lane.settle()
+
+    @property
+    def is_settled(self) -> bool:
+        """Returns whether settle() would not wait."""
+        return all(lane.is_settled for lane in self._lanes.values())
+
+    def close(self) -> None:
+        """Ends before the session's memory is unmapped. Does nothing in a forked child."""
+        if not self._session.is_forked:
+            self._release()
+        self._lanes = {}
+
+    def _release(self) -> None:
+        for lane in self._lanes.values():
+            lane.settle()
+            lane.stream.record().synchronize()
+        self._memory.release()
+        self._lanes = {}
