@@ -23,6 +23,7 @@
 #include "kernels/reduction_order.h"
 #include "kernels/rules/rule-inl.h"
 #include "kernels/scalar/element_update.h"
+#include "kernels/scalar/vector_update.h"
 #include "kernels/update_kernel.h"
 // This include comes after scalar_ops.h.
 #include "kernels/ops/reduction-inl.h"
@@ -89,8 +90,17 @@ OPTSTATE_HOST_DEVICE void UpdateTile(const Block& block, const TileTask& task,
     UpdateCodes(block, task, scale, rule, shared);
     return;
   }
+  constexpr uint64_t kElements = scalar::kVectorElements;
+  const uint64_t vectors =
+      task.begin < task.numel && scalar::HasVectors<Rule>(task.tile, task.begin)
+          ? (task.numel - task.begin) / kElements
+          : 0;
   block.Run([&](uint32_t t) {
-    for (uint64_t i = task.begin + t; i < task.numel; i += kBlockThreads) {
+    for (uint64_t i = t; i < vectors; i += kBlockThreads) {
+      scalar::UpdateVector(scale, rule, task.tile, task.begin + i * kElements);
+    }
+    for (uint64_t i = task.begin + vectors * kElements + t; i < task.numel;
+         i += kBlockThreads) {
       scalar::UpdateElement(scale, rule, task.tile, i);
     }
   });

@@ -44,6 +44,17 @@ bool ApplyTiles(const UpdateKernelKey& key, const UpdateFactors& factors,
   return UpdateSerially(kOrder, key.optimizer, key.options, tasks, all);
 }
 
+// Does the same with arrays that are aligned as a device's are, whose whole
+// vectors are loaded at once.
+template <Order kOrder, size_t kTileElements>
+bool ApplyVectors(const UpdateKernelKey& key, const UpdateFactors& factors,
+                  const TileView& view) {
+  return UpdateCopies<AlignedMemory>(
+      key, view, [&](const TileView& moved, Copies<AlignedMemory>*) {
+        return ApplyTiles<kOrder, kTileElements>(key, factors, moved);
+      });
+}
+
 constexpr uint64_t kFlatBegin = (uint64_t{1} << 32) - 700;
 
 class BlockUpdateTest : public testing::TestWithParam<UpdateKernelKey> {};
@@ -63,6 +74,8 @@ TEST_P(BlockUpdateTest, IsWhatEveryTargetDoes) {
     const cpu::Result one_tile = apply(&ApplyTiles<Order::kUp, 4096>);
     EXPECT_EQ(apply(&ApplyTiles<Order::kDown, 4096>), one_tile);
     EXPECT_EQ(apply(&ApplyTiles<Order::kUp, 512>), one_tile);
+    EXPECT_EQ(apply(&ApplyVectors<Order::kUp, 4096>), one_tile);
+    EXPECT_EQ(apply(&ApplyVectors<Order::kDown, 512>), one_tile);
     for (cpu::Target target : cpu::SupportedTargets()) {
       ASSERT_EQ(cpu::Apply({.target = target, .flat_begin = kFlatBegin}, key,
                            factors, elements),

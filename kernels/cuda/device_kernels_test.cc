@@ -41,84 +41,39 @@ std::string WhyNoDevice() {
   return count == 0 ? "there is no CUDA device" : "";
 }
 
-// Memory that the device and the CPU see at one address.
-class Managed {
- public:
-  Managed() = default;
-  Managed(const Managed&) = delete;
-  Managed& operator=(const Managed&) = delete;
-  ~Managed() {
-    for (const Copy& copy : copies_) cudaFree(copy.device);
+struct DeviceMemory {
+  static void* Allocate(size_t bytes) {
+    void* memory = nullptr;
+    EXPECT_EQ(cudaMalloc(&memory, bytes), cudaSuccess);
+    return memory;
   }
-
-  // Returns memory with the bytes of an array, null for null.
-  template <class T>
-  T* Add(T* host, size_t bytes) {
-    if (host == nullptr) return nullptr;
-    void* device = nullptr;
-    EXPECT_EQ(cudaMallocManaged(&device, bytes + 1), cudaSuccess);
-    std::memcpy(device, host, bytes);
-    copies_.push_back(
-        {const_cast<void*>(static_cast<const void*>(host)), device, bytes});
-    return static_cast<T*>(device);
+  static void Free(void* memory) { cudaFree(memory); }
+  // Waits for kernels before it.
+  static void Copy(void* to, const void* from, size_t bytes) {
+    EXPECT_EQ(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), cudaSuccess);
   }
-  // Copies everything back to where it came from.
-  void CopyBack() const {
-    for (const Copy& copy : copies_) {
-      std::memcpy(copy.host, copy.device, copy.bytes);
-    }
-  }
-
- private:
-  struct Copy {
-    void* host;
-    void* device;
-    size_t bytes;
-  };
-  std::vector<Copy> copies_;
 };
+using DeviceCopies = Copies<DeviceMemory>;
 
 // Updates a view on the device, as tiles of 512 in one launch.
 bool ApplyOnDevice(const UpdateKernelKey& key, const UpdateFactors& factors,
                    const TileView& view) {
   constexpr size_t kTileElements = 512;
-  Managed memory;
-  Managed inputs;  // are not written, and need not be copied back
-  TileView on_device = view;
-  std::vector<const void*> gradients;
-  for (const void* gradient : view.gradients) {
-    gradients.push_back(
-        inputs.Add(gradient, view.numel * SizeInBytes(key.gradient)));
-  }
-  const void* const* addresses =
-      inputs.Add(gradients.data(), gradients.size() * sizeof(void*));
-  on_device.gradients = {addresses, gradients.size()};
-  on_device.parameter =
-      memory.Add(view.parameter, view.numel * SizeInBytes(key.parameter));
-  on_device.master =
-      view.master == view.parameter
-          ? on_device.parameter
-          : memory.Add(view.master,
-                       view.numel * scalar::BytesOfMaster(key.master));
-  const size_t blocks =
-      (view.numel + kQuantizedBlockElements - 1) / kQuantizedBlockElements;
-  for (int k = 0; k < kStateArraysMax; ++k) {
-    on_device.state[k] =
-        memory.Add(view.state[k], view.numel * SizeInBytes(key.state));
-    on_device.scale[k] = memory.Add(view.scale[k], blocks * sizeof(float));
-  }
-  std::vector<TileTask> tasks = TilesOf(key, factors, on_device, kTileElements);
-  UpdateFactors all[] = {{}, factors};
-  const auto count = static_cast<uint32_t>(tasks.size());
-  const cudaError_t launched =
-      LaunchUpdate(key.optimizer, key.options,
-                   inputs.Add(tasks.data(), count * sizeof(TileTask)), count,
-                   inputs.Add(all, sizeof(all)), nullptr);
-  EXPECT_EQ(launched, cudaSuccess) << cudaGetErrorString(launched);
-  const cudaError_t ran = cudaDeviceSynchronize();
-  EXPECT_EQ(ran, cudaSuccess) << cudaGetErrorString(ran);
-  memory.CopyBack();
-  return launched == cudaSuccess && ran == cudaSuccess;
+  return UpdateCopies<DeviceMemory>(
+      key, view, [&](const TileView& moved, DeviceCopies* inputs) {
+        const std::vector<TileTask> tasks =
+            TilesOf(key, factors, moved, kTileElements);
+        const UpdateFactors all[] = {{}, factors};
+        const auto count = static_cast<uint32_t>(tasks.size());
+        const cudaError_t launched =
+            LaunchUpdate(key.optimizer, key.options,
+                         inputs->Add(tasks.data(), count * sizeof(TileTask)),
+                         count, inputs->Add(all, sizeof(all)), nullptr);
+        EXPECT_EQ(launched, cudaSuccess) << cudaGetErrorString(launched);
+        const cudaError_t ran = cudaDeviceSynchronize();
+        EXPECT_EQ(ran, cudaSuccess) << cudaGetErrorString(ran);
+        return launched == cudaSuccess && ran == cudaSuccess;
+      });
 }
 
 class DeviceUpdateTest : public testing::TestWithParam<UpdateKernelKey> {};
@@ -153,10 +108,10 @@ TEST(DeviceReduceTest, IsWhatTheCpuDoes) {
   if (const std::string why = WhyNoDevice(); !why.empty()) GTEST_SKIP() << why;
   std::mt19937 random(TestSeed());
   for (TestReduction& test : TestReductions(&random)) {
-    Managed memory;
+    DeviceCopies memory;
     const float* const gradient =
         memory.Add(test.values.data(), test.values.size() * sizeof(float));
-    const void* pointers[] = {gradient};
+    const void* const pointers[] = {gradient};
     const void* const* addresses = memory.Add(pointers, sizeof(pointers));
     std::vector<ReduceTask> tasks = test.TasksOf(addresses);
     const auto count = static_cast<uint32_t>(tasks.size());
@@ -175,10 +130,12 @@ TEST(DeviceReduceTest, IsWhatTheCpuDoes) {
                              results, sums, nullptr),
               cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    memory.CopyBack();
     EXPECT_EQ(
-        std::memcmp(results, test.expected.data(), count * sizeof(double)), 0);
-    EXPECT_EQ(std::memcmp(sums, &test.expected_sum, sizeof(double)), 0);
-    EXPECT_EQ(*found_inf != 0, test.has_infinity);
+        std::memcmp(zeros.data(), test.expected.data(), count * sizeof(double)),
+        0);
+    EXPECT_EQ(std::memcmp(&sum, &test.expected_sum, sizeof(double)), 0);
+    EXPECT_EQ(found != 0, test.has_infinity);
   }
 }
 

@@ -38,7 +38,8 @@ class CudaBlock {
 
 template <class Rule>
 __global__ void __launch_bounds__(kBlockThreads)
-    UpdateTiles(const TileTask* tasks, const UpdateFactors* factors) {
+    UpdateTiles(const TileTask* __restrict__ tasks,
+                const UpdateFactors* __restrict__ factors) {
   __shared__ UpdateShared shared;
   const TileTask& task = tasks[blockIdx.x];
   UpdateTile<Rule>(CudaBlock(), task, factors[task.factors], &shared);

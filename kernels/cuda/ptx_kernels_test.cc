@@ -100,7 +100,8 @@ uint64_t Argument(const void* address) {
   return reinterpret_cast<uint64_t>(address);
 }
 
-// Updates a view as tiles of 512 in one launch.
+// Updates a view as tiles of 512 in one launch. Its arrays are not aligned, so
+// that each element is loaded alone.
 bool ApplyByPtx(const UpdateKernelKey& key, const UpdateFactors& factors,
                 const TileView& view) {
   constexpr size_t kTileElements = 512;
@@ -117,6 +118,16 @@ bool ApplyByPtx(const UpdateKernelKey& key, const UpdateFactors& factors,
   return ran.ok();
 }
 
+// Does the same with arrays that are aligned as a device's are, whose whole
+// vectors are loaded at once.
+bool ApplyVectorsByPtx(const UpdateKernelKey& key, const UpdateFactors& factors,
+                       const TileView& view) {
+  return UpdateCopies<AlignedMemory>(
+      key, view, [&](const TileView& moved, Copies<AlignedMemory>*) {
+        return ApplyByPtx(key, factors, moved);
+      });
+}
+
 class PtxUpdateTest : public ::testing::TestWithParam<UpdateKernelKey> {};
 
 TEST_P(PtxUpdateTest, IsWhatTheCpuDoes) {
@@ -126,14 +137,17 @@ TEST_P(PtxUpdateTest, IsWhatTheCpuDoes) {
   constexpr uint64_t kFlatBegin = (uint64_t{1} << 32) - 256;
   for (const size_t numel : {1, 257, 700}) {
     const auto elements = cpu::RandomElements(numel, &random);
-    ASSERT_EQ(
-        cpu::Apply({.target = cpu::PlainTarget(),
-                    .flat_begin = kFlatBegin,
-                    .apply = &ApplyByPtx},
-                   key, factors, elements),
+    const auto expected =
         cpu::Apply({.target = cpu::PlainTarget(), .flat_begin = kFlatBegin},
-                   key, factors, elements))
-        << numel;
+                   key, factors, elements);
+    for (auto* apply : {&ApplyByPtx, &ApplyVectorsByPtx}) {
+      ASSERT_EQ(cpu::Apply({.target = cpu::PlainTarget(),
+                            .flat_begin = kFlatBegin,
+                            .apply = apply},
+                           key, factors, elements),
+                expected)
+          << numel << (apply == &ApplyByPtx ? "" : ", aligned");
+    }
   }
 }
 

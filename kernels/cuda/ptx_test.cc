@@ -120,6 +120,27 @@ TEST_F(PtxTest, HasTheExpectedArithmetic) {
   EXPECT_GT(Count("AddTilesOfParameters", "add.rn.f64"), 0);
 }
 
+// Without vectors a device's memory is not fully used. What a kernel has for
+// aligned tiles: floats for master, gradient and states, and the 16-bit forms.
+TEST_F(PtxTest, LoadsAndStoresVectors) {
+  int updates = 0;
+  for (const auto& [kernel, instructions] : kernels_) {
+    if (!absl::StrContains(kernel, "UpdateTiles")) continue;
+    ++updates;
+    EXPECT_GE(Count(kernel, "ld.global.v4.f32"), 2) << kernel;
+    EXPECT_GE(Count(kernel, "ld.global.v4.u16"), 4) << kernel;
+    EXPECT_GE(Count(kernel, "st.global.v4.f32"), 1) << kernel;
+    // Split masters take two stores; bfloat16 and float16 parameters one each.
+    EXPECT_GE(Count(kernel, "st.global.v4.u16"), 4) << kernel;
+    // The task stays in registers and read-only memory.
+    for (const std::string& instruction : instructions) {
+      EXPECT_FALSE(absl::StrContains(instruction, ".local"))
+          << instruction << " in " << kernel;
+    }
+  }
+  EXPECT_GT(updates, 10);
+}
+
 TEST(WrongTest, KnowsWrongInstructions) {
   for (const absl::string_view wrong :
        {"fma.rn.f32", "mad.rn.f32", "div.approx.f32", "div.full.f32",

@@ -4,8 +4,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
 #include <vector>
 
+#include "gtest/gtest.h"
 #include "kernels/cuda/tile_task.h"
 #include "kernels/scalar/element_update.h"
 #include "kernels/update_kernel.h"
@@ -44,6 +48,101 @@ inline std::vector<TileTask> TilesOf(const UpdateKernelKey& key,
     tasks.push_back(task);
   }
   return tasks;
+}
+
+// Memory of the host, aligned as that of a device is.
+struct AlignedMemory {
+  static void* Allocate(size_t bytes) {
+    constexpr size_t kAlignBytes = 256;
+    return std::aligned_alloc(
+        kAlignBytes, (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes);
+  }
+  static void Free(void* memory) { std::free(memory); }
+  static void Copy(void* to, const void* from, size_t bytes) {
+    std::memcpy(to, from, bytes);
+  }
+};
+
+// Copies of arrays in `Memory`, each with a guard behind it.
+template <class Memory>
+class Copies {
+ public:
+  Copies() = default;
+  Copies(const Copies&) = delete;
+  Copies& operator=(const Copies&) = delete;
+  ~Copies() {
+    for (const Copy& copy : copies_) Memory::Free(copy.memory);
+  }
+
+  // Returns the copy of an array, null for null.
+  template <class T>
+  T* Add(T* array, size_t bytes) {
+    if (array == nullptr) return nullptr;
+    std::vector<uint8_t> guarded(bytes + kGuardBytes, kGuard);
+    std::memcpy(guarded.data(), array, bytes);
+    void* const memory = Memory::Allocate(guarded.size());
+    Memory::Copy(memory, guarded.data(), guarded.size());
+    copies_.push_back(
+        {const_cast<void*>(static_cast<const void*>(array)), memory, bytes});
+    return static_cast<T*>(memory);
+  }
+  // Copies everything back to where it came from.
+  void CopyBack() const {
+    for (const Copy& copy : copies_) {
+      std::vector<uint8_t> guarded(copy.bytes + kGuardBytes);
+      Memory::Copy(guarded.data(), copy.memory, guarded.size());
+      std::memcpy(copy.array, guarded.data(), copy.bytes);
+      EXPECT_EQ(std::count(guarded.end() - kGuardBytes, guarded.end(), kGuard),
+                static_cast<std::ptrdiff_t>(kGuardBytes))
+          << "something was written behind an array";
+    }
+  }
+
+ private:
+  static constexpr size_t kGuardBytes = 64;
+  static constexpr uint8_t kGuard = 0xA5;
+
+  struct Copy {
+    void* array;
+    void* memory;
+    size_t bytes;
+  };
+  std::vector<Copy> copies_;
+};
+
+// Lets `update(view, inputs)` update aligned copies of the arrays of `view`,
+// then copies the new values back. `inputs` takes what is only read.
+template <class Memory, class Update>
+bool UpdateCopies(const UpdateKernelKey& key, const TileView& view,
+                  const Update& update) {
+  Copies<Memory> arrays;
+  Copies<Memory> inputs;
+  TileView moved = view;
+  std::vector<const void*> gradients;
+  for (const void* gradient : view.gradients) {
+    gradients.push_back(
+        inputs.Add(gradient, view.numel * SizeInBytes(key.gradient)));
+  }
+  moved.gradients = {inputs.Add(std::as_const(gradients).data(),
+                                gradients.size() * sizeof(void*)),
+                     gradients.size()};
+  moved.parameter =
+      arrays.Add(view.parameter, view.numel * SizeInBytes(key.parameter));
+  moved.master =
+      view.master == view.parameter
+          ? moved.parameter
+          : arrays.Add(view.master,
+                       view.numel * scalar::BytesOfMaster(key.master));
+  const size_t blocks =
+      (view.numel + kQuantizedBlockElements - 1) / kQuantizedBlockElements;
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    moved.state[k] =
+        arrays.Add(view.state[k], view.numel * SizeInBytes(key.state));
+    moved.scale[k] = arrays.Add(view.scale[k], blocks * sizeof(float));
+  }
+  if (!update(moved, &inputs)) return false;
+  arrays.CopyBack();
+  return true;
 }
 
 }  // namespace optstate::kernels::cuda

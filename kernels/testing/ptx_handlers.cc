@@ -82,6 +82,23 @@ template <class T>
 void LoadShared(const PtxInstruction& i, PtxThread* t) {
   Load<T>(t->Shared(i.operands[1], sizeof(T)), i, t);
 }
+// A vector is in registers that stand before the address.
+template <class T, size_t kLanes>
+void LoadVector(const PtxInstruction& i, PtxThread* t) {
+  const void* const from = t->Global(i.operands[kLanes], kLanes * sizeof(T));
+  if (from == nullptr) return;
+  T lanes[kLanes];
+  std::memcpy(lanes, from, sizeof(lanes));
+  for (size_t k = 0; k < kLanes; ++k) t->Write<T>(i.operands[k], lanes[k]);
+}
+template <class T, size_t kLanes>
+void StoreVector(const PtxInstruction& i, PtxThread* t) {
+  void* const to = t->Global(i.operands[0], kLanes * sizeof(T));
+  if (to == nullptr) return;
+  T lanes[kLanes];
+  for (size_t k = 0; k < kLanes; ++k) lanes[k] = t->Read<T>(i.operands[k + 1]);
+  std::memcpy(to, lanes, sizeof(lanes));
+}
 template <class T>
 void Store(void* to, const PtxInstruction& i, const PtxThread* t) {
   if (to == nullptr) return;
@@ -219,10 +236,16 @@ template <class T>
 void AddMemory(const std::string& type, Handlers* handlers) {
   for (const char* space : {"ld", "ld.global", "ld.global.nc"}) {
     (*handlers)[space + type] = LoadGlobal<T>;
+    (*handlers)[space + (".v2" + type)] = LoadVector<T, 2>;
+    (*handlers)[space + (".v4" + type)] = LoadVector<T, 4>;
+  }
+  for (const char* space : {"st", "st.global"}) {
+    (*handlers)[space + type] = StoreGlobal<T>;
+    (*handlers)[space + (".v2" + type)] = StoreVector<T, 2>;
+    (*handlers)[space + (".v4" + type)] = StoreVector<T, 4>;
   }
   (*handlers)["ld.shared" + type] = LoadShared<T>;
   (*handlers)["ld.param" + type] = LoadParameter<T>;
-  (*handlers)["st" + type] = (*handlers)["st.global" + type] = StoreGlobal<T>;
   (*handlers)["st.shared" + type] = StoreShared<T>;
 }
 
@@ -297,6 +320,11 @@ Handlers MakeHandlers() {
   AddInteger<int64_t>(".s64", &handlers);
   AddFloat<float>(".f32", &handlers);
   AddFloat<double>(".f64", &handlers);
+  // A predicate is 0 or 1.
+  handlers["not.pred"] = [](const PtxInstruction& i, PtxThread* t) {
+    t->Write<uint64_t>(i.operands[0],
+                       t->Read<uint64_t>(i.operands[1]) == 0 ? 1 : 0);
+  };
   handlers["neg.f32"] = Unary<float, Negative>;
   handlers["copysign.f32"] = Binary<float, WithSignOf>;
   handlers["mul.wide.u16"] = MultiplyWide<uint32_t, uint16_t>;
@@ -307,6 +335,7 @@ Handlers MakeHandlers() {
   handlers["cvt.u64.u32"] = Convert<uint64_t, uint32_t>;
   handlers["cvt.u32.u64"] = Convert<uint32_t, uint64_t>;
   handlers["cvt.s16.s8"] = Convert<int16_t, int8_t>;
+  handlers["cvt.s32.s16"] = Convert<int32_t, int16_t>;
   handlers["cvt.rn.f32.s32"] = Convert<float, int32_t>;
   handlers["cvt.rn.f32.s16"] = Convert<float, int16_t>;
   handlers["cvt.f64.f32"] = Convert<double, float>;

@@ -160,8 +160,13 @@ class PtxParser {
       instruction.handler = FindPtxHandler(name);
       if (instruction.handler == nullptr) return NotKnown(instruction.text);
       while (!line.empty()) {
-        OPTSTATE_ASSIGN_OR_RETURN(const PtxOperand operand,
-                                  ParseOperand(TakeUntil(",", &line)));
+        // The brackets of a vector's registers say nothing more.
+        absl::string_view text = TakeUntil(",", &line);
+        absl::ConsumePrefix(&text, "{");
+        absl::ConsumeSuffix(&text, "}");
+        OPTSTATE_ASSIGN_OR_RETURN(
+            const PtxOperand operand,
+            ParseOperand(absl::StripAsciiWhitespace(text)));
         instruction.operands.push_back(operand);
       }
     }

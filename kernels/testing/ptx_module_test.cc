@@ -84,6 +84,16 @@ TEST(PtxModuleTest, ComparisonsKnowNan) {
   }
 }
 
+TEST(PtxModuleTest, PredicatesAreNegated) {
+  uint32_t out = 0;
+  ASSERT_TRUE(RunBody("mov.u32 %r1, 1;\nsetp.eq.s32 %p1, %r1, 1;\n"
+                      "not.pred %p2, %p1;\nselp.b32 %r2, 7, 9, %p2;\n"
+                      "st.global.u32 [%rd2], %r2;\n",
+                      1, 1, nullptr, &out)
+                  .ok());
+  EXPECT_EQ(out, 9u);
+}
+
 TEST(PtxModuleTest, IntegersWrapAndShiftOut) {
   std::array<uint32_t, 4> out = {};
   ASSERT_TRUE(
@@ -123,6 +133,27 @@ TEST(PtxModuleTest, BranchesAndTables) {
                       1, 1, nullptr, &out)
                   .ok());
   EXPECT_EQ(out, 10u);
+}
+
+TEST(PtxModuleTest, VectorsAreLoadedAndStoredWhole) {
+  alignas(16) std::array<float, 4> in = {1, 2, 3, 4};
+  alignas(16) std::array<float, 4> out = {};
+  const std::string body =
+      "ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1];\n"
+      "st.global.v2.f32 [%rd2], {%f4, %f3};\n"
+      "st.global.v2.f32 [%rd2+8], {%f2, %f1};\n";
+  ASSERT_TRUE(RunBody(body, 1, 1, in.data(), out.data()).ok());
+  EXPECT_EQ(out, (std::array<float, 4>{4, 3, 2, 1}));
+  // A vector is aligned to its size.
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(RunBody(body, 1, 1, in.data() + 2, out.data())));
+  alignas(8) std::array<uint16_t, 4> halves = {9, 8, 7, 0xffff};
+  alignas(8) std::array<uint16_t, 4> moved = {};
+  ASSERT_TRUE(RunBody("ld.global.v4.u16 {%rs1, %rs2, %rs3, %rs4}, [%rd1];\n"
+                      "st.global.v4.u16 [%rd2], {%rs1, %rs2, %rs3, %rs4};\n",
+                      1, 1, halves.data(), moved.data())
+                  .ok());
+  EXPECT_EQ(moved, halves);
 }
 
 TEST(PtxModuleTest, WhatADeviceRefusesIsAnError) {

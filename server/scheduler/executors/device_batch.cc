@@ -184,7 +184,7 @@ void DeviceBatch::Gather(size_t i) {
 }
 
 absl::Status DeviceBatch::Submit(const DeviceKernels& kernels) {
-  const uint64_t arrays_bytes = bytes_ - arrays_begin_;
+  const uint64_t arrays_bytes = bytes_to_host();
   OPTSTATE_RETURN_IF_ERROR(
       stream_->CopyToDevice(memory_, HostAt(0), inputs_end_));
   OPTSTATE_RETURN_IF_ERROR(stream_->CopyToDevice(

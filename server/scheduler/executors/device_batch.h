@@ -47,6 +47,10 @@ class DeviceBatch {
   bool Add(size_t slot, const UpdateTask& task);
   const HeldTasks& tasks() const { return tasks_; }
   size_t slot() const { return slot_; }
+  uint64_t bytes() const { return bytes_; }
+  // The bytes of the copies of its tasks.
+  uint64_t bytes_to_device() const { return inputs_end_ + bytes_to_host(); }
+  uint64_t bytes_to_host() const { return bytes_ - arrays_begin_; }
 
   // Copies what the update of task i reads to the pinned memory.
   void Gather(size_t i);

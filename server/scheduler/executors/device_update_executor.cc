@@ -1,11 +1,27 @@
 #include "server/scheduler/executors/device_update_executor.h"
 
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::scheduler {
+namespace {
+
+int64_t NowNs() {
+  return std::chrono::nanoseconds(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+uint64_t ElementsOf(const HeldTasks& held) {
+  uint64_t elements = 0;
+  for (size_t i = 0; i < held.size(); ++i) elements += held[i].task.view.numel;
+  return elements;
+}
+
+}  // namespace
 
 absl::Status DeviceUpdateExecutor::Share(
     double cpu_fraction, OptimizerKind optimizer,
@@ -21,6 +37,14 @@ absl::Status DeviceUpdateExecutor::Share(
     kernels_ = kernels;
     oldest_ = 0;
     is_lost_.assign(devices.size(), false);
+    loads_.assign(devices.size(), DeviceLoad());
+    const absl::MutexLock lock(&mu_);
+    counters_.devices.assign(devices.size(), DeviceCounters());
+    for (const Slot& slot : batches_) {
+      DeviceCounters& counters = counters_.devices[slot.device];
+      ++counters.batches;
+      counters.batch_bytes += slot.batch->bytes();
+    }
   }
   if (cpu_fraction == 1) batches_.clear();
   cpu_fraction_ = cpu_fraction;
@@ -66,6 +90,7 @@ absl::Status DeviceUpdateExecutor::Update(const IndexRange& positions,
     CloseIfDone(slot, tasks);
   }
   while (under_way_ > 0) FinishOldest(tasks);
+  EndPass();
   return status;
 }
 
@@ -114,6 +139,8 @@ void DeviceUpdateExecutor::SubmitBatch(UpdateTasks* tasks) {
       const absl::Status drained = batch.Drain();
       if (!drained.ok()) NoteFailure(slot.device, drained);
       slot.is_submitted = false;
+    } else {
+      loads_[slot.device].Begin(NowNs());
     }
   }
   ++records_[batch.slot()].batches;
@@ -132,13 +159,16 @@ void DeviceUpdateExecutor::FinishOldest(UpdateTasks* tasks) {
     const absl::Status status = batch.Wait();
     is_by_device = status.ok();
     if (!status.ok()) NoteFailure(oldest.device, status);
+    loads_[oldest.device].End(
+        NowNs(), is_by_device ? ElementsOf(batch.tasks()) : 0,
+        is_by_device ? batch.bytes_to_device() + batch.bytes_to_host() : 0);
   }
   if (is_by_device) {
     options_.pool->ParallelFor(batch.tasks().size(), [&](size_t i) {
       batch.WriteBack(i, undo());
       Observe(batch.tasks()[i].task);
     });
-    Count(/*is_by_device=*/true, batch.tasks());
+    CountBatch(oldest.device, batch);
   } else {
     UpdateByCpu(batch.tasks());
   }
@@ -162,7 +192,7 @@ void DeviceUpdateExecutor::UpdateByCpu(const HeldTasks& held) {
     held.UpdateByCpu(i, undo());
     Observe(held[i].task);
   });
-  Count(/*is_by_device=*/false, held);
+  CountCpu(held);
 }
 
 void DeviceUpdateExecutor::Observe(const UpdateTask& task) const {
@@ -176,14 +206,31 @@ void DeviceUpdateExecutor::NoteFailure(size_t device,
   if (absl::IsInternal(failure)) is_lost_[device] = true;
   const absl::MutexLock lock(&mu_);
   counters_.failure = failure;
+  counters_.devices[device].failure = failure;
+  counters_.devices[device].is_lost = is_lost_[device];
 }
 
-void DeviceUpdateExecutor::Count(bool is_by_device, const HeldTasks& held) {
-  uint64_t elements = 0;
-  for (size_t i = 0; i < held.size(); ++i) elements += held[i].task.view.numel;
+void DeviceUpdateExecutor::CountBatch(size_t device, const DeviceBatch& batch) {
+  const uint64_t elements = ElementsOf(batch.tasks());
   const absl::MutexLock lock(&mu_);
-  (is_by_device ? counters_.device_elements : counters_.cpu_elements) +=
-      elements;
+  counters_.device_elements += elements;
+  DeviceCounters& counters = counters_.devices[device];
+  counters.elements += elements;
+  counters.bytes_to_device += batch.bytes_to_device();
+  counters.bytes_to_host += batch.bytes_to_host();
+}
+
+void DeviceUpdateExecutor::CountCpu(const HeldTasks& held) {
+  const absl::MutexLock lock(&mu_);
+  counters_.cpu_elements += ElementsOf(held);
+}
+
+void DeviceUpdateExecutor::EndPass() {
+  const absl::MutexLock lock(&mu_);
+  for (size_t i = 0; i < loads_.size(); ++i) {
+    loads_[i].EndPass();
+    counters_.devices[i].recent = loads_[i].Recent();
+  }
 }
 
 DeviceUpdateExecutor::Counters DeviceUpdateExecutor::counters() const {

@@ -16,6 +16,7 @@
 #include "server/scheduler/executors/cpu_update_executor.h"
 #include "server/scheduler/executors/device_batch.h"
 #include "server/scheduler/executors/device_kernels.h"
+#include "server/scheduler/executors/device_load.h"
 #include "server/scheduler/executors/held_tasks.h"
 #include "server/scheduler/executors/update_executor.h"
 #include "server/scheduler/step_observer.h"
@@ -52,11 +53,24 @@ class DeviceUpdateExecutor final : public UpdateExecutor {
   };
   static constexpr uint64_t kBatchBytes = uint64_t{8} << 20;
 
+  // Of one device, since Share() gave it its batches.
+  struct DeviceCounters {
+    size_t batches = 0;
+    uint64_t batch_bytes = 0;  // of all; as many are pinned on the host
+    uint64_t elements = 0;     // that it has updated
+    uint64_t bytes_to_device = 0;
+    uint64_t bytes_to_host = 0;
+    DeviceLoad::Work recent;
+    // Why it did not do a batch, last.
+    absl::Status failure;
+    bool is_lost = false;
+  };
   struct Counters {
     uint64_t device_elements = 0;
     uint64_t cpu_elements = 0;
     // Why a device did not do a batch, last; INTERNAL: it is lost.
     absl::Status failure;
+    std::vector<DeviceCounters> devices;  // as given to Share()
   };
 
   // Until Share() is called the CPU does all.
@@ -130,7 +144,11 @@ class DeviceUpdateExecutor final : public UpdateExecutor {
   void UpdateByCpu(const HeldTasks& held);
   void Observe(const UpdateTask& task) const;
   void NoteFailure(size_t device, const absl::Status& failure);
-  void Count(bool is_by_device, const HeldTasks& held);
+  // Counts what a device has done.
+  void CountBatch(size_t device, const DeviceBatch& batch);
+  void CountCpu(const HeldTasks& held);
+  // Lets what devices did in this pass show in their rates.
+  void EndPass();
   WorkerUndo* undo() const {
     return options_.undo.data() + WorkerPool::CurrentParticipant();
   }
@@ -145,6 +163,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor {
   size_t oldest_ = 0;
   size_t under_way_ = 0;
   std::vector<bool> is_lost_;          // by device
+  std::vector<DeviceLoad> loads_;      // by device
   std::array<OpenRecord, 2> records_;  // by slot
   HeldTasks cpu_part_;
   // Elements of tasks so far, of all and of those that were the CPU's.

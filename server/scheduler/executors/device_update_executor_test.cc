@@ -1,11 +1,12 @@
-// Runs the executors' suite with an emulated device, and tests what only a
-// device's executor does.
+// Runs the executors' suite with emulated devices and with a GPU, which skips
+// where there is none, and tests what only a device's executor does.
 
 #include "server/scheduler/executors/device_update_executor.h"
 
 #include <atomic>
 #include <cmath>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "kernels/test_seed.h"
 #include "kernels/update_kernel.h"
 #include "server/scheduler/executors/update_executor_suite.h"
+#include "storage/accelerator/cuda_runtime.h"
 #include "storage/accelerator/emulated_faults.h"
 #include "storage/accelerator/emulated_runtime.h"
 
@@ -28,27 +30,29 @@ constexpr size_t kNumel = WatchedUpdates::kNumel;
 // A run of WatchedUpdates needs some 2,100 bytes.
 constexpr uint64_t kBytesOfTwoRuns = 4500;
 
-// An executor with an emulated device of its own.
-class EmulatedExecutor final : public UpdateExecutor {
+// An executor with devices of its own.
+class DeviceExecutor final : public UpdateExecutor {
  public:
-  EmulatedExecutor(WorkerPool* pool, absl::Span<WorkerUndo> undo,
-                   uint64_t bytes,
-                   accelerator::EmulatedFaults* faults = nullptr,
-                   double cpu_fraction = 0, size_t devices = 1)
-      : runtime_(accelerator::MakeEmulatedRuntime(
-            {.devices = devices,
-             .memory_bytes = uint64_t{64} << 20,
-             .faults = faults})),
+  struct Setup {
+    uint64_t bytes = 0;  // of a batch, without its tables
+    double cpu_fraction = 0;
+    size_t devices = 1;
+  };
+
+  DeviceExecutor(WorkerPool* pool, absl::Span<WorkerUndo> undo,
+                 std::unique_ptr<accelerator::DeviceRuntime> runtime,
+                 const DeviceKernels* kernels, const Setup& setup)
+      : runtime_(std::move(runtime)),
         executor_({.pool = pool,
                    .undo = undo,
-                   .batch_bytes = DeviceBatch::TableBytes() + bytes}) {
+                   .batch_bytes = DeviceBatch::TableBytes() + setup.bytes}) {
     std::vector<accelerator::Device*> opened;
-    for (size_t i = 0; i < devices; ++i) {
+    for (size_t i = 0; i < setup.devices; ++i) {
       devices_.push_back(*runtime_->Open(i));
       opened.push_back(devices_.back().get());
     }
-    EXPECT_EQ(executor_.Share(cpu_fraction, OptimizerKind::kAdamW, opened,
-                              EmulatedKernels()),
+    EXPECT_EQ(executor_.Share(setup.cpu_fraction, OptimizerKind::kAdamW, opened,
+                              kernels),
               absl::OkStatus());
   }
 
@@ -74,27 +78,63 @@ class EmulatedExecutor final : public UpdateExecutor {
   DeviceUpdateExecutor executor_;
 };
 
+std::unique_ptr<DeviceExecutor> MakeEmulated(
+    WorkerPool* pool, absl::Span<WorkerUndo> undo,
+    const DeviceExecutor::Setup& setup,
+    accelerator::EmulatedFaults* faults = nullptr) {
+  return std::make_unique<DeviceExecutor>(
+      pool, undo,
+      accelerator::MakeEmulatedRuntime({.devices = setup.devices,
+                                        .memory_bytes = uint64_t{64} << 20,
+                                        .faults = faults}),
+      EmulatedKernels(), setup);
+}
+
+std::unique_ptr<DeviceExecutor> MakeCuda(WorkerPool* pool,
+                                         absl::Span<WorkerUndo> undo,
+                                         const DeviceExecutor::Setup& setup) {
+  return std::make_unique<DeviceExecutor>(
+      pool, undo, accelerator::MakeCudaRuntime(), CudaKernels(), setup);
+}
+
+// Returns why there is no GPU; empty: there is.
+std::string WhyNoCuda() {
+  const auto devices = accelerator::MakeCudaRuntime()->Devices();
+  if (!devices.ok()) return devices.status().ToString();
+  return devices->empty() ? "this machine has no device of CUDA" : "";
+}
+
 template <uint64_t kBytes>
 std::unique_ptr<UpdateExecutor> Make(WorkerPool* pool,
                                      absl::Span<WorkerUndo> undo) {
-  return std::make_unique<EmulatedExecutor>(pool, undo, kBytes);
+  return MakeEmulated(pool, undo, {.bytes = kBytes});
 }
 
 // Two devices, and a part of the CPU.
 std::unique_ptr<UpdateExecutor> MakeShared(WorkerPool* pool,
                                            absl::Span<WorkerUndo> undo) {
-  return std::make_unique<EmulatedExecutor>(pool, undo, kBytesOfTwoRuns,
-                                            /*faults=*/nullptr,
-                                            /*cpu_fraction=*/0.3,
-                                            /*devices=*/2);
+  return MakeEmulated(
+      pool, undo,
+      {.bytes = kBytesOfTwoRuns, .cpu_fraction = 0.3, .devices = 2});
+}
+
+template <uint64_t kBytes, int kCpuPercent>
+std::unique_ptr<UpdateExecutor> MakeOnCuda(WorkerPool* pool,
+                                           absl::Span<WorkerUndo> undo) {
+  return MakeCuda(pool, undo,
+                  {.bytes = kBytes, .cpu_fraction = kCpuPercent / 100.0});
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Devices, UpdateExecutorSuite,
-    testing::Values(UpdateExecutorParam{"SmallBatches", 1,
-                                        Make<kBytesOfTwoRuns>},
-                    UpdateExecutorParam{"LargeBatches", 3, Make<1 << 20>},
-                    UpdateExecutorParam{"Shared", 2, MakeShared}),
+    testing::Values(
+        UpdateExecutorParam{"SmallBatches", 1, Make<kBytesOfTwoRuns>},
+        UpdateExecutorParam{"LargeBatches", 3, Make<1 << 20>},
+        UpdateExecutorParam{"Shared", 2, MakeShared},
+        UpdateExecutorParam{"CudaSmallBatches", 2,
+                            MakeOnCuda<kBytesOfTwoRuns, 0>, WhyNoCuda},
+        UpdateExecutorParam{"CudaShared", 2, MakeOnCuda<1 << 20, 30>,
+                            WhyNoCuda}),
     [](const auto& tested) { return tested.param.name; });
 
 class DeviceUpdateExecutorTest : public testing::Test {
@@ -106,17 +146,19 @@ class DeviceUpdateExecutorTest : public testing::Test {
   DeviceUpdateExecutor::Counters UpdateAll(uint64_t bytes,
                                            double cpu_fraction = 0,
                                            size_t devices = 1) {
-    EmulatedExecutor executor(&pool_, absl::MakeSpan(undo_), bytes, &faults_,
-                              cpu_fraction, devices);
-    EXPECT_EQ(executor.slots(), 2u);
-    EXPECT_TRUE(executor.Update({0, kPositions, kPositions}, &updates_).ok());
+    const auto executor = MakeEmulated(
+        &pool_, absl::MakeSpan(undo_),
+        {.bytes = bytes, .cpu_fraction = cpu_fraction, .devices = devices},
+        &faults_);
+    EXPECT_EQ(executor->slots(), 2u);
+    EXPECT_TRUE(executor->Update({0, kPositions, kPositions}, &updates_).ok());
     EXPECT_EQ(updates_.opened(), std::vector<int>(kPositions, 1));
     EXPECT_EQ(updates_.open_slots(), 0u);
     for (size_t run = 0; run < kRunsInAll; ++run) {
       EXPECT_TRUE(updates_.IsStamped(run)) << run;
     }
     updates_.CheckValues();
-    DeviceUpdateExecutor::Counters counters = executor.counters();
+    DeviceUpdateExecutor::Counters counters = executor->counters();
     EXPECT_EQ(counters.device_elements + counters.cpu_elements,
               kRunsInAll * kNumel);
     return counters;
@@ -132,6 +174,28 @@ TEST_F(DeviceUpdateExecutorTest, TheDeviceDoesAllOfIt) {
   const auto counters = UpdateAll(kBytesOfTwoRuns);
   EXPECT_EQ(counters.device_elements, kRunsInAll * kNumel);
   EXPECT_TRUE(counters.failure.ok()) << counters.failure;
+}
+
+TEST_F(DeviceUpdateExecutorTest, EachDeviceCountsWhatItHasAndDoes) {
+  const auto counters = UpdateAll(kBytesOfTwoRuns, /*cpu_fraction=*/0.3,
+                                  /*devices=*/2);
+  ASSERT_EQ(counters.devices.size(), 2u);
+  uint64_t elements = 0;
+  size_t batches = 0;
+  for (const DeviceUpdateExecutor::DeviceCounters& one : counters.devices) {
+    EXPECT_GE(one.batch_bytes, one.batches * kBytesOfTwoRuns);
+    // Parameter and two states of float come back; two gradients go there too.
+    EXPECT_GE(one.bytes_to_host, one.elements * 12);
+    EXPECT_GE(one.bytes_to_device, one.elements * 20);
+    EXPECT_EQ(one.recent.elements, one.elements);
+    EXPECT_EQ(one.recent.copied_bytes, one.bytes_to_device + one.bytes_to_host);
+    EXPECT_GT(one.recent.busy_ns, 0);
+    EXPECT_TRUE(one.failure.ok());
+    elements += one.elements;
+    batches += one.batches;
+  }
+  EXPECT_EQ(elements, counters.device_elements);
+  EXPECT_EQ(batches, 5u);
 }
 
 TEST_F(DeviceUpdateExecutorTest, TheCpuDoesItsFraction) {
@@ -190,6 +254,11 @@ TEST_F(DeviceUpdateExecutorTest, TheOtherDeviceGoesOnWhenOneIsLost) {
   EXPECT_TRUE(absl::IsInternal(counters.failure)) << counters.failure;
   EXPECT_GT(counters.device_elements, kRunsInAll * kNumel / 3);
   EXPECT_GT(counters.cpu_elements, kRunsInAll * kNumel / 4);
+  ASSERT_EQ(counters.devices.size(), 2u);
+  EXPECT_NE(counters.devices[0].is_lost, counters.devices[1].is_lost);
+  for (const DeviceUpdateExecutor::DeviceCounters& one : counters.devices) {
+    EXPECT_EQ(one.is_lost, !one.failure.ok());
+  }
 }
 
 TEST_F(DeviceUpdateExecutorTest, ATaskThatFitsInNoBatchIsDoneByTheCpu) {
@@ -282,7 +351,7 @@ class OneTask final : public UpdateTasks {
   std::atomic<uint64_t> stamp_{0};
 };
 
-EmulatedExecutor* tested_executor = nullptr;
+DeviceExecutor* tested_executor = nullptr;
 uint64_t elements_given = 0;
 
 bool ApplyByDevice(const kernels::UpdateKernelKey& key,
@@ -293,12 +362,10 @@ bool ApplyByDevice(const kernels::UpdateKernelKey& key,
   return tested_executor->Update({0, 1, 1}, &task).ok() && task.is_done();
 }
 
-// Every optimizer, dtype and format, with odd lengths.
-TEST(DeviceUpdateExecutorParityTest, BitsAreThoseOfTheCpu) {
-  WorkerPool pool(1, /*spin=*/false);
-  std::vector<WorkerUndo> undo(1);
-  EmulatedExecutor executor(&pool, absl::MakeSpan(undo), 1 << 20);
-  tested_executor = &executor;
+// Compares every optimizer, dtype and format, with odd lengths.
+void CompareWithCpu(DeviceExecutor* executor) {
+  tested_executor = executor;
+  elements_given = 0;
   std::mt19937 random(kernels::TestSeed());
   namespace cpu = kernels::cpu;
   for (const kernels::UpdateKernelKey& key : cpu::AllKeys()) {
@@ -316,9 +383,25 @@ TEST(DeviceUpdateExecutorParityTest, BitsAreThoseOfTheCpu) {
     }
   }
   EXPECT_GT(elements_given, 0u);
-  EXPECT_EQ(executor.counters().device_elements, elements_given);
-  EXPECT_TRUE(executor.counters().failure.ok()) << executor.counters().failure;
+  const DeviceUpdateExecutor::Counters counters = executor->counters();
+  EXPECT_EQ(counters.device_elements, elements_given);
+  EXPECT_TRUE(counters.failure.ok()) << counters.failure;
   tested_executor = nullptr;
+}
+
+TEST(DeviceUpdateExecutorParityTest, BitsAreThoseOfTheCpu) {
+  WorkerPool pool(1, /*spin=*/false);
+  std::vector<WorkerUndo> undo(1);
+  CompareWithCpu(
+      MakeEmulated(&pool, absl::MakeSpan(undo), {.bytes = 1 << 20}).get());
+}
+
+TEST(DeviceUpdateExecutorParityTest, BitsOfCudaAreThoseOfTheCpu) {
+  if (const std::string why = WhyNoCuda(); !why.empty()) GTEST_SKIP() << why;
+  WorkerPool pool(1, /*spin=*/false);
+  std::vector<WorkerUndo> undo(1);
+  CompareWithCpu(
+      MakeCuda(&pool, absl::MakeSpan(undo), {.bytes = 1 << 20}).get());
 }
 
 }  // namespace

@@ -149,6 +149,14 @@ void WatchedUpdates::CheckValues() const {
   }
 }
 
+void UpdateExecutorSuite::SetUp() {
+  if (GetParam().why_not != nullptr) {
+    const std::string why = GetParam().why_not();
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+  executor_ = GetParam().make(&pool_, absl::MakeSpan(undo_));
+}
+
 void UpdateExecutorSuite::CheckNothingInFlight() const {
   for (const WorkerUndo& undo : undo_) {
     EXPECT_EQ(undo.kind.load(), static_cast<uint64_t>(UndoKind::kNone));

@@ -26,6 +26,9 @@ struct UpdateExecutorParam {
   int workers = 1;  // of the pool, and slots in `undo`
   std::unique_ptr<UpdateExecutor> (*make)(WorkerPool* pool,
                                           absl::Span<WorkerUndo> undo);
+  // Returns why there is none on this machine, and its tests are skipped;
+  // empty: there is.
+  std::string (*why_not)() = nullptr;
 };
 inline void PrintTo(const UpdateExecutorParam& param, std::ostream* out) {
   *out << param.name;
@@ -86,8 +89,8 @@ class UpdateExecutorSuite : public testing::TestWithParam<UpdateExecutorParam> {
  protected:
   UpdateExecutorSuite()
       : pool_(GetParam().workers, /*spin=*/false),
-        undo_(static_cast<size_t>(GetParam().workers)),
-        executor_(GetParam().make(&pool_, absl::MakeSpan(undo_))) {}
+        undo_(static_cast<size_t>(GetParam().workers)) {}
+  void SetUp() override;
 
   UpdateExecutor& executor() { return *executor_; }
   // Checks that no slot names a run.

@@ -1,0 +1,163 @@
+// A job on a real daemon whose updates are shared with devices: the bits of a
+// job that the CPU updates, whatever the share, while it changes live, and when
+// its engine is killed. With a GPU's devices it skips where there is none.
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "client/client.h"
+#include "gtest/gtest.h"
+#include "proto/types/layout.h"
+#include "proto/types/optimizer.h"
+#include "proto/types/random_layout.h"
+#include "storage/accelerator/cuda_runtime.h"
+#include "tests/conformance/step_script.h"
+#include "tests/integration/daemon_fixture.h"
+
+namespace optstate {
+namespace {
+
+using client::Session;
+
+// Returns why there is no GPU; empty: there is.
+std::string WhyNoCuda() {
+  const auto devices = accelerator::MakeCudaRuntime()->Devices();
+  if (!devices.ok()) return devices.status().ToString();
+  return devices->empty() ? "this machine has no device of CUDA" : "";
+}
+
+struct Devices {
+  const char* name;
+  const char* setting;  // of --devices
+};
+
+class DeviceJobTest : public testing::TestWithParam<Devices> {
+ protected:
+  void SetUp() override {
+    if (std::string(GetParam().setting) == "cuda") {
+      if (const std::string why = WhyNoCuda(); !why.empty()) {
+        GTEST_SKIP() << why;
+      }
+    }
+    TestDaemon::Options options;
+    options.flags = {"--devices", GetParam().setting};
+    auto daemon = TestDaemon::Start(options);
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+  }
+
+  // What happens before a step of a job.
+  struct Change {
+    double fraction = -1;  // offload_fraction; negative: it stays
+    bool is_engine_killed = false;
+  };
+
+  // Takes a step for each change, and returns what is to be seen at the end.
+  // `devices_did` is set to the elements that devices have updated since the
+  // last engine began.
+  absl::StatusOr<StateSnapshot> Run(const LayoutSpec& layout, uint64_t seed,
+                                    const std::vector<Change>& changes,
+                                    uint64_t* devices_did) {
+    client::SessionOptions options = NewJob(layout);
+    options.endpoint = daemon_->shm_endpoint();
+    auto session = Session::Open(options);
+    if (!session.ok()) return session.status();
+    const StepScript script((*session)->layout(), seed);
+    absl::Status status = script.Load(**session);
+    for (size_t k = 0; k < changes.size() && status.ok(); ++k) {
+      if (changes[k].fraction >= 0) {
+        Set(options.job, changes[k].fraction);
+      }
+      if (changes[k].is_engine_killed) {
+        EXPECT_TRUE(daemon_->KillEngine(options.job).ok());
+      }
+      status = script.Run(**session, k + 1).status();
+    }
+    if (!status.ok()) return status;
+    const auto job = daemon_->GetJob(options.job);
+    if (!job.ok()) return job.status();
+    EXPECT_EQ(job->device_updates().problem(), "");
+    *devices_did = job->device_updates().device_elements();
+    return Snapshot(**session);
+  }
+
+  // Changes the fraction as an operator does.
+  void Set(const std::string& job, double fraction) const {
+    const std::string command = absl::StrCat(
+        "client/ctl/optctl --endpoint ", daemon_->shm_endpoint(), " set job ",
+        job, " offload_fraction=", fraction, " > /dev/null");
+    // The names are the test's own.
+    EXPECT_EQ(std::system(command.c_str()), 0) << command;  // NOLINT
+  }
+
+  // Returns what devices have updated, as Run() does.
+  uint64_t ExpectBitsOfTheCpu(const LayoutSpec& layout, uint64_t seed,
+                              const std::vector<Change>& changes) {
+    uint64_t by_devices = 0;
+    const auto expected =
+        Run(layout, seed, std::vector<Change>(changes.size()), &by_devices);
+    EXPECT_EQ(by_devices, 0u);
+    const auto shared = Run(layout, seed, changes, &by_devices);
+    for (const auto& one : {expected, shared}) {
+      EXPECT_TRUE(one.ok()) << one.status();
+      if (!one.ok()) return 0;
+    }
+    EXPECT_EQ(FirstDifference(*shared, *expected), "");
+    return by_devices;
+  }
+
+  std::unique_ptr<TestDaemon> daemon_;
+};
+
+TEST_P(DeviceJobTest, EveryFractionGivesTheBitsOfTheCpu) {
+  const uint64_t seed = ScriptSeed();
+  for (const double fraction : {0.0, 0.3, 1.0}) {
+    for (const LayoutSpec& layout : {UniformLayout(4, 50'001), MixedLayout()}) {
+      const uint64_t by_devices = ExpectBitsOfTheCpu(
+          layout, seed, std::vector<Change>(4, {.fraction = fraction}));
+      EXPECT_EQ(by_devices > 0, fraction < 1) << fraction;
+    }
+  }
+}
+
+TEST_P(DeviceJobTest, TheFractionChangesLiveAndTheEngineIsKilled) {
+  const uint64_t by_devices =
+      ExpectBitsOfTheCpu(UniformLayout(4, 50'001), ScriptSeed(),
+                         {{.fraction = 0},
+                          {.fraction = 0.3},
+                          {.is_engine_killed = true},
+                          {.fraction = 1},
+                          {},
+                          {.fraction = 0.7, .is_engine_killed = true},
+                          {.fraction = 0}});
+  EXPECT_GT(by_devices, 0u);
+}
+
+// Of every optimizer with kernels for devices, dtype and format that the draw
+// has.
+TEST_P(DeviceJobTest, RandomLayoutsGiveTheBitsOfTheCpu) {
+  RandomLayouts layouts;
+  for (int i = 0; i < 8; ++i) {
+    const LayoutSpec layout = layouts.Next(12);
+    if (!InfoOf(layout.optimizer).is_separable) continue;
+    ExpectBitsOfTheCpu(layout, layouts.Uniform(0, 1 << 30),
+                       {{.fraction = 0.3}, {}, {.fraction = 0}});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceJobTest,
+                         testing::Values(Devices{"Emulated", "emulated:2"},
+                                         Devices{"Cuda", "cuda"}),
+                         [](const auto& tested) {
+                           return std::string(tested.param.name);
+                         });
+
+}  // namespace
+}  // namespace optstate
