@@ -10,6 +10,7 @@
 #include "proto/types/conversions.h"
 #include "proto/types/status_macros.h"
 #include "server/session/devices/device_updates.h"
+#include "server/session/durability/rearrangement.h"
 #include "server/session/job_facts.h"
 
 namespace optstate::session {
@@ -57,7 +58,8 @@ void JobDescriber::DescribeState(v1::Job* job) const {
   if (job_.HasDisk()) durability_.DescribeDisk(job->mutable_disk());
   DescribeDeviceUpdates(job_, job);
   job->set_open_step(DescribeOpenStep());
-  if (load_.round.active()) {
+  job->set_open_load(DescribeRewrite(job_));
+  if (load_.round.active() && job->open_load().empty()) {
     job->set_open_load(absl::StrCat(load_.round.Describe(), ", ",
                                     load_.staged.bytes(), " bytes staged"));
   }

@@ -103,24 +103,19 @@ absl::StatusOr<v1::SetJobReply> LiveSettings::Split(
       job_.shape->description.storage.SerializeAsString()) {
     return Reply();
   }
-  const absl::Time begin = job_.options.clock();
   std::unique_ptr<Rearrangement> records;
   {
     OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
                               AdmissionLock::Take(job_.StateDir()));
     OPTSTATE_ASSIGN_OR_RETURN(records, Rearrangement::Prepare(&job_, next));
   }
-  OPTSTATE_ASSIGN_OR_RETURN(const uint64_t bytes, records->Switch());
+  OPTSTATE_ASSIGN_OR_RETURN(const Rearrangement::Written written,
+                            records->Switch());
   OPTSTATE_RETURN_IF_ERROR(state_lock_.Lock());
   v1::SetJobReply reply = Reply();
-  reply.set_moved_bytes(bytes);
-  reply.set_moved_ms(static_cast<uint64_t>(
-      absl::ToInt64Milliseconds(job_.options.clock() - begin)));
-  spdlog::info(
-      "records were written anew: job={} directories={} weights={} bytes={} "
-      "ms={}",
-      job_.options.name, weights.size(), nvme::WeightsText(smallest), bytes,
-      reply.moved_ms());
+  reply.set_moved_bytes(written.bytes);
+  reply.set_moved_ms(
+      static_cast<uint64_t>(absl::ToInt64Milliseconds(written.elapsed)));
   return reply;
 }
 

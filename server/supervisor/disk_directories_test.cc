@@ -22,6 +22,7 @@ namespace optstate::supervisor {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -110,6 +111,18 @@ TEST_F(DiskDirectoriesTest, OnlyOneDaemonHasADirectory) {
 TEST_F(DiskDirectoriesTest, ADirectoryThatOthersMayWriteToIsRefused) {
   fs::permissions(Disk(0), fs::perms::all);
   EXPECT_FALSE(Open({Disk(0)}).ok());
+}
+
+TEST_F(DiskDirectoriesTest, ADirectoryOfADiskThatIsReadOnlyIsRefused) {
+  const auto mounted = storage::TestTmpfs::Mount(Disk(0), "size=1m,mode=0700,ro");
+  if (absl::IsFailedPrecondition(mounted.status())) {
+    GTEST_SKIP() << mounted.status();
+  }
+  ASSERT_TRUE(mounted.ok()) << mounted.status();
+  const auto disks = Open({Disk(1), Disk(0)});
+  EXPECT_FALSE(disks.ok());
+  EXPECT_THAT(disks.status().ToString(),
+              AllOf(HasSubstr(Disk(0)), HasSubstr("Read-only file system")));
 }
 
 // A made directory would become a folder of another disk, which a mount hides.
@@ -243,6 +256,23 @@ TEST_F(DiskDirectoriesTest, ADeletionThatWasInterruptedIsFinished) {
   EXPECT_TRUE(fs::exists(Disk(0) + "/jobs/.deleted-1/commits"));
   EXPECT_THAT(OpenRegistry().jobs(), IsEmpty());
   EXPECT_TRUE(fs::is_empty(Disk(0) + "/jobs"));
+}
+
+// Files of two arrangements, and a folder in a directory that the job was to
+// get.
+TEST_F(DiskDirectoriesTest, ADeletedJobLeavesNothingOfAnotherArrangement) {
+  MakeJob(0, "a", true);
+  for (const char* left : {"/records.1", "/extent.1", "/commits.1"}) {
+    std::ofstream(Folder(0, "a") + left) << "x";
+  }
+  fs::create_directories(Folder(1, "a"));
+  std::ofstream(Folder(1, "a") + "/identity.new") << "x";
+  JobRegistry registry = OpenRegistry();
+  const auto discarded = registry.Discard("a");
+  ASSERT_TRUE(discarded.ok()) << discarded.status();
+  for (const auto& folder : *discarded) fs::remove_all(folder);
+  EXPECT_TRUE(fs::is_empty(Disk(0) + "/jobs"));
+  EXPECT_TRUE(fs::is_empty(Disk(1) + "/jobs"));
 }
 
 // One job that has no room in memory does not keep the daemon down.

@@ -189,17 +189,45 @@ void RemoveDiskFolders(const std::vector<std::string>& folders,
   }
 }
 
-void RemoveOtherArrangements(const std::vector<std::string>& folders,
-                             uint32_t count, uint32_t arrangement,
-                             uint64_t incarnation) {
-  for (uint32_t i = 0; i < count && i < folders.size(); ++i) {
+std::vector<std::string> FindOtherArrangements(const OwnArrangement& own) {
+  const uint32_t other = own.number + 1;
+  std::vector<std::string> found;
+  const auto add = [&found](const std::string& path) {
+    if (storage::MayExist(path)) found.push_back(path);
+  };
+  for (size_t i = 0; i < own.folders.size(); ++i) {
+    const std::string& folder = own.folders[i];
+    if (i >= own.count) {
+      if (IsOf(folder, own.incarnation)) found.push_back(folder);
+      continue;
+    }
+    add(folder + (other % 2 == 0 ? storage::kDiskRecordsFile
+                                 : storage::kDiskOddRecordsFile));
+    add(storage::DiskExtentPath(folder, other));
+    if (i > 0) continue;
+    add(absl::StrCat(folder, storage::kDiskCommitsFile, ".", other));
+  }
+  return found;
+}
+
+void RemoveOtherArrangements(const OwnArrangement& own) {
+  for (uint32_t i = 0; i < own.folders.size(); ++i) {
+    const std::string& folder = own.folders[i];
+    if (i >= own.count) {
+      RemoveUnfinished(folder);
+      RemoveDiskFolders({folder}, own.incarnation);
+      continue;
+    }
     const absl::Status removed =
-        storage::RemoveDiskExtent(folders[i], arrangement + 1);
+        storage::RemoveDiskExtent(folder, own.number + 1);
     if (!removed.ok()) spdlog::error("{}", removed.ToString());
   }
-  for (size_t i = count; i < folders.size(); ++i) {
-    RemoveUnfinished(folders[i]);
-    RemoveDiskFolders({folders[i]}, incarnation);
+  for (const std::string& path : FindOtherArrangements(own)) {
+    spdlog::error(
+        "{} is not of the arrangement that the job's records have, and could "
+        "not be removed: it takes space until its job is deleted or an engine "
+        "of it can remove it. Is its disk read-only?",
+        path);
   }
 }
 

@@ -53,14 +53,23 @@ absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
 void RemoveDiskFolders(const std::vector<std::string>& folders,
                        std::optional<uint64_t> incarnation);
 
-// Removes, where a job has the first `count` of these folders, what is left of
-// an arrangement of its records before this one, or of one that did not come
-// about: its extents, and folders that it does not have (any more). Files of
-// records are its store's. What cannot be removed is logged, and stays until
-// the next engine.
-void RemoveOtherArrangements(const std::vector<std::string>& folders,
-                             uint32_t count, uint32_t arrangement,
-                             uint64_t incarnation);
+// Where the records of a job lie, as opposed to where a rearrangement of them
+// would have had them, or did before (Rearrangement).
+struct OwnArrangement {
+  std::vector<std::string> folders;  // in all directories of the daemon
+  uint32_t count = 0;                // of them the job has so many, the first
+  uint32_t number = 0;               // of the arrangement
+  uint64_t incarnation = 0;
+};
+
+// Returns the paths of what is there, of the job, of another arrangement:
+// records, extents, commits, and whole folders that the job does not have.
+std::vector<std::string> FindOtherArrangements(const OwnArrangement& own);
+
+// Removes these, but for files of records and commits, which are removed by
+// their store. What is still there afterwards, of the store's too, is an error
+// in the log, and stays until the next engine.
+void RemoveOtherArrangements(const OwnArrangement& own);
 
 }  // namespace optstate::session
 

@@ -17,7 +17,10 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 class DiskClaimTest : public testing::Test {
  protected:
@@ -46,6 +49,10 @@ class DiskClaimTest : public testing::Test {
       if (is_durable) std::ofstream(folder + storage::kDiskDurableFile).flush();
     }
     if (is_durable) std::ofstream(two_[0] + storage::kDiskCommitsFile) << "c";
+  }
+
+  OwnArrangement Own(uint32_t count, uint32_t number) const {
+    return {all_, count, number, /*incarnation=*/1};
   }
 
   std::string root_;
@@ -97,7 +104,7 @@ TEST_F(DiskClaimTest, ANumberThatIsKnownIsWrittenAnew) {
   ASSERT_TRUE(ClaimDiskFolders({two_[0]}, Claim(1, false)).ok());
   EXPECT_EQ(*storage::ReadDiskIdentity(two_[0]),
             (storage::DiskIdentity{1, 0, 1}));
-  RemoveOtherArrangements(all_, /*count=*/1, /*arrangement=*/1, 1);
+  RemoveOtherArrangements(Own(/*count=*/1, /*number=*/1));
   EXPECT_TRUE(fs::exists(two_[0]));
   EXPECT_FALSE(fs::exists(two_[1]));
 }
@@ -113,7 +120,7 @@ TEST_F(DiskClaimTest, ADirectoryIsClaimedForAJobThatIsThere) {
   std::ofstream(all_[2] + storage::kDiskRecordsFile) << "r";
   EXPECT_TRUE(absl::IsFailedPrecondition(ClaimDiskFolders(all_, claim)));
   EXPECT_TRUE(CheckDiskIdentities(all_, 1, /*count=*/2).ok());
-  RemoveOtherArrangements(all_, /*count=*/2, /*arrangement=*/0, 1);
+  RemoveOtherArrangements(Own(/*count=*/2, /*number=*/0));
   EXPECT_TRUE(fs::exists(all_[2]));
   fs::remove_all(all_[2]);
   ASSERT_TRUE(ClaimDiskFolders(all_, claim).ok());
@@ -127,12 +134,32 @@ TEST_F(DiskClaimTest, AClaimThatWasCutShortLeavesNothing) {
   Make(/*is_durable=*/true);
   fs::create_directories(all_[2]);
   std::ofstream(all_[2] + storage::kDiskIdentityFile + ".new") << "inc";
-  RemoveOtherArrangements(all_, /*count=*/2, /*arrangement=*/0, 1);
+  RemoveOtherArrangements(Own(/*count=*/2, /*number=*/0));
   EXPECT_FALSE(fs::exists(all_[2]));
   fs::create_directories(all_[2]);
   std::ofstream(all_[2] + storage::kDiskRecordsFile) << "r";
-  RemoveOtherArrangements(all_, /*count=*/2, /*arrangement=*/0, 1);
+  RemoveOtherArrangements(Own(/*count=*/2, /*number=*/0));
   EXPECT_TRUE(fs::exists(all_[2] + storage::kDiskRecordsFile));
+}
+
+TEST_F(DiskClaimTest, WhatIsOfAnotherArrangementIsFoundAndNothingElse) {
+  Make(/*is_durable=*/true);
+  std::ofstream(two_[1] + storage::kDiskExtentFile) << "e";
+  EXPECT_THAT(FindOtherArrangements(Own(/*count=*/2, /*number=*/0)), IsEmpty());
+  const std::vector<std::string> odd = {
+      two_[0] + storage::kDiskOddRecordsFile,
+      two_[0] + storage::kDiskCommitsFile + ".1",
+      two_[1] + storage::kDiskOddExtentFile};
+  for (const std::string& path : odd) std::ofstream(path) << "o";
+  EXPECT_THAT(FindOtherArrangements(Own(/*count=*/2, /*number=*/0)),
+              ElementsAreArray(odd));
+  // Of the job with the next number, and one directory, the former are others.
+  EXPECT_THAT(FindOtherArrangements(Own(/*count=*/1, /*number=*/1)),
+              ElementsAre(two_[0] + storage::kDiskRecordsFile, two_[1]));
+  // A folder of another job is in a directory that this one does not have.
+  ASSERT_TRUE(storage::WriteDiskIdentity(two_[1], {2, 0, 1}).ok());
+  EXPECT_THAT(FindOtherArrangements(Own(/*count=*/1, /*number=*/1)),
+              ElementsAre(two_[0] + storage::kDiskRecordsFile));
 }
 
 TEST_F(DiskClaimTest, FoldersOfAnotherJobAreNotTouched) {

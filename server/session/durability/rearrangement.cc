@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/types/status_macros.h"
 #include "server/session/durability/disk_claim.h"
@@ -16,6 +17,7 @@
 #include "storage/next_frame_table.h"
 #include "storage/state_folder.h"
 #include "storage/tiers/nvme/nvme_store.h"
+#include "storage/tiers/nvme/record_split.h"
 
 namespace optstate::session {
 namespace {
@@ -35,6 +37,25 @@ std::string StateFolderOf(const JobContext& job) {
 }
 
 }  // namespace
+
+std::string DescribeRewrite(const JobContext& job) {
+  if (!job.HasDisk()) return "";
+  const std::optional<nvme::RewriteState> state =
+      static_cast<nvme::NvmeStore*>(job.store.get())->rewriting();
+  if (!state.has_value()) return "";
+  std::string text = "records are written anew";
+  if (state->bytes_total == 0) return text;
+  constexpr double kMiB = 1 << 20;
+  const auto done = static_cast<double>(state->bytes);
+  const auto total = static_cast<double>(state->bytes_total);
+  const double s = absl::ToDoubleSeconds(state->elapsed);
+  absl::StrAppendFormat(&text, ": %.0f of %.0f MiB (%.0f%%)", done / kMiB,
+                        total / kMiB, 100 * done / total);
+  if (done == 0 || s <= 0) return text;
+  absl::StrAppendFormat(&text, " at %.0f MiB/s, %.0f s left", done / kMiB / s,
+                        s * (total - done) / done);
+  return text;
+}
 
 Rearrangement::Rearrangement(JobContext* job, JobDescription next)
     : job_(*job),
@@ -120,49 +141,76 @@ Rearrangement::~Rearrangement() {
   }
   table_.reset();
   storage::RemoveNextFrameTable(StateFolderOf(job_), number);
-  const std::vector<std::string> all =
-      DiskDirectoriesOf(job_.options.config, job_.options.name);
-  RemoveOtherArrangements(all, former_count_, number - 1,
-                          job_.tier->control()->incarnation);
+  RemoveOthers(former_count_, number - 1);
 }
 
-absl::StatusOr<uint64_t> Rearrangement::Switch() {
+void Rearrangement::RemoveOthers(uint32_t count, uint32_t arrangement) const {
+  RemoveOtherArrangements(
+      {.folders = DiskDirectoriesOf(job_.options.config, job_.options.name),
+       .count = count,
+       .number = arrangement,
+       .incarnation = job_.tier->control()->incarnation});
+}
+
+absl::StatusOr<Rearrangement::Written> Rearrangement::Write(
+    absl::string_view why,
+    absl::FunctionRef<absl::StatusOr<uint64_t>()> write) {
   job_.verifier.Cancel("the job's records are written anew");
-  auto* const store = static_cast<nvme::NvmeStore*>(job_.store.get());
-  uint64_t bytes = 0;
-  const absl::Status status = job_.MakePass([&] {
-    const absl::StatusOr<uint64_t> written = store->Rearrange(target_, [&] {
-      // Operators may look at the job while a pass is made.
-      const absl::MutexLock lock(&job_.lock.mu);
-      OPTSTATE_RETURN_IF_ERROR(
-          job_.tier->files().WriteDescription(job_.layout(), text_));
-      job_.shape->description.storage = next_.storage;
-      job_.shape->text = text_;
-      Adopt();
-      return absl::OkStatus();
-    });
-    if (written.ok()) bytes = *written;
-    return written.status();
+  const std::string what =
+      absl::StrCat("job=", job_.options.name, " why=\"", why,
+                   "\" directories=", folders_.size(),
+                   " weights=", nvme::WeightsText(target_.arrangement.weights));
+  spdlog::info("records are written anew, training waits: {}", what);
+  const absl::Time began_at = job_.options.clock();
+  Written written;
+  absl::Status status = job_.MakePass([&] {
+    const absl::StatusOr<uint64_t> bytes = write();
+    if (bytes.ok()) written.bytes = *bytes;
+    return bytes.status();
   });
-  if (!status.ok()) return WithAdvice(status);
+  written.elapsed = job_.options.clock() - began_at;
+  if (!status.ok()) {
+    status = WithAdvice(status);
+    spdlog::error("records were not written anew: {} error=\"{}\"", what,
+                  status.ToString());
+    return status;
+  }
+  spdlog::info("records were written anew: {} bytes={} ms={}", what,
+               written.bytes, absl::ToInt64Milliseconds(written.elapsed));
+  return written;
+}
+
+absl::StatusOr<Rearrangement::Written> Rearrangement::Switch() {
+  auto* const store = static_cast<nvme::NvmeStore*>(job_.store.get());
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const Written written, Write("directory_weights", [&] {
+        return store->Rearrange(target_, [&] {
+          // Operators may look at the job while a pass is made.
+          const absl::MutexLock lock(&job_.lock.mu);
+          OPTSTATE_RETURN_IF_ERROR(
+              job_.tier->files().WriteDescription(job_.layout(), text_));
+          job_.shape->description.storage = next_.storage;
+          job_.shape->text = text_;
+          Adopt();
+          return absl::OkStatus();
+        });
+      }));
   const absl::Status claimed = ClaimDiskFolders(
       folders_, {.incarnation = job_.tier->control()->incarnation,
                  .owner = job_.options.uid,
                  .job_directory = job_.options.directory});
   // The next engine does it again.
   if (!claimed.ok()) spdlog::error("{}", claimed.ToString());
-  RemoveOtherArrangements(
-      DiskDirectoriesOf(job_.options.config, job_.options.name),
-      static_cast<uint32_t>(folders_.size()), next_.storage.arrangement(),
-      job_.tier->control()->incarnation);
-  return bytes;
+  RemoveOthers(static_cast<uint32_t>(folders_.size()),
+               next_.storage.arrangement());
+  return written;
 }
 
 absl::Status Rearrangement::WriteAnew() {
-  job_.verifier.Cancel("the job's records are written anew");
   auto* const store = static_cast<nvme::NvmeStore*>(job_.store.get());
-  return WithAdvice(
-      job_.MakePass([&] { return store->WriteAnew(target_).status(); }));
+  return Write("parameters are added",
+               [&] { return store->WriteAnew(target_); })
+      .status();
 }
 
 void Rearrangement::Adopt() {

@@ -7,8 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "server/session/job_context.h"
 #include "server/session/job_description.h"
 #include "storage/state_file.h"
@@ -47,10 +50,16 @@ class Rearrangement {
   // The description that the job will have.
   const JobDescription& description() const { return next_; }
 
+  // What was written, and how long training waited for it.
+  struct Written {
+    uint64_t bytes = 0;
+    absl::Duration elapsed;
+  };
+
   // Writes the records and makes them, and the description, the job's, whose
-  // layout is the same. Returns the bytes that were written. After an error the
-  // job is as it was, or, when it could not be opened anew, works no more.
-  absl::StatusOr<uint64_t> Switch();
+  // layout is the same. After an error the job is as it was, or, when it could
+  // not be opened anew, works no more.
+  absl::StatusOr<Written> Switch();
 
   // Writes the records of a job that nobody uses, and whose store is made anew
   // next.
@@ -62,6 +71,14 @@ class Rearrangement {
   Rearrangement(JobContext* job, JobDescription next);
   absl::Status Make();
   absl::StatusOr<std::string> TextOfCommit() const;
+  // Makes the pass that writes the records, and says so in the log at its
+  // beginning and its end.
+  absl::StatusOr<Written> Write(
+      absl::string_view why,
+      absl::FunctionRef<absl::StatusOr<uint64_t>()> write);
+  // Removes what is not of this arrangement, for which the job has the first
+  // `count` of the daemon's directories, and what of it is not the store's.
+  void RemoveOthers(uint32_t count, uint32_t arrangement) const;
 
   JobContext& job_;
   JobDescription next_;
@@ -73,6 +90,10 @@ class Rearrangement {
   nvme::RewriteTarget target_;
   bool is_adopted_ = false;
 };
+
+// Says how far the job's records have been written anew, how fast, and how long
+// it will take; empty: they are not. Waits for no disk.
+std::string DescribeRewrite(const JobContext& job);
 
 }  // namespace optstate::session
 

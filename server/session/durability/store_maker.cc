@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "proto/types/status_macros.h"
 #include "server/config/job_weight.h"
@@ -11,6 +12,7 @@
 #include "server/session/durability/job_extents.h"
 #include "server/session/durability/job_storage.h"
 #include "spdlog/spdlog.h"
+#include "storage/disk_folder.h"
 #include "storage/io/disk_share.h"
 #include "storage/io/shared_io_engine.h"
 #include "storage/tiers/nvme/frame_table.h"
@@ -38,6 +40,19 @@ std::unique_ptr<io::IoEngine> ShareDisks(const JobContext& job,
   spdlog::warn("disks are not shared by weight: job={} error=\"{}\"",
                job.options.name, share.status().ToString());
   return engine;
+}
+
+// Says once what an engine, or a loss of power, in the middle of a
+// rearrangement had left, and is removed now.
+void LogRemoved(const JobContext& job, const std::vector<std::string>& left) {
+  std::vector<std::string> removed;
+  for (const std::string& path : left) {
+    if (!storage::MayExist(path)) removed.push_back(path);
+  }
+  if (removed.empty()) return;
+  spdlog::info(
+      "removed what was left where records were written anew: job={} files={}",
+      job.options.name, absl::StrJoin(removed, ","));
 }
 
 }  // namespace
@@ -109,6 +124,11 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
   if (is_new) job->tier->DropLoadLog();
   job->verifier.UseNote(options.directories[0],
                         job->tier->control()->incarnation);
+  const OwnArrangement own = {
+      all_directories, static_cast<uint32_t>(directories.size()),
+      what.storage.arrangement(), job->tier->control()->incarnation};
+  const std::vector<std::string> left =
+      is_new ? std::vector<std::string>() : FindOtherArrangements(own);
   const nvme::NvmeSizes sizes = SwapSizesOf(*job, what);
   OPTSTATE_ASSIGN_OR_RETURN(
       options.extents,
@@ -137,9 +157,8 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
       nvme::NvmeStore::Open(&job->layout(), SubGroupElements(*job, what),
                             job->tier->Memory(), std::move(options)));
   // The store has made the commits on disk those of its arrangement.
-  RemoveOtherArrangements(
-      all_directories, static_cast<uint32_t>(directories.size()),
-      what.storage.arrangement(), job->tier->control()->incarnation);
+  RemoveOtherArrangements(own);
+  LogRemoved(*job, left);
   spdlog::info(
       "records are swapped: job={} io={} frames={} records={} frame_bytes={} "
       "durable={}",

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <iostream>
 #include <random>
 #include <string>
@@ -14,7 +15,9 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/session/testing/captured_log.h"
 #include "server/session/testing/job_harness.h"
 #include "server/session/testing/rearrange_fixture.h"
 #include "storage/persist_in_order.h"
@@ -71,6 +74,28 @@ class JobRearrangeCrashTest : public RearrangeFixture {
   Microseconds Within(Microseconds whole) {
     return Microseconds(random_() % static_cast<uint64_t>(whole.count()));
   }
+  // Opens the job after its engine was killed. What that left of two
+  // arrangements on a disk is removed, which the log says, once. Returns
+  // whether there was any.
+  static bool OpenAfterKill(JobHarness* job) {
+    bool has_left = false;
+    for (uint32_t i = 0; i < job->Disks().size(); ++i) {
+      const std::string folder = FolderOf(*job, i);
+      has_left |= std::filesystem::exists(folder + "/records") &&
+                  std::filesystem::exists(folder + "/records.1");
+    }
+    constexpr char kSays[] = "info removed what was left";
+    const CapturedLog log;
+    EXPECT_EQ(job->Open(), absl::OkStatus());
+    if (has_left) {
+      EXPECT_THAT(log.Text(), testing::HasSubstr(kSays));
+    }
+    const CapturedLog next;
+    job->Close();
+    EXPECT_EQ(job->Open(), absl::OkStatus());
+    EXPECT_THAT(next.Text(), testing::Not(testing::HasSubstr(kSays)));
+    return has_left;
+  }
   static bool MayLoseMemory() {
     return GetParam().durability == v1::DURABILITY_KIND_STEP;
   }
@@ -90,7 +115,7 @@ TEST_P(JobRearrangeCrashTest, AKilledEngineLeavesTheJobAsBeforeOrAsAfter) {
   in_memory_.Close();
   const Microseconds whole = Measure(&on_disk_, split);
   ASSERT_EQ(on_disk_.Open(), absl::OkStatus());
-  int killed = 0, changed = 0;
+  int killed = 0, changed = 0, left = 0;
   for (int round = 1; round <= kRounds; ++round) {
     for (uint32_t& weight : weights) {
       weight = static_cast<uint32_t>(random_() % 3);
@@ -103,7 +128,8 @@ TEST_P(JobRearrangeCrashTest, AKilledEngineLeavesTheJobAsBeforeOrAsAfter) {
       ++killed;
     }
     if (MayLoseMemory() && round % 3 == 0) on_disk_.DropMemory();
-    ASSERT_EQ(on_disk_.Open(), absl::OkStatus()) << round;
+    if (OpenAfterKill(&on_disk_)) ++left;
+    ASSERT_FALSE(HasFailure()) << round;
     const v1::StorageSettings now = on_disk_.job().Describe().storage();
     EXPECT_EQ(CountFolders(on_disk_), now.directories()) << round;
     EXPECT_LE(now.arrangement(), before + 1);
@@ -116,9 +142,11 @@ TEST_P(JobRearrangeCrashTest, AKilledEngineLeavesTheJobAsBeforeOrAsAfter) {
     ExpectSameBits();
   }
   std::cerr << killed << " of " << kRounds << " engines were killed, "
-            << changed << " changes were made" << std::endl;
+            << changed << " changes were made, files of two arrangements were "
+            << "left " << left << " times" << std::endl;
   EXPECT_GT(killed, kRounds / 4);
   EXPECT_GT(changed, 0);
+  EXPECT_GT(left, 0);
 }
 
 TEST_P(JobRearrangeCrashTest, SoItDoesWhileParametersAreAdded) {
@@ -132,7 +160,7 @@ TEST_P(JobRearrangeCrashTest, SoItDoesWhileParametersAreAdded) {
   const std::string after = in_memory_.StateBytes();
   in_memory_.Close();
   on_disk_.Close();
-  int killed = 0, extended = 0;
+  int killed = 0, extended = 0, left = 0;
   Microseconds whole;
   for (int round = 0; round <= kRounds; ++round) {
     JobHarness::Setup setup = SetupOf(GetParam());
@@ -148,7 +176,8 @@ TEST_P(JobRearrangeCrashTest, SoItDoesWhileParametersAreAdded) {
       ++killed;
     }
     if (MayLoseMemory() && round % 3 == 0) job.DropMemory();
-    ASSERT_EQ(job.Open(), absl::OkStatus()) << round;
+    if (OpenAfterKill(&job)) ++left;
+    ASSERT_FALSE(HasFailure()) << round;
     EXPECT_EQ(CountFolders(job), kDisks) << round;
     EXPECT_EQ(job.job().Describe().committed_step(), 2u);
     if (job.job().Describe().parameter_count() == 4) {
@@ -165,9 +194,11 @@ TEST_P(JobRearrangeCrashTest, SoItDoesWhileParametersAreAdded) {
     ASSERT_TRUE(job.StateBytes() == after) << round;
   }
   std::cerr << killed << " of " << kRounds << " engines were killed, "
-            << extended << " extensions were made" << std::endl;
+            << extended << " extensions were made, files of two arrangements "
+            << "were left " << left << " times" << std::endl;
   EXPECT_GT(killed, kRounds / 4);
   EXPECT_GT(extended, 0);
+  EXPECT_GT(left, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, JobRearrangeCrashTest,

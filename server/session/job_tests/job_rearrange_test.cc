@@ -4,12 +4,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/session/testing/captured_log.h"
+#include "server/session/testing/held_read.h"
 #include "server/session/testing/job_harness.h"
 #include "server/session/testing/rearrange_fixture.h"
 
@@ -18,8 +21,11 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+using ::testing::Not;
 
 using JobRearrangeTest = RearrangeFixture;
 
@@ -51,6 +57,70 @@ TEST_P(JobRearrangeTest, RecordsAreSplitAnewBetweenStepsAndTheBitsStay) {
     ExpectSameBits();
     TrainBoth();
   }
+  ExpectSameBits();
+}
+
+// Their look waits for no read of the copy: else this test does not end.
+TEST_P(JobRearrangeTest, OperatorsSeeHowFarItIsAndTheLogItsBeginningAndItsEnd) {
+  on_disk_.Close();
+  on_disk_.setup().io_engine = v1::IO_ENGINE_KIND_BLOCKING;  // can be held
+  ASSERT_EQ(on_disk_.Open(), absl::OkStatus());
+  StartBoth();
+  for (const bool adds : {false, true}) {
+    EXPECT_EQ(on_disk_.job().Describe().open_load(), "");
+    const CapturedLog log;
+    absl::StatusOr<v1::SetJobReply> set = v1::SetJobReply();
+    absl::Status extended;
+    HeldRead held;
+    std::thread act([&] {
+      if (adds) {
+        extended = Extend(&on_disk_);
+      } else {
+        set = SetWeights(&on_disk_, {3, 1, 1});
+      }
+    });
+    held.Await();
+    EXPECT_THAT(on_disk_.job().Describe().open_load(),
+                MatchesRegex("records are written anew: 0 of [0-9]+ MiB "
+                             "\\(0%\\)"));
+    held.Release();
+    act.join();
+    ASSERT_TRUE(set.ok()) << set.status();
+    ASSERT_EQ(extended, absl::OkStatus());
+    const std::string what = absl::StrCat(
+        "job=test why=\"", adds ? "parameters are added" : "directory_weights",
+        "\" directories=3 weights=[^\n]*");
+    EXPECT_THAT(
+        log.Text(),
+        AllOf(ContainsRegex("info records are written anew, training waits: " +
+                            what + "\n"),
+              ContainsRegex("info records were written anew: " + what +
+                            " bytes=[1-9][0-9]* ms=")));
+    EXPECT_THAT(on_disk_.job().Describe().open_load(),
+                Not(HasSubstr("written anew")));
+  }
+}
+
+// The disk does not let go of a file; nothing else is in its way.
+TEST_P(JobRearrangeTest, WhatCannotBeRemovedIsSaidAndTheJobGoesOn) {
+  StartBoth();
+  const std::string left = FolderOf(on_disk_, 1) + "/records.1";
+  fs::create_directories(left + "/busy");
+  on_disk_.Close();
+  {
+    const CapturedLog log;
+    ASSERT_EQ(on_disk_.Open(), absl::OkStatus());
+    EXPECT_THAT(log.Text(), AllOf(HasSubstr("error " + left),
+                                  Not(HasSubstr("removed what was left"))));
+  }
+  on_disk_.AttachAll();
+  EXPECT_FALSE(SetWeights(&on_disk_, {3, 1, 1}).ok());
+  TrainBoth();
+  ExpectSameBits();
+  fs::remove_all(left + "/busy");
+  fs::remove(left);
+  ASSERT_TRUE(SetWeights(&on_disk_, {3, 1, 1}).ok());
+  TrainBoth();
   ExpectSameBits();
 }
 

@@ -309,7 +309,7 @@ absl::StatusOr<uint64_t> NvmeStore::Rearrange(
                           /*keeps_frames=*/true);
   // A write that was in flight may have failed.
   absl::Status status = this->status();
-  if (status.ok()) status = rewriter.Write();
+  if (status.ok()) status = Rewrite(&rewriter);
   if (status.ok()) {
     status = commit();
     if (!status.ok()) {
@@ -330,7 +330,7 @@ absl::StatusOr<uint64_t> NvmeStore::WriteAnew(const RewriteTarget& target) {
   io_thread_.Stop();
   RecordRewriter rewriter(&context_, &target, committer_.last(),
                           /*keeps_frames=*/false);
-  const absl::Status status = rewriter.Write();
+  const absl::Status status = Rewrite(&rewriter);
   {
     const absl::MutexLock lock(&monitor_.mu);
     cache_.SetVacatedFrom(RecordCache::kNoFrame);
@@ -338,6 +338,33 @@ absl::StatusOr<uint64_t> NvmeStore::WriteAnew(const RewriteTarget& target) {
   io_thread_.Start();
   OPTSTATE_RETURN_IF_ERROR(status);
   return rewriter.bytes();
+}
+
+absl::Status NvmeStore::Rewrite(RecordRewriter* rewriter) {
+  {
+    const absl::MutexLock lock(&monitor_.mu);
+    rewrite_began_at_ = std::chrono::steady_clock::now();
+    rewriting_ = RewriteState();
+  }
+  const absl::Status status =
+      rewriter->Write([this](uint64_t bytes, uint64_t bytes_total) {
+        const absl::MutexLock lock(&monitor_.mu);
+        rewriting_->bytes = bytes;
+        rewriting_->bytes_total = bytes_total;
+      });
+  const absl::MutexLock lock(&monitor_.mu);
+  rewriting_.reset();
+  return status;
+}
+
+std::optional<RewriteState> NvmeStore::rewriting() const {
+  const absl::MutexLock lock(&monitor_.mu);
+  std::optional<RewriteState> state = rewriting_;
+  if (state.has_value()) {
+    state->elapsed =
+        absl::FromChrono(std::chrono::steady_clock::now() - rewrite_began_at_);
+  }
+  return state;
 }
 
 void NvmeStore::RemoveAnew(const Arrangement& arrangement) {

@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_STORAGE_TIERS_NVME_NVME_STORE_H_
 #define OPTSTATE_STORAGE_TIERS_NVME_NVME_STORE_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -124,6 +125,9 @@ class NvmeStore final : public storage::StateStore {
   // caller changes no record. An error, or a later arrangement, leaves the job
   // as it was.
   absl::StatusOr<uint64_t> WriteAnew(const RewriteTarget& target);
+  // Returns how far one of these two is; nullopt: none is under way. Waits for
+  // no disk.
+  std::optional<RewriteState> rewriting() const;
   // Removes what WriteAnew() has written, if it is there. The arrangement is
   // not the job's.
   void RemoveAnew(const Arrangement& arrangement);
@@ -158,6 +162,8 @@ class NvmeStore final : public storage::StateStore {
   absl::Status Vacate(uint32_t frames);
   // Opens the arrangement that the target's table is of.
   absl::Status Reopen(const RewriteTarget& target);
+  // Has the records written anew, and publishes how far that is.
+  absl::Status Rewrite(RecordRewriter* rewriter);
   // Has no place name such a frame. INTERNAL: one has what the disk has not.
   absl::Status GiveUpFrames(uint32_t frames);
 
@@ -171,6 +177,9 @@ class NvmeStore final : public storage::StateStore {
   ParameterCache parameters_;
   Swapper swapper_ ABSL_GUARDED_BY(monitor_.mu);
   IoThread io_thread_;
+  std::optional<RewriteState> rewriting_ ABSL_GUARDED_BY(monitor_.mu);
+  std::chrono::steady_clock::time_point rewrite_began_at_
+      ABSL_GUARDED_BY(monitor_.mu);
 };
 
 }  // namespace optstate::nvme

@@ -84,14 +84,14 @@ bool RecordRewriter::Counts(uint32_t record, uint32_t slot) const {
   return place.is_on_disk && place.slot == slot && !is_newer;
 }
 
-absl::Status RecordRewriter::Write() {
+absl::Status RecordRewriter::Write(Progress progress) {
   OPTSTATE_RETURN_IF_ERROR(CheckWeights(
       target_.arrangement.weights, target_.arrangement.directories.size()));
   OPTSTATE_RETURN_IF_ERROR(CheckLayouts());
   OPTSTATE_RETURN_IF_ERROR(RecordFiles::Remove(&context_.engine,
                                                target_.arrangement.directories,
                                                target_.arrangement.number));
-  absl::Status written = WriteFiles();
+  absl::Status written = WriteFiles(progress);
   if (!written.ok()) Remove(&context_.engine, target_.arrangement);
   return written;
 }
@@ -106,7 +106,7 @@ void RecordRewriter::Remove(io::IoEngine* engine,
       .IgnoreError();
 }
 
-absl::Status RecordRewriter::WriteFiles() {
+absl::Status RecordRewriter::WriteFiles(Progress progress) {
   const RecordFiles::Shape shape = {target_.arrangement.directories,
                                     weights_,
                                     static_cast<uint32_t>(sub_groups_.size()),
@@ -117,7 +117,7 @@ absl::Status RecordRewriter::WriteFiles() {
       const RecordFiles files,
       RecordFiles::Create(&context_.engine, layout_, shape));
   table_.Make(ShapeOf());
-  absl::Status status = CopyRecords(files);
+  absl::Status status = CopyRecords(files, progress);
   if (status.ok()) {
     std::vector<io::IoRequest> syncs(files.files().size());
     for (size_t i = 0; i < syncs.size(); ++i) {
@@ -132,7 +132,23 @@ absl::Status RecordRewriter::WriteFiles() {
   return context_.options.is_durable ? WriteLog() : absl::OkStatus();
 }
 
-absl::Status RecordRewriter::CopyRecords(const RecordFiles& files) {
+uint64_t RecordRewriter::WrittenBytes(uint32_t record) const {
+  return context_.writes_parameters() ? layout_.bytes(record)
+                                      : layout_.state_bytes(record);
+}
+
+std::vector<RecordRewriter::Copy> RecordRewriter::Copies() const {
+  std::vector<Copy> copies;
+  for (uint32_t record = 0; record < context_.records(); ++record) {
+    for (uint32_t slot = 0; slot < context_.slots; ++slot) {
+      if (Counts(record, slot)) copies.push_back({record, slot});
+    }
+  }
+  return copies;
+}
+
+absl::Status RecordRewriter::CopyRecords(const RecordFiles& files,
+                                         Progress progress) {
   const uint64_t frame_bytes =
       std::max(layout_.frame_bytes(), context_.record_layout.frame_bytes());
   const uint64_t count =
@@ -148,17 +164,16 @@ absl::Status RecordRewriter::CopyRecords(const RecordFiles& files) {
           absl::StrCat("no memory for records of ", frame_bytes, " bytes"));
     }
   }
-  std::vector<Copy> batch;
-  for (uint32_t record = 0; record < context_.records(); ++record) {
-    for (uint32_t slot = 0; slot < context_.slots; ++slot) {
-      if (!Counts(record, slot)) continue;
-      batch.push_back({record, slot});
-      if (batch.size() < count) continue;
-      OPTSTATE_RETURN_IF_ERROR(CopyBatch(batch, files, from, to));
-      batch.clear();
-    }
+  const std::vector<Copy> copies = Copies();
+  uint64_t bytes_total = 0;
+  for (const Copy& copy : copies) bytes_total += WrittenBytes(copy.record);
+  progress(0, bytes_total);
+  for (size_t i = 0; i < copies.size(); i += count) {
+    OPTSTATE_RETURN_IF_ERROR(CopyBatch(
+        absl::MakeConstSpan(copies).subspan(i, count), files, from, to));
+    progress(bytes_, bytes_total);
   }
-  return CopyBatch(batch, files, from, to);
+  return absl::OkStatus();
 }
 
 absl::Status RecordRewriter::CopyBatch(absl::Span<const Copy> batch,
@@ -191,9 +206,7 @@ absl::Status RecordRewriter::CopyBatch(absl::Span<const Copy> batch,
     writes[i].kind = io::IoRequest::Kind::kWrite;
     writes[i].file = at.file;
     writes[i].offset_bytes = at.offset_bytes;
-    writes[i].buffer = {to[i].get(), with_parameters
-                                         ? layout_.bytes(record)
-                                         : layout_.state_bytes(record)};
+    writes[i].buffer = {to[i].get(), WrittenBytes(record)};
     bytes_ += writes[i].buffer.size();
   }
   return Run(absl::MakeSpan(writes));

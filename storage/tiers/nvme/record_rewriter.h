@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "proto/types/layout.h"
 #include "proto/types/sub_groups.h"
@@ -39,6 +41,13 @@ struct RewriteTarget {
   absl::Span<std::byte> table;
 };
 
+// How far the records of a store have been written anew.
+struct RewriteState {
+  uint64_t bytes = 0;        // written
+  uint64_t bytes_total = 0;  // 0: not known yet
+  absl::Duration elapsed;
+};
+
 // Writes all records of a store to files of another arrangement, with a frame
 // table and, of a durable job, commits of their own. What the job has until
 // then is only read, so that it stands until the caller has the new table take
@@ -60,10 +69,15 @@ class RecordRewriter {
   RecordRewriter(StoreContext* context, const RewriteTarget* target,
                  DurableCommit durable, bool keeps_frames);
 
+  // Is told the bytes of records that are written, and of all that are to be:
+  // before the first of them, and after each few.
+  using Progress =
+      absl::FunctionRef<void(uint64_t bytes, uint64_t bytes_total)>;
+
   // Writes all, durably. On an error nothing of it is left.
   // RESOURCE_EXHAUSTED: there is no room for two arrangements at once;
   // DATA_LOSS: a record is damaged; INTERNAL: the layouts do not fit.
-  absl::Status Write();
+  absl::Status Write(Progress progress);
   // Removes what Write() has written to this arrangement.
   static void Remove(io::IoEngine* engine, const Arrangement& arrangement);
   // Returns the bytes of records that were written.
@@ -80,8 +94,12 @@ class RecordRewriter {
   // Says whether the slot has bytes of the record that are to survive.
   bool Counts(uint32_t record, uint32_t slot) const;
   absl::Status CheckLayouts() const;
-  absl::Status WriteFiles();
-  absl::Status CopyRecords(const RecordFiles& files);
+  // Returns the bytes of a slot of the record in the next arrangement.
+  uint64_t WrittenBytes(uint32_t record) const;
+  // Returns what is to be copied, in order.
+  std::vector<Copy> Copies() const;
+  absl::Status WriteFiles(Progress progress);
+  absl::Status CopyRecords(const RecordFiles& files, Progress progress);
   absl::Status CopyBatch(absl::Span<const Copy> batch, const RecordFiles& files,
                          absl::Span<const Buffer> from,
                          absl::Span<const Buffer> to);
