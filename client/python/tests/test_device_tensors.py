@@ -14,6 +14,7 @@ from optstate._torch.device import backends, staging
 from optstate._torch.device import downloads as downloads_module
 from optstate._torch.device import uploads as uploads_module
 from optstate._torch.gradients.pusher import expect_copies
+from optstate._torch.parameters import digests
 from programs.drawing import draw
 from programs.execution import run
 from random_programs import Daemons
@@ -121,6 +122,49 @@ def test_backward_waits_for_nothing(device, monkeypatch, refusal):
         assert device.copies["to_host"] > 0
         optimizer.step()
         device.copies.clear()
+    optimizer.close()
+
+
+def test_gradients_are_pushed_before_changes_are_looked_for(device, monkeypatch):
+    """That waits for the whole backward pass: the daemon would have nothing to do meanwhile."""
+    under_way = []
+
+    def noting(tensor):
+        under_way.append([name for name, _, _ in device.under_way if name == "to_host"])
+        return backends.to_list(tensor)
+
+    monkeypatch.setattr(digests, "to_list", noting)
+    model = small_model(3)
+    optimizer = optstate.AdamW(model.parameters(), overlap=True)
+    train(model, optimizer, range(STEPS))
+    assert len(under_way) >= STEPS - 1 and not any(under_way)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("how", ["abort_step", "refused"])
+def test_copies_of_a_step_that_was_dropped_are_forgotten(device, how):
+    """A parameter without a gradient in the next step does not get that one."""
+    model = small_model(3)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, overlap=True)
+    train(model, optimizer, range(1))
+    loss_of(model, 1).backward()
+    if how == "abort_step":
+        optimizer.abort_step()
+    else:
+        optimizer.param_groups[0]["lr"] = float("nan")
+        model[0].weight.grad = model[0].weight.grad.to_sparse()
+        with pytest.raises((optstate.errors.OptstateError, ValueError)):
+            optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.01
+        optimizer.abort_step()
+    optimizer.zero_grad()
+    before = [each.detach().clone() for each in model.parameters()]
+    model[0].weight.sum().backward()
+    optimizer.step()
+    for each, value in zip(model.parameters(), before):
+        is_stepped = each is model[0].weight
+        assert torch.equal(each, value) != is_stepped
+        assert optimizer.fetch_state(each)["step"] == 1 + is_stepped
     optimizer.close()
 
 
@@ -284,7 +328,7 @@ def test_weights_loaded_after_construction_are_trained(seed, how, overlap):
 def test_parameters_without_elements(device, overlap):
     """Also as the only ones, and as the last: a trailing shard."""
     empty = torch.nn.Parameter(torch.zeros(0, 4))
-    for others in ([], [torch.nn.Parameter(torch.ones(5))]):
+    for others in ([], [torch.nn.Parameter(torch.ones(5)) for _ in range(2)]):
         optimizer = optstate.AdamW([*others, empty], lr=0.1, overlap=overlap)
         for _ in range(2):
             for each in (*others, empty):
@@ -311,20 +355,22 @@ def test_construction_keeps_parameters_where_they_are(device, job):
         device.copies.clear()
 
 
+@pytest.mark.parametrize("then", ["no gradient", "load", "close", "backward, close"])
 @pytest.mark.parametrize("refusal", [None, REFUSAL], ids=["registered", "refused"])
-def test_what_follows_a_step_waits_for_copies_under_way(device, refusal):
-    """The daemon writes its memory then, or it is unmapped."""
+def test_what_follows_a_step_waits_for_copies_under_way(device, refusal, then):
+    """The daemon gets to write its memory then, or it is unmapped."""
     device.computes_late, device.refuses = True, refusal
     model = small_model(3)
     options = {"overlap": True, "detect_changes": "off"}
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, **options)
     train(model, optimizer, range(2))
-    optimizer.zero_grad()
-    optimizer.step()  # without a gradient: the daemon gets to write all the same
-    train(model, optimizer, range(1))
-    optimizer._served.attachment.load(optimizer.param_groups, [])  # and at the end of a load
-    train(model, optimizer, range(1))
-    sum(each.sum() for each in model.parameters()).backward()
+    if then == "no gradient":
+        optimizer.zero_grad()
+        optimizer.step()
+    elif then == "load":
+        optimizer._served.attachment.load(optimizer.param_groups, [])
+    elif then == "backward, close":
+        sum(each.sum() for each in model.parameters()).backward()
     optimizer.close()
     assert not device.under_way and not device.registered
 
@@ -397,16 +443,15 @@ def test_ctrl_c_in_a_step(seed, direction, method, overlap):
 def test_what_ddp_has_of_a_gradient_is_compared_without_waiting(device):
     parameter = torch.nn.Parameter(torch.zeros(100))
     optimizer = optstate.SGD([parameter], lr=1.0, overlap=True)
-    for equal, expected in ((True, -1.0), (False, -1.0)):
-        with torch.no_grad():
-            parameter.zero_()
+    for equal, expected in ((True, -1.0), (False, -8.0)):
         parameter.grad = None
         parameter.sum().backward()
         copy = parameter.grad.clone() if equal else torch.full((100,), 7.0)
+        device.stream(parameter.device, "to_host").record().finish()
         with device.forbid_synchronization():
             expect_copies([parameter], [copy])
         with torch.no_grad():
-            parameter.grad.add_(0)  # as the copy back from the bucket: a new version
+            parameter.grad.copy_(copy)  # back from the bucket: a new version
         optimizer.step()
         assert torch.equal(parameter, torch.full((100,), expected))
     optimizer.close()

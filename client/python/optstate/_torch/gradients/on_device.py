@@ -39,7 +39,7 @@ class DeviceGradients:
     ) -> bool:
         """Starts copies and pushes what has arrived, without waiting for either. False: there is
         no room for a copy now, and step() is to push the gradients."""
-        self._begin(micro_step)
+        self._is_busy = True
         is_started = len(self._downloads.start(gradients, may_wait=False)) == len(gradients)
         if self._copies.is_settled:
             self._push(step, micro_step, self._downloads.arrived())
@@ -48,7 +48,7 @@ class DeviceGradients:
     def push(self, step: int, micro_step: int, gradients: Mapping[int, torch.Tensor]) -> None:
         """Copies these gradients and pushes them, and all that start_early() has started."""
         if gradients:
-            self._begin(micro_step)
+            self._is_busy = True
             self._downloads.start(gradients, may_wait=True)
         if not self._is_busy:
             return
@@ -56,13 +56,6 @@ class DeviceGradients:
         for indices in self._downloads.all_arrived():
             self._push(step, micro_step, indices)
         self._is_busy = False
-
-    def _begin(self, micro_step: int) -> None:
-        if self._is_busy:
-            return
-        self._is_busy = True
-        if micro_step > 0:
-            self._session.flush()  # the area still has the last micro-step's gradients
 
     def _push(self, step: int, micro_step: int, indices: Sequence[int]) -> None:
         for first, count in runs_of(indices):
