@@ -208,6 +208,8 @@ typedef struct {
   /* The fraction of elements, from 0 to 1, that the CPU updates; the daemon's
    * devices update the others. */
   double offload_fraction;
+  /* optstate_commit prepares the step alone: see c_api_nodes.h. */
+  int32_t two_phase;
 } optstate_session_options;
 
 enum {
@@ -232,6 +234,8 @@ typedef struct {
   uint64_t update_ns;
   double loss_scale;     /* for the next step; 0: no loss scaler */
   uint64_t durable_step; /* the last that survives a reboot; 0: none */
+  int32_t prepared;      /* the step is not taken yet: what it will do */
+  uint64_t digest; /* of what was prepared; 0: it was taken in one phase */
 } optstate_outcome;
 
 typedef struct {

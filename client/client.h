@@ -47,6 +47,7 @@
 #include "client/views/parameter_views.h"
 #include "proto/types/layout.h"
 #include "proto/types/partition.h"
+#include "proto/types/step_verdict.h"
 
 namespace optstate::client {
 
@@ -191,6 +192,11 @@ class Session {
   // error of either ends the commit, except CANCELLED: then CommitWait is due.
   absl::Status CommitStart(const CommitOptions& options);
   absl::StatusOr<Outcome> CommitWait(const ParameterTargets& read = {});
+  // Takes or drops the step that Commit prepared (SessionOptions::two_phase),
+  // as all nodes decided; returns its outcome or, of one that is aborted, an
+  // empty one. A repeat returns the same. FAILED_PRECONDITION: the step is not
+  // prepared, or something else was, or it was decided otherwise.
+  absl::StatusOr<Outcome> Decide(const StepVerdict& verdict);
   // Copies parameters as of the committed step. Of a speculative job, calls
   // RollBackSpeculation().
   absl::Status ReadParameters(const ParameterTargets& read);
@@ -297,6 +303,7 @@ class Session {
                        uint32_t count);
   absl::Status CheckTargets(const ParameterTargets& read) const;
   absl::StatusOr<Outcome> AwaitCommit();
+  absl::Status TakeOutcome(const Outcome& outcome);
   absl::Status CheckGradients(absl::Span<const uint32_t> parameters,
                               absl::Span<const void* const> gradients) const;
   bool accumulates_together() const {

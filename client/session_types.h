@@ -175,6 +175,9 @@ struct SessionOptions {
   // Lets the daemon begin a step as gradients are pushed; see
   // v1.RegisterRequest. Parameters must not be read while a step is open.
   bool speculative = false;
+  // Commits prepare the step alone: their outcomes are `prepared`, and Decide()
+  // takes it, as all nodes of the job agreed.
+  bool two_phase = false;
   bool ephemeral = false;  // delete the job when its last session ends
   bool extend = false;     // the layout may add groups to the registered one
   std::optional<LossScaler> loss_scaler;  // none: the trainer scales

@@ -33,6 +33,7 @@ enum class PersistPoint : uint8_t {
   kMicroStepEnded,      // a rank's mark says how many micro-steps it has ended
   kMicroStepAnswer,     // and that it counts in this epoch
   kStepInProgress,      // the intent of a step is whole
+  kStepPrepared,        // likewise, of a step that waits for a verdict
   kFirstTile,           // the step is marked as in progress
   kStepGivenUp,         // the rank whose gradients are lost is recorded
   kLoadSeal,            // the log of a load is whole

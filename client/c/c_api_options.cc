@@ -235,6 +235,7 @@ absl::StatusOr<SessionOptions> ReadSessionOptions(
                             ReadAccumulateDType(from.accumulate_dtype));
   OPTSTATE_ASSIGN_OR_RETURN(options.storage, ReadStorage(from));
   options.speculative = from.speculative != 0;
+  options.two_phase = from.two_phase != 0;
   options.fetches_parameters = from.fetches_parameters != 0;
   options.ephemeral = from.ephemeral != 0;
   options.extend = from.extend != 0;

@@ -9,7 +9,9 @@
 #include "client/c/c_api_options.h"
 #include "client/c/c_api_structs.h"
 #include "client/c_api.h"
+#include "client/c_api_nodes.h"
 #include "client/client.h"
+#include "client/session/job_position.h"
 #include "proto/types/status_macros.h"
 
 namespace client = optstate::client;
@@ -39,7 +41,59 @@ void WriteOutcome(const client::Outcome& from, optstate_outcome* outcome) {
   to.update_ns = from.update_ns;
   to.loss_scale = from.loss_scale;
   to.durable_step = from.durable_step;
+  to.prepared = from.prepared;
+  to.digest = from.digest;
   client::WriteStruct(to, outcome->struct_size, outcome);
+}
+
+optstate::StepVerdict VerdictOf(uint64_t step, uint64_t digest,
+                                int32_t verdict) {
+  return {.step = step,
+          .digest = digest,
+          .verdict = static_cast<optstate::Verdict>(verdict)};
+}
+
+absl::StatusOr<client::JobAddress> ReadAddress(
+    const optstate_job_address* address) {
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const optstate_job_address given,
+      client::ReadStruct(address,
+                         OPTSTATE_SIZE_THROUGH(optstate_job_address, job),
+                         "address"));
+  if (given.job == nullptr) {
+    return absl::InvalidArgumentError("address.job is NULL");
+  }
+  client::JobAddress read;
+  read.job = given.job;
+  if (given.endpoint != nullptr) read.endpoint = given.endpoint;
+  if (given.daemon_path != nullptr) read.daemon_path = given.daemon_path;
+  if (given.timeout_s > 0) read.timeout = absl::Seconds(given.timeout_s);
+  if (given.interrupted != nullptr) {
+    read.interrupted = [check = given.interrupted,
+                        context = given.interrupted_context] {
+      return check(context) != 0;
+    };
+  }
+  return read;
+}
+
+void WritePosition(const client::JobPosition& from,
+                   optstate_job_position* position) {
+  optstate_job_position to = {};
+  to.committed_step = from.committed_step;
+  to.phase = static_cast<int32_t>(from.phase);
+  to.loads_finished = from.loads_finished;
+  to.durable_step = from.durable_step;
+  if (from.last_outcome.has_value()) {
+    to.found_inf = from.last_outcome->found_inf;
+    to.digest = from.last_outcome->digest;
+  }
+  if (from.prepared.has_value()) {
+    to.prepared_step = from.prepared->step;
+    to.prepared_digest = from.prepared->digest;
+    to.prepared_found_inf = from.prepared->found_inf;
+  }
+  client::WriteStruct(to, position->struct_size, position);
 }
 
 }  // namespace
@@ -95,6 +149,47 @@ int optstate_commit_wait(optstate_session* session, optstate_outcome* outcome) {
   return Guarded(session, [&](client::Session& s) -> absl::Status {
     OPTSTATE_RETURN_IF_ERROR(CheckOutcome(outcome));
     OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome from, s.CommitWait());
+    WriteOutcome(from, outcome);
+    return absl::OkStatus();
+  });
+}
+
+int optstate_decide(optstate_session* session, uint64_t step, uint64_t digest,
+                    int32_t verdict, optstate_outcome* outcome) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckOutcome(outcome));
+    OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome from,
+                              s.Decide(VerdictOf(step, digest, verdict)));
+    WriteOutcome(from, outcome);
+    return absl::OkStatus();
+  });
+}
+
+int optstate_find_position(const optstate_job_address* address,
+                           optstate_job_position* position) {
+  return Guarded([&]() -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(client::CheckStruct(
+        position, OPTSTATE_SIZE_THROUGH(optstate_job_position, durable_step),
+        "position"));
+    OPTSTATE_ASSIGN_OR_RETURN(const client::JobAddress read,
+                              ReadAddress(address));
+    OPTSTATE_ASSIGN_OR_RETURN(const client::JobPosition from,
+                              client::FindPosition(read));
+    WritePosition(from, position);
+    return absl::OkStatus();
+  });
+}
+
+int optstate_bring_verdict(const optstate_job_address* address, uint64_t step,
+                           uint64_t digest, int32_t verdict,
+                           optstate_outcome* outcome) {
+  return Guarded([&]() -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckOutcome(outcome));
+    OPTSTATE_ASSIGN_OR_RETURN(const client::JobAddress read,
+                              ReadAddress(address));
+    OPTSTATE_ASSIGN_OR_RETURN(
+        const client::Outcome from,
+        client::BringVerdict(read, VerdictOf(step, digest, verdict)));
     WriteOutcome(from, outcome);
     return absl::OkStatus();
   });

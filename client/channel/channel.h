@@ -15,8 +15,10 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/session_types.h"
+#include "optstate/v1/session.pb.h"
 #include "proto/types/layout.h"
 #include "proto/types/partition.h"
+#include "proto/types/step_verdict.h"
 
 namespace optstate::client {
 
@@ -32,6 +34,7 @@ struct ChannelSetup {
   bool accumulate = false;
   AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
   bool speculative = false;
+  bool two_phase = false;
   bool ephemeral = false;
   bool extend = false;
   std::optional<LossScaler> loss_scaler;
@@ -181,6 +184,16 @@ class Channel {
   // parameters.
   virtual bool has_mixed_parameters() const { return false; }
   virtual absl::Status Abort(uint64_t step, absl::Time deadline) = 0;
+
+  // Says what becomes of a prepared step; WaitCommit waits for the outcome.
+  virtual absl::Status StartDecision(const StepVerdict& verdict,
+                                     absl::Time deadline) = 0;
+  // Returns whether WaitCommit has something to wait for.
+  virtual bool has_outstanding_commit() const = 0;
+  // Makes one request that needs no rank, over a connection of its own. Is
+  // called without a connection. UNIMPLEMENTED: the daemon does not know it.
+  virtual absl::StatusOr<v1::SessionReply> Ask(
+      const v1::SessionRequest& request, absl::Time deadline) = 0;
 
   // The largest data of one Load or FetchRange, in bytes.
   virtual uint64_t transfer_bytes_max() const = 0;

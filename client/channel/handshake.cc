@@ -59,8 +59,8 @@ absl::Status Verdict(const absl::Status& status) {
   return again ? TransportError(status) : status;
 }
 
-absl::Status Greet(int socket, const v1::Hello& hello, absl::Time deadline,
-                   const InterruptCheck& interrupted) {
+absl::Status Greet(int socket, const v1::Hello& hello, bool two_phase,
+                   absl::Time deadline, const InterruptCheck& interrupted) {
   OPTSTATE_RETURN_IF_ERROR(TransportError(
       shm::SendFrame(socket, hello.SerializeAsString(), {}, deadline)));
   OPTSTATE_RETURN_IF_ERROR(AwaitReadable(socket, deadline, interrupted));
@@ -77,13 +77,19 @@ absl::Status Greet(int socket, const v1::Hello& hello, absl::Time deadline,
     return absl::InternalError("the daemon's greeting is not understood");
   }
   OPTSTATE_RETURN_IF_ERROR(Verdict(FromProto(reply.status())));
-  if (reply.protocol_version() == shm::kProtocolVersion) {
-    return absl::OkStatus();
+  if (reply.protocol_version() != shm::kProtocolVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the daemon (", reply.server_version(),
+                     ") speaks protocol version ", reply.protocol_version(),
+                     ", this client (", kVersion, ") ", shm::kProtocolVersion));
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat("the daemon (", reply.server_version(),
-                   ") speaks protocol version ", reply.protocol_version(),
-                   ", this client (", kVersion, ") ", shm::kProtocolVersion));
+  if (two_phase && !reply.knows_two_phases()) {
+    return absl::UnimplementedError(absl::StrCat(
+        "the daemon (", reply.server_version(),
+        ") does not know steps of two phases, which a job on several nodes "
+        "needs: upgrade it (optctl upgrade)"));
+  }
+  return absl::OkStatus();
 }
 
 // Returns an id that differs between machines and is equal in all containers of
@@ -113,15 +119,16 @@ absl::Status CheckFetches(const ChannelSetup& setup,
 
 absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
                                         const std::string& job, bool must_exist,
-                                        absl::Time deadline,
+                                        bool two_phase, absl::Time deadline,
                                         const InterruptCheck& interrupted) {
   // A session that looks for a lost daemon calls this function repeatedly.
   OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
   absl::StatusOr<UniqueFd> socket = Dial(endpoint, deadline, interrupted);
   if (absl::IsCancelled(socket.status())) return socket.status();
   if (!socket.ok()) return NobodyThere(socket.status());
-  OPTSTATE_RETURN_IF_ERROR(Greet(
-      socket->get(), MakeHello(wire, job, must_exist), deadline, interrupted));
+  OPTSTATE_RETURN_IF_ERROR(Greet(socket->get(),
+                                 MakeHello(wire, job, must_exist), two_phase,
+                                 deadline, interrupted));
   return socket;
 }
 
@@ -185,6 +192,35 @@ v1::AttachRequest MakeAttach(const ChannelSetup& setup) {
   request.set_takes_notices(true);
   request.set_takes_run_stamps(!setup.fetches_parameters);
   request.set_fetches_parameters(setup.fetches_parameters);
+  return request;
+}
+
+void FillCommit(const ChannelSetup& setup, const CommitOptions& options,
+                v1::CommitRequest* commit) {
+  commit->Clear();
+  commit->set_step(options.step);
+  commit->set_grad_scale(options.grad_scale);
+  commit->set_max_norm(options.max_norm);
+  commit->set_found_inf(options.found_inf);
+  commit->set_max_value(options.max_value);
+  commit->set_norm_type(options.norm_type);
+  commit->set_two_phase(setup.two_phase);
+  // A prepared step has none yet.
+  commit->set_wants_parameters(!setup.fetches_parameters && !setup.two_phase);
+  for (size_t i = 0; i < options.groups.size(); ++i) {
+    const Hyperparams& from = options.groups[i];
+    v1::GroupHyperparams* const to = commit->add_groups();
+    to->mutable_values()->Add(from.value.begin(), from.value.end());
+    to->set_max_norm(from.max_norm);
+    if (!options.clips_with.empty()) to->set_clips_with(options.clips_with[i]);
+  }
+}
+
+v1::DecideRequest MakeDecision(const StepVerdict& verdict) {
+  v1::DecideRequest request;
+  request.set_step(verdict.step);
+  request.set_digest(verdict.digest);
+  request.set_verdict(static_cast<v1::DecideRequest::Verdict>(verdict.verdict));
   return request;
 }
 

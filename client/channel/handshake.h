@@ -17,15 +17,20 @@ namespace optstate::client {
 // Starts a connection of any wire: dials, sends Hello and reads HelloReply. An
 // error that the daemon answers is passed on; a daemon that cannot be reached
 // is an UnreachableError, one that hangs up a TransportError. CANCELLED:
-// interrupted.
+// interrupted; UNIMPLEMENTED: `two_phase` was asked of a daemon that does not
+// know it.
 absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
                                         const std::string& job, bool must_exist,
-                                        absl::Time deadline,
+                                        bool two_phase, absl::Time deadline,
                                         const InterruptCheck& interrupted);
 
 // Makes the request. `comes_back`: the job must be as it was before.
 v1::RegisterRequest MakeRegister(const ChannelSetup& setup, bool comes_back);
 v1::AttachRequest MakeAttach(const ChannelSetup& setup);
+// Fills the request, whose memory is used again.
+void FillCommit(const ChannelSetup& setup, const CommitOptions& options,
+                v1::CommitRequest* commit);
+v1::DecideRequest MakeDecision(const StepVerdict& verdict);
 // Makes a request for a connection that attaches no rank.
 v1::DetachRequest MakeFarewell(const ChannelSetup& setup);
 

@@ -53,7 +53,8 @@ class FakePeer {
 
   absl::StatusOr<UniqueFd> Connect(const InterruptCheck& interrupted = {}) {
     return OpenConnection(*ParseEndpoint("unix:" + path_), v1::WIRE_SHM, "job",
-                          false, Soon(), interrupted);
+                          /*must_exist=*/false, /*two_phase=*/false, Soon(),
+                          interrupted);
   }
 
  private:
@@ -164,7 +165,7 @@ TEST(HandshakeTest, AnInterruptEndsTheWaitForAnAnswer) {
 TEST(HandshakeTest, NobodyThereIsUnreachable) {
   const absl::Status status =
       OpenConnection(*ParseEndpoint("unix:/nonexistent/x"), v1::WIRE_SHM, "job",
-                     false, Soon(), {})
+                     /*must_exist=*/false, /*two_phase=*/false, Soon(), {})
           .status();
   EXPECT_TRUE(IsUnreachable(status)) << status;
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);

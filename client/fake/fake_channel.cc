@@ -71,6 +71,14 @@ class FakeChannel final : public Channel {
   absl::Status Abort(uint64_t step, absl::Time) override {
     return daemon_->Abort(connection_, step);
   }
+  absl::Status StartDecision(const StepVerdict&, absl::Time) override {
+    return absl::UnimplementedError("the fake daemon knows no two phases");
+  }
+  bool has_outstanding_commit() const override { return false; }
+  absl::StatusOr<v1::SessionReply> Ask(const v1::SessionRequest&,
+                                       absl::Time) override {
+    return absl::UnimplementedError("the fake daemon knows no two phases");
+  }
 
   // The limit is small, so that tests see transfers split.
   uint64_t transfer_bytes_max() const override { return 64; }

@@ -66,6 +66,7 @@ absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
                       .accumulate = options.accumulate,
                       .accumulate_dtype = options.accumulate_dtype,
                       .speculative = options.speculative,
+                      .two_phase = options.two_phase,
                       .ephemeral = options.ephemeral,
                       .extend = options.extend,
                       .loss_scaler = options.loss_scaler,

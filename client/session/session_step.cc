@@ -247,6 +247,15 @@ absl::StatusOr<Outcome> Session::CommitWait(const ParameterTargets& read) {
   }
   commit_.reset();
   end_sent_.reset();
+  if (outcome.prepared) {
+    commit_unresolved_ = false;
+    return outcome;
+  }
+  OPTSTATE_RETURN_IF_ERROR(TakeOutcome(outcome));
+  return outcome;
+}
+
+absl::Status Session::TakeOutcome(const Outcome& outcome) {
   if (outcome.step > committed_step_) {
     committed_step_ = outcome.step;
     commit_unresolved_ = false;
@@ -258,7 +267,35 @@ absl::StatusOr<Outcome> Session::CommitWait(const ParameterTargets& read) {
   if (outcome.applied && !options_.fetches_parameters) {
     reader_->CopyRest(channel_->parameter_area().data());
   }
-  OPTSTATE_RETURN_IF_ERROR(CheckParameterArea());
+  return CheckParameterArea();
+}
+
+absl::StatusOr<Outcome> Session::Decide(const StepVerdict& verdict) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
+  reader_->Begin(verdict.step, {});
+  Outcome outcome;
+  bool sent = false;
+  const absl::Time patience = absl::Now() + kFinishPatience;
+  const auto decide = [&]() -> absl::Status {
+    if (!sent || !channel_->has_outstanding_commit()) {
+      OPTSTATE_RETURN_IF_ERROR(
+          channel_->StartDecision(verdict, StepDeadline()));
+      sent = true;
+    }
+    OPTSTATE_ASSIGN_OR_RETURN(outcome, AwaitCommit());
+    return absl::OkStatus();
+  };
+  absl::Status status = Persist(decide);
+  // It waits for no other rank: the caller that interrupts it gets the end.
+  while (absl::IsCancelled(status) && absl::Now() < patience) {
+    status = Persist(decide);
+  }
+  if (!status.ok()) return Annotated(status);
+  if (verdict.verdict == Verdict::kAbort) {
+    ForgetStaged();
+    return outcome;
+  }
+  OPTSTATE_RETURN_IF_ERROR(TakeOutcome(outcome));
   return outcome;
 }
 

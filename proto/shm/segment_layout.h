@@ -100,26 +100,30 @@ enum class Op : uint16_t {
   kFinishLoad = 6,
   kFetch = 7,
   kParameterHint = 8,
+  kDecide = 9,
 };
 
 // Flags of a Submission.
 inline constexpr uint16_t kSubmissionFoundInf = 1;
+inline constexpr uint16_t kSubmissionTwoPhase = 2;
 
 // One request. The comment beside a field names the ops that use it; the other
 // fields are 0.
 struct Submission {
   uint16_t op;
-  uint16_t flags;       // commit; parameter_hint: v1::ParameterHint::Kind
+  // commit; parameter_hint: v1::ParameterHint::Kind; decide: Verdict
+  uint16_t flags;
   uint32_t micro_step;  // push
   uint64_t request_id;  // grows by one with each submission of a session
-  uint64_t step;        // push, commit, abort
+  uint64_t step;        // push, commit, abort, decide
   uint32_t parameter;   // push, parameter_hint: first; load, fetch
   uint16_t array;       // load, fetch: v1::StateArray
   uint16_t dtype;       // load: DType of the window's elements
-  uint64_t begin;       // load, fetch: first element; finish_load: the digest
-  uint64_t numel;       // push, parameter_hint: parameters; else elements
-  double grad_scale;    // commit
-  double max_norm;      // commit
+  // load, fetch: first element; finish_load, decide: the digest
+  uint64_t begin;
+  uint64_t numel;     // push, parameter_hint: parameters; else elements
+  double grad_scale;  // commit
+  double max_norm;    // commit
 };
 static_assert(sizeof(Submission) == 64);
 static_assert(offsetof(Submission, step) == 16);
@@ -149,6 +153,7 @@ static_assert(sizeof(CommitGroup) == 128);
 // Flags of a Completion (commit).
 inline constexpr uint32_t kCompletionApplied = 1;
 inline constexpr uint32_t kCompletionFoundInf = 2;
+inline constexpr uint32_t kCompletionPrepared = 4;
 // The bits above the flags hold the loss scaler's hysteresis_left.
 inline constexpr uint32_t kCompletionHysteresisShift = 8;
 
@@ -165,7 +170,7 @@ struct Completion {
   uint32_t good_steps;  // commit: see v1::LossScalerState
   double gradient_norm;
   double clip_coefficient;
-  uint64_t update_ns;
+  uint64_t update_ns;  // of a prepared step: its digest
   double loss_scale;
 };
 static_assert(sizeof(Completion) == 64);

@@ -192,6 +192,8 @@ v1::StepOutcome ToProto(const StepOutcome& outcome) {
   proto.set_good_steps(outcome.good_steps);
   proto.set_hysteresis_left(outcome.hysteresis_left);
   proto.set_durable_step(outcome.durable_step);
+  proto.set_prepared(outcome.prepared);
+  proto.set_digest(outcome.digest);
   return proto;
 }
 
@@ -205,7 +207,9 @@ StepOutcome FromProto(const v1::StepOutcome& proto) {
           .loss_scale = proto.loss_scale(),
           .good_steps = proto.good_steps(),
           .hysteresis_left = proto.hysteresis_left(),
-          .durable_step = proto.durable_step()};
+          .durable_step = proto.durable_step(),
+          .prepared = proto.prepared(),
+          .digest = proto.digest()};
 }
 
 v1::OpStatus ToProto(const absl::Status& status) {

@@ -23,6 +23,7 @@ struct StepCommit {
   double max_value = 0;    // of each gradient; 0: no clipping
   double norm_type = 2;    // of max_norm: 1, 2 or infinity
   bool found_inf = false;  // this rank found non-finite values: skip
+  bool two_phase = false;  // prepare the step; a verdict takes it
 };
 
 }  // namespace optstate

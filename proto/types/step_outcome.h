@@ -20,6 +20,8 @@ struct StepOutcome {
   uint32_t good_steps = 0;
   uint32_t hysteresis_left = 0;
   uint64_t durable_step = 0;  // the last that survives a reboot; 0: none
+  bool prepared = false;      // not taken yet: what it will do
+  uint64_t digest = 0;        // of what was prepared; 0: taken in one phase
 };
 
 }  // namespace optstate

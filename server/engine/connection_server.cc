@@ -243,6 +243,7 @@ absl::Status ConnectionServer::SendHelloReply(
   reply.set_protocol_version(adopt.protocol_version());
   reply.set_server_version(std::string(kVersion));
   reply.set_engine_instance(engine_instance_);
+  reply.set_knows_two_phases(true);
   return shm::SendFrame(socket, reply.SerializeAsString(), {},
                         absl::Now() + kHelloReplyTimeout);
 }

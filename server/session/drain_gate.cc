@@ -27,7 +27,11 @@ bool DrainGate::NoOpenStep() const {
 }
 
 bool DrainGate::NothingUnderWay() const {
-  return job_.lock.is_idle() && NoOpenStep() && !load_.round.active();
+  // A prepared step is written down, and the next engine keeps it.
+  const bool is_kept =
+      job_.recovery.has_value() && job_.recovery->awaits_verdict;
+  return job_.lock.is_idle() && (is_kept || NoOpenStep()) &&
+         !load_.round.active();
 }
 
 absl::Status DrainGate::AwaitDrained(absl::Time deadline) {

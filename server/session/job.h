@@ -225,6 +225,18 @@ class Job {
                       const CommitSpec& spec) = 0;
   virtual absl::Status Abort(uint32_t rank, uint64_t step) = 0;
 
+  // Says how far the job is: nodes compare that before they go on together.
+  // FAILED_PRECONDITION before Register; UNAVAILABLE while a decided step waits
+  // for gradients; or why the job has failed.
+  virtual absl::StatusOr<JobPosition> Position() = 0;
+  // Does with the prepared step what all nodes decided; see v1::DecideRequest.
+  // Answered through the listener, errors included.
+  virtual void Decide(uint32_t rank, uint64_t request_id,
+                      const StepVerdict& verdict) = 0;
+  // Does the same for a session that is not attached.
+  virtual absl::StatusOr<StepOutcome> DecideUnattached(
+      const StepVerdict& verdict) = 0;
+
   virtual absl::Status BeginLoad(uint32_t rank) = 0;
   // Loads numel elements of `dtype` from `data` (STEP_COUNT: int64, dtype
   // ignored, one per parameter from `parameter`). Only elements of the rank's

@@ -102,6 +102,14 @@ absl::Status JobContext::CheckParameterRange(uint64_t first,
 }
 
 absl::Status JobContext::StillRecovering() const {
+  if (recovery->awaits_verdict) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step ", recovery->record.committed_step, " of job \"", options.name,
+        "\" is prepared, and what all nodes decided about it is not known "
+        "here: "
+        "construct the optimizer anew on all ranks of all nodes, with "
+        "across_nodes, which brings the decision"));
+  }
   return absl::UnavailableError(absl::StrCat(
       "job \"", options.name, "\" died in step ",
       recovery->record.committed_step,

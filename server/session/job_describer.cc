@@ -67,6 +67,10 @@ void JobDescriber::DescribeState(v1::Job* job) const {
 
 // A step that the store failed to apply is open no more: the job is FAILED.
 std::string JobDescriber::DescribeOpenStep() const {
+  if (job_.recovery.has_value() && job_.recovery->awaits_verdict) {
+    return absl::StrCat("step ", job_.recovery->record.committed_step,
+                        ": prepared; waiting for all nodes' decision");
+  }
   if (job_.recovery.has_value()) {
     return absl::StrCat("step ", job_.recovery->record.committed_step,
                         ": the engine died in it; waiting for ranks that have "
@@ -84,6 +88,7 @@ std::string JobDescriber::DescribeOpenStep() const {
       if (!job_.failure.ok()) return "";
       [[fallthrough]];
     case StepPhase::kDecided:
+    case StepPhase::kPrepared:
       return absl::StrCat("step ", committed + 1, ": ", NameOf(phase));
     case StepPhase::kRecorded:
       return absl::StrCat("step ", committed, ": ", NameOf(phase));

@@ -45,6 +45,7 @@ StepOutcome OutcomeOf(const storage::StepRecord& record) {
   outcome.loss_scale = record.loss_scale;
   outcome.good_steps = record.good_steps;
   outcome.hysteresis_left = record.hysteresis_left;
+  outcome.digest = record.prepared_digest;
   return outcome;
 }
 

@@ -55,6 +55,12 @@ JobImpl::JobImpl(Options options)
                  .committer = &committer_,
                  .gradients = &gradients_,
                  .applier = &applier_}),
+      preparer_({.job = &job_,
+                 .ranks = &ranks_,
+                 .step = &step_,
+                 .decider = &decider_,
+                 .committer = &committer_,
+                 .recovery = &recovery_}),
       attachments_({.job = &job_,
                     .ranks = &ranks_,
                     .step = &step_,
@@ -83,6 +89,7 @@ JobImpl::JobImpl(Options options)
                     .losses = &losses_,
                     .agreement = &agreement_,
                     .recovery = &recovery_,
+                    .preparer = &preparer_,
                     .load = &load_,
                     .rounds = &rounds_,
                     .gate = &gate_}),
@@ -257,6 +264,25 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
 absl::Status JobImpl::Abort(uint32_t rank, uint64_t step) {
   JobCall lock(&job_.lock);
   return coordinator_.Abort(rank, step);
+}
+
+absl::StatusOr<JobPosition> JobImpl::Position() {
+  JobCall lock(&job_.lock);
+  return preparer_.Position();
+}
+
+void JobImpl::Decide(uint32_t rank, uint64_t request_id,
+                     const StepVerdict& verdict) {
+  JobCall lock(&job_.lock);
+  gate_.AwaitPauseEnd();
+  preparer_.Decide(rank, request_id, verdict);
+}
+
+absl::StatusOr<StepOutcome> JobImpl::DecideUnattached(
+    const StepVerdict& verdict) {
+  JobCall lock(&job_.lock);
+  gate_.AwaitPauseEnd();
+  return preparer_.DecideUnattached(verdict);
 }
 
 std::string JobImpl::StagingPath(uint32_t rank,

@@ -36,6 +36,7 @@
 #include "server/session/steps/step_committer.h"
 #include "server/session/steps/step_coordinator.h"
 #include "server/session/steps/step_decider.h"
+#include "server/session/steps/step_preparer.h"
 #include "server/session/steps/step_stager.h"
 #include "server/session/steps/step_state.h"
 #include "server/session/transfer/load_applier.h"
@@ -87,6 +88,11 @@ class JobImpl final : public Job {
   void Commit(uint32_t rank, uint64_t request_id,
               const CommitSpec& spec) override;
   absl::Status Abort(uint32_t rank, uint64_t step) override;
+  absl::StatusOr<JobPosition> Position() override;
+  void Decide(uint32_t rank, uint64_t request_id,
+              const StepVerdict& verdict) override;
+  absl::StatusOr<StepOutcome> DecideUnattached(
+      const StepVerdict& verdict) override;
   std::string StagingPath(uint32_t rank,
                           uint64_t client_instance) const override;
 
@@ -146,6 +152,7 @@ class JobImpl final : public Job {
   LoadApplier applier_ ABSL_GUARDED_BY(job_.lock.mu);
   RecoveredGradients gradients_ ABSL_GUARDED_BY(job_.lock.mu);
   JobRecovery recovery_ ABSL_GUARDED_BY(job_.lock.mu);
+  StepPreparer preparer_ ABSL_GUARDED_BY(job_.lock.mu);
   RankAttachments attachments_ ABSL_GUARDED_BY(job_.lock.mu);
   Agreement agreement_ ABSL_GUARDED_BY(job_.lock.mu);
   StepCoordinator coordinator_ ABSL_GUARDED_BY(job_.lock.mu);

@@ -19,6 +19,7 @@
 #include "proto/types/partition.h"
 #include "proto/types/step_commit.h"
 #include "proto/types/step_outcome.h"
+#include "proto/types/step_verdict.h"
 #include "server/session/ranks/former_rank.h"
 
 // The plain data that a Job takes and returns.
@@ -136,6 +137,16 @@ struct AttachResult {
   uint32_t load_required_from = 0;
   bool speculates = false;
   std::vector<StagedRange> staged;  // see v1::AttachReply
+};
+
+// How far a job is; see v1::PositionReply.
+struct JobPosition {
+  uint64_t committed_step = 0;
+  v1::JobPhase phase = v1::JOB_PHASE_EMPTY;
+  std::optional<StepOutcome> last_outcome;
+  std::optional<StepOutcome> prepared;
+  uint32_t loads_finished = 0;
+  uint64_t durable_step = 0;
 };
 
 // Its spans need to be valid during the call alone.

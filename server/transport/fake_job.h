@@ -106,6 +106,15 @@ class FakeJob : public session::Job {
   void Commit(uint32_t rank, uint64_t request_id,
               const session::CommitSpec& spec) override;
   absl::Status Abort(uint32_t rank, uint64_t step) override;
+  absl::StatusOr<session::JobPosition> Position() override {
+    return absl::UnimplementedError("Position");
+  }
+  void Decide(uint32_t /*rank*/, uint64_t /*request_id*/,
+              const StepVerdict& /*verdict*/) override {}
+  absl::StatusOr<session::StepOutcome> DecideUnattached(
+      const StepVerdict& /*verdict*/) override {
+    return absl::UnimplementedError("DecideUnattached");
+  }
   absl::Status BeginLoad(uint32_t rank) override;
   absl::Status Load(uint32_t rank, v1::StateArray array, uint32_t parameter,
                     uint64_t begin, uint64_t numel, DType dtype,

@@ -93,6 +93,12 @@ uint64_t BytesOf(uint64_t numel, uint64_t element_bytes) {
 
 }  // namespace
 
+StepVerdict VerdictFrom(const v1::DecideRequest& request) {
+  return {.step = request.step(),
+          .digest = request.digest(),
+          .verdict = static_cast<Verdict>(request.verdict())};
+}
+
 SessionHandler::SessionHandler(Options options, Peer peer, const PeerLink* link)
     : options_(std::move(options)), peer_(std::move(peer)), link_(link) {}
 
@@ -324,6 +330,35 @@ void SessionHandler::EndMicroStep(uint64_t request_id, uint64_t step,
 void SessionHandler::Commit(uint64_t request_id,
                             const session::CommitSpec& spec) {
   options_.job->Commit(rank_, request_id, spec);
+}
+
+void SessionHandler::Decide(uint64_t request_id, const StepVerdict& verdict) {
+  options_.job->Decide(rank_, request_id, verdict);
+}
+
+absl::StatusOr<v1::PositionReply> SessionHandler::Position() const {
+  OPTSTATE_ASSIGN_OR_RETURN(const session::JobPosition position,
+                            options_.job->Position());
+  v1::PositionReply reply;
+  reply.set_committed_step(position.committed_step);
+  reply.set_phase(position.phase);
+  reply.set_loads_finished(position.loads_finished);
+  reply.set_durable_step(position.durable_step);
+  if (position.last_outcome.has_value()) {
+    *reply.mutable_last_outcome() = ToProto(*position.last_outcome);
+  }
+  if (position.prepared.has_value()) {
+    *reply.mutable_prepared() = ToProto(*position.prepared);
+  }
+  return reply;
+}
+
+absl::StatusOr<v1::StepOutcome> SessionHandler::DecideUnattached(
+    const v1::DecideRequest& request) const {
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const session::StepOutcome outcome,
+      options_.job->DecideUnattached(VerdictFrom(request)));
+  return ToProto(outcome);
 }
 
 absl::Status SessionHandler::Abort(uint64_t step) {

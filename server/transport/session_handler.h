@@ -22,6 +22,9 @@
 
 namespace optstate::transport {
 
+// Converts the message; the job checks the result.
+StepVerdict VerdictFrom(const v1::DecideRequest& request);
+
 // The facts about the job that a transport needs before it can bind a session
 // to a rank: copies, because the job's own may change with the next
 // registration.
@@ -128,6 +131,12 @@ class SessionHandler {
   // Always answered through the listener.
   void Commit(uint64_t request_id, const session::CommitSpec& spec);
   absl::Status Abort(uint64_t step);
+  // Always answered through the listener.
+  void Decide(uint64_t request_id, const StepVerdict& verdict);
+  // These two need no attached rank.
+  absl::StatusOr<v1::PositionReply> Position() const;
+  absl::StatusOr<v1::StepOutcome> DecideUnattached(
+      const v1::DecideRequest& request) const;
   absl::Status BeginLoad();
   // `numel` elements (STEP_COUNT: parameters) are at the begin of `data`.
   absl::Status Load(uint32_t array, uint32_t parameter, uint64_t begin,

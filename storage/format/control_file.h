@@ -60,7 +60,10 @@ struct StepRecord {
   // The sequence number of the record that sealed the file; 0: none did.
   uint64_t load_log_sequence;
   uint32_t load_log_crc32c;
-  uint32_t reserved0[6];
+  uint32_t reserved0;
+  // Identifies what was prepared; 0: the step was taken in one phase.
+  uint64_t prepared_digest;
+  uint32_t reserved1[3];
   uint32_t crc32c;  // of the bytes before it
 };
 static_assert(sizeof(StepRecord) == 128);
@@ -70,6 +73,7 @@ static_assert(offsetof(StepRecord, load_touched_from) == 56);
 static_assert(offsetof(StepRecord, loss_scale) == 64);
 static_assert(offsetof(StepRecord, loads_finished) == 76);
 static_assert(offsetof(StepRecord, load_log_bytes) == 80);
+static_assert(offsetof(StepRecord, prepared_digest) == 104);
 static_assert(offsetof(StepRecord, crc32c) == 124);
 static_assert(std::is_trivially_copyable_v<StepRecord>);
 
@@ -117,7 +121,10 @@ struct ControlFile {
   uint64_t undo_bytes;
   alignas(64) StepRecord records[2];
   float loading_masters[kLoadBlockElements];
-  uint8_t reserved2[2624];
+  // The step whose intent is written and whose verdict is awaited; none of its
+  // tiles is touched. 0, or a step that is in progress or committed: none.
+  std::atomic<uint64_t> step_prepared;
+  uint8_t reserved2[2616];
 };
 static_assert(sizeof(ControlFile) == 4096);
 static_assert(offsetof(ControlFile, incarnation) == 16);
@@ -128,6 +135,7 @@ static_assert(offsetof(ControlFile, step_given_up) == 168);
 static_assert(offsetof(ControlFile, undo_bytes) == 184);
 static_assert(offsetof(ControlFile, records) == 192);
 static_assert(offsetof(ControlFile, loading_masters) == 448);
+static_assert(offsetof(ControlFile, step_prepared) == 1472);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 // Makes a zeroed file the control file of a new job with this record.

@@ -65,6 +65,11 @@ class GrpcChannel final : public Channel {
   absl::StatusOr<Outcome> WaitCommit(absl::Time deadline,
                                      Meanwhile meanwhile) override;
   absl::Status Abort(uint64_t step, absl::Time deadline) override;
+  absl::Status StartDecision(const StepVerdict& verdict,
+                             absl::Time deadline) override;
+  bool has_outstanding_commit() const override { return commit_id_ != 0; }
+  absl::StatusOr<v1::SessionReply> Ask(const v1::SessionRequest& request,
+                                       absl::Time deadline) override;
 
   uint64_t transfer_bytes_max() const override { return shm::kChunkBytesMax; }
   absl::Status BeginLoad(absl::Time deadline) override;
@@ -149,8 +154,8 @@ absl::StatusOr<Attached> GrpcChannel::Connect(bool must_exist,
 absl::Status GrpcChannel::Open(bool must_exist, absl::Time deadline) {
   OPTSTATE_ASSIGN_OR_RETURN(
       UniqueFd socket,
-      OpenConnection(endpoint_, v1::WIRE_GRPC, setup_.job, must_exist, deadline,
-                     setup_.interrupted));
+      OpenConnection(endpoint_, v1::WIRE_GRPC, setup_.job, must_exist,
+                     setup_.two_phase, deadline, setup_.interrupted));
   OPTSTATE_ASSIGN_OR_RETURN(
       stream_,
       GrpcStream::Open(std::move(socket), deadline, setup_.interrupted));
@@ -244,24 +249,7 @@ absl::Status GrpcChannel::Flush(absl::Time deadline) {
 
 absl::Status GrpcChannel::StartCommit(const CommitOptions& options,
                                       absl::Time deadline) {
-  v1::CommitRequest* const commit = request_.mutable_commit();
-  commit->Clear();
-  commit->set_step(options.step);
-  commit->set_grad_scale(options.grad_scale);
-  commit->set_max_norm(options.max_norm);
-  commit->set_found_inf(options.found_inf);
-  commit->set_max_value(options.max_value);
-  commit->set_norm_type(options.norm_type);
-  commit->set_wants_parameters(!setup_.fetches_parameters);
-  for (size_t i = 0; i < options.groups.size(); ++i) {
-    const Hyperparams& from = options.groups[i];
-    v1::GroupHyperparams* const to = commit->add_groups();
-    to->mutable_values()->Add(from.value.begin(), from.value.end());
-    to->set_max_norm(from.max_norm);
-    if (!options.clips_with.empty()) {
-      to->set_clips_with(options.clips_with[i]);
-    }
-  }
+  FillCommit(setup_, options, request_.mutable_commit());
   OPTSTATE_ASSIGN_OR_RETURN(commit_id_, Send({}, deadline));
   return absl::OkStatus();
 }
@@ -277,6 +265,7 @@ absl::StatusOr<Outcome> GrpcChannel::WaitCommit(absl::Time deadline,
   OPTSTATE_ASSIGN_OR_RETURN(const v1::SessionReply reply,
                             Await(std::exchange(commit_id_, 0), deadline));
   const Outcome outcome = FromProto(reply.outcome());
+  if (outcome.prepared) return outcome;
   if (outcome.applied && !reply.has_parameters()) {
     OPTSTATE_RETURN_IF_ERROR(ReadParameters(deadline));
   }
@@ -287,6 +276,22 @@ absl::StatusOr<Outcome> GrpcChannel::WaitCommit(absl::Time deadline,
 absl::Status GrpcChannel::Abort(uint64_t step, absl::Time deadline) {
   request_.mutable_abort()->set_step(step);
   return SendAndAwait(deadline).status();
+}
+
+absl::Status GrpcChannel::StartDecision(const StepVerdict& verdict,
+                                        absl::Time deadline) {
+  *request_.mutable_decide() = MakeDecision(verdict);
+  OPTSTATE_ASSIGN_OR_RETURN(commit_id_, Send({}, deadline));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::SessionReply> GrpcChannel::Ask(
+    const v1::SessionRequest& request, absl::Time deadline) {
+  OPTSTATE_RETURN_IF_ERROR(Open(/*must_exist=*/true, deadline));
+  request_ = request;
+  absl::StatusOr<v1::SessionReply> reply = SendAndAwait(deadline);
+  Lose(absl::OkStatus()).IgnoreError();
+  return reply;
 }
 
 absl::Status GrpcChannel::BeginLoad(absl::Time deadline) {

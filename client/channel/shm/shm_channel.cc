@@ -81,7 +81,7 @@ absl::StatusOr<Attached> ShmChannel::Connect(bool must_exist,
   Drop();
   OPTSTATE_ASSIGN_OR_RETURN(
       socket_, OpenConnection(endpoint_, v1::WIRE_SHM, setup_.job, must_exist,
-                              deadline, setup_.interrupted));
+                              setup_.two_phase, deadline, setup_.interrupted));
   v1::SessionRequest request;
   *request.mutable_register_() = MakeRegister(setup_, must_exist);
   absl::StatusOr<v1::SessionReply> registered =
@@ -268,13 +268,20 @@ absl::Status ShmChannel::Disconnect() {
 }
 
 absl::Status ShmChannel::Farewell(absl::Time deadline) {
+  v1::SessionRequest request;
+  *request.mutable_detach() = MakeFarewell(setup_);
+  return Ask(request, deadline).status();
+}
+
+absl::StatusOr<v1::SessionReply> ShmChannel::Ask(
+    const v1::SessionRequest& request, absl::Time deadline) {
   OPTSTATE_ASSIGN_OR_RETURN(
       socket_,
       OpenConnection(endpoint_, v1::WIRE_SHM, setup_.job, /*must_exist=*/true,
-                     deadline, setup_.interrupted));
-  v1::SessionRequest request;
-  *request.mutable_detach() = MakeFarewell(setup_);
-  return Lose(Call(request, {}, nullptr, deadline).status());
+                     setup_.two_phase, deadline, setup_.interrupted));
+  absl::StatusOr<v1::SessionReply> reply = Call(request, {}, nullptr, deadline);
+  Drop();
+  return reply;
 }
 
 void ShmChannel::Abandon() { Drop(); }
@@ -328,7 +335,9 @@ absl::Status ShmChannel::StartCommit(const CommitOptions& options,
   }
   Submission submission = {};
   submission.step = options.step;
-  submission.flags = options.found_inf ? shm::kSubmissionFoundInf : 0;
+  submission.flags =
+      static_cast<uint16_t>((options.found_inf ? shm::kSubmissionFoundInf : 0) |
+                            (setup_.two_phase ? shm::kSubmissionTwoPhase : 0));
   submission.grad_scale = options.grad_scale;
   submission.max_norm = options.max_norm;
   OPTSTATE_ASSIGN_OR_RETURN(commit_, Submit(Op::kCommit, submission, deadline));
@@ -351,23 +360,36 @@ absl::StatusOr<Outcome> ShmChannel::WaitCommit(absl::Time deadline,
   Pending* const commit = std::exchange(commit_, nullptr);
   OPTSTATE_RETURN_IF_ERROR(Await(commit, deadline));
   const shm::Completion& from = commit->completion;
+  const bool prepared = (from.flags & shm::kCompletionPrepared) != 0;
   return Outcome{
       .step = from.step,
       .applied = (from.flags & shm::kCompletionApplied) != 0,
       .found_inf = (from.flags & shm::kCompletionFoundInf) != 0,
       .gradient_norm = from.gradient_norm,
       .clip_coefficient = from.clip_coefficient,
-      .update_ns = from.update_ns,
+      .update_ns = prepared ? 0 : from.update_ns,
       .loss_scale = from.loss_scale,
       .good_steps = from.good_steps,
       .hysteresis_left = from.flags >> shm::kCompletionHysteresisShift,
-      .durable_step = commit->durable_step};
+      .durable_step = commit->durable_step,
+      .prepared = prepared,
+      .digest = prepared ? from.update_ns : 0};
 }
 
 absl::Status ShmChannel::Abort(uint64_t step, absl::Time deadline) {
   Submission submission = {};
   submission.step = step;
   return SubmitAndAwait(Op::kAbort, submission, deadline);
+}
+
+absl::Status ShmChannel::StartDecision(const StepVerdict& verdict,
+                                       absl::Time deadline) {
+  Submission submission = {};
+  submission.step = verdict.step;
+  submission.begin = verdict.digest;
+  submission.flags = static_cast<uint16_t>(verdict.verdict);
+  OPTSTATE_ASSIGN_OR_RETURN(commit_, Submit(Op::kDecide, submission, deadline));
+  return absl::OkStatus();
 }
 
 absl::Status ShmChannel::BeginLoad(absl::Time deadline) {

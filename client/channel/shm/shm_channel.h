@@ -62,6 +62,11 @@ class ShmChannel final : public Channel {
                                      Meanwhile meanwhile) override;
   const std::atomic<uint64_t>* run_stamps() const override;
   absl::Status Abort(uint64_t step, absl::Time deadline) override;
+  absl::Status StartDecision(const StepVerdict& verdict,
+                             absl::Time deadline) override;
+  bool has_outstanding_commit() const override { return commit_ != nullptr; }
+  absl::StatusOr<v1::SessionReply> Ask(const v1::SessionRequest& request,
+                                       absl::Time deadline) override;
 
   uint64_t transfer_bytes_max() const override { return shm::kWindowBytes; }
   absl::Status BeginLoad(absl::Time deadline) override;

@@ -43,9 +43,10 @@ constexpr std::array kPoints = {
     PersistPoint::kRankDetached,       PersistPoint::kStagingEpoch,
     PersistPoint::kStagingEpochStored, PersistPoint::kMicroStepEnded,
     PersistPoint::kMicroStepAnswer,    PersistPoint::kStepInProgress,
-    PersistPoint::kFirstTile,          PersistPoint::kStepGivenUp,
-    PersistPoint::kLoadSeal,           PersistPoint::kLoadInPlace,
-    PersistPoint::kLoadRecord,         PersistPoint::kParameterLoading,
+    PersistPoint::kStepPrepared,       PersistPoint::kFirstTile,
+    PersistPoint::kStepGivenUp,        PersistPoint::kLoadSeal,
+    PersistPoint::kLoadInPlace,        PersistPoint::kLoadRecord,
+    PersistPoint::kParameterLoading,
 };
 
 // A pid that no process has: it is above the largest one.
@@ -314,6 +315,28 @@ TEST_F(PersistOrderInCrashTest, AStepIsMarked) {
   EXPECT_THAT(watch.reached(), ElementsAreArray({PersistPoint::kStepInProgress,
                                                  PersistPoint::kFirstTile}));
   EXPECT_THAT(watch.RunStamps(), Contains(3u));
+}
+
+TEST_F(PersistOrderInCrashTest, AStepIsPrepared) {
+  PushStep3(&harness_);
+  const Watch watch(harness_, [&](PersistPoint) {
+    const std::string intent_bytes = watch.File("step_intent");
+    storage::StepIntent intent;
+    EXPECT_TRUE(storage::ReadStepIntent(
+                    absl::MakeConstSpan(
+                        reinterpret_cast<const std::byte*>(intent_bytes.data()),
+                        intent_bytes.size()),
+                    3, groups_.size(), 3, &intent)
+                    .ok());
+    EXPECT_EQ(watch.ReadControl()->step_prepared.load(), 0u);
+    EXPECT_EQ(watch.ReadControl()->step_in_progress.load(), 0u);
+  });
+  CommitSpec commit = CommitOf(3);
+  commit.two_phase = true;
+  harness_.CommitAll(commit);
+  EXPECT_THAT(watch.reached(), ElementsAreArray({PersistPoint::kStepPrepared}));
+  EXPECT_EQ(watch.ReadControl()->step_prepared.load(), 3u);
+  EXPECT_THAT(watch.RunStamps(), Each(Ne(3u)));
 }
 
 TEST_F(PersistOrderInCrashTest, AStepIsGivenUp) {

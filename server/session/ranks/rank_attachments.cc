@@ -93,6 +93,9 @@ void RankAttachments::DetachLocked(uint32_t rank, bool for_good) {
   const RankSession& session = ranks_.session(rank);
   const RankProcess process = session.spec.process;
   const std::byte* const area = session.spec.gradient_area;
+  if (job_.recovery.has_value() && job_.recovery->awaits_verdict) {
+    gradients_.KeepGradients(rank);
+  }
   const auto is_needed = [&]() {
     return (ranks_.gradient_area(rank) == nullptr ||
             ranks_.gradient_area(rank) == area) &&

@@ -1,5 +1,9 @@
 #include "server/session/ranks/rank_roster.h"
 
+#include <fcntl.h>
+
+#include <memory>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
@@ -140,6 +144,10 @@ void RankRoster::Attach(const AttachSpec& spec) {
   Rank& rank = ranks_[spec.rank];
   rank.has_session = true;
   rank.session.spec = spec;
+  if (spec.gradient_segment >= 0) {
+    rank.session.gradient_segment = std::make_shared<const UniqueFd>(
+        ::fcntl(spec.gradient_segment, F_DUPFD_CLOEXEC, 0));
+  }
   rank.session.attached_at = absl::Now();
 }
 

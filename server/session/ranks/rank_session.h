@@ -2,10 +2,12 @@
 #define OPTSTATE_SERVER_SESSION_RANKS_RANK_SESSION_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "proto/types/unique_fd.h"
 #include "server/session/job_types.h"
 
 namespace optstate::session {
@@ -15,6 +17,8 @@ namespace optstate::session {
 // except for its committed step.
 struct RankSession {
   AttachSpec spec;
+  // The session's own fd of spec.gradient_segment; null: there is none.
+  std::shared_ptr<const UniqueFd> gradient_segment;
   absl::Time attached_at;
   uint64_t committed_step = 0;  // the last it participated in
   // The step that was to be finished when the rank attached; 0: none.

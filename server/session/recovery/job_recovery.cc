@@ -58,12 +58,62 @@ absl::Status JobRecovery::AdoptStep() {
       return awaited;
     }
   }
+  const uint64_t prepared = control.step_prepared.load();
+  if (step == 0 && prepared == job_.record().committed_step + 1) {
+    AdoptPrepared(prepared);
+  }
   if (!job_.recovery.has_value()) {
     gradients_.DropGradientsOfAbsent();
     stager_.RestoreStaged();
     gradients_.RemoveStaleStagingFiles();
   }
   return absl::OkStatus();
+}
+
+// A prepared step whose gradients are lost, or whose intent is, is as if it
+// never had been: none of its tiles is touched.
+void JobRecovery::AdoptPrepared(uint64_t step) {
+  const absl::Status prepared = PrepareRecovery(step);
+  if (!prepared.ok()) {
+    spdlog::error("prepared step dropped: job={} step={} error=\"{}\"",
+                  job_.options.name, step, prepared.ToString());
+    return step_.progress.GiveUpPrepared();
+  }
+  job_.recovery->awaits_verdict = true;
+  gradients_.FindGradients();
+  const absl::Status awaited = CheckGradientsMayCome();
+  if (awaited.ok()) {
+    spdlog::info("step is prepared and waits for its verdict: job={} step={}",
+                 job_.options.name, step);
+    return;
+  }
+  spdlog::error("prepared step dropped, its gradients are lost: job={} step={}",
+                job_.options.name, step);
+  DropPrepared();
+}
+
+void JobRecovery::KeepPrepared(
+    const storage::StepRecord& record,
+    absl::Span<const storage::StepIntentGroup> groups, double gradient_limit,
+    absl::Span<const uint8_t> updated, absl::Span<const uint64_t> pushed_by) {
+  RecoveredStep& prepared = job_.recovery.emplace(std::move(spare_));
+  prepared.awaits_verdict = true;
+  prepared.is_ours = true;
+  prepared.record = record;
+  prepared.gradient_limit = gradient_limit;
+  prepared.groups.assign(groups.begin(), groups.end());
+  prepared.updated.assign(updated.begin(), updated.end());
+  prepared.pushed_by.assign(pushed_by.begin(), pushed_by.end());
+}
+
+void JobRecovery::DropPrepared() {
+  step_.progress.GiveUpPrepared();
+  EndRecovery();
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    stager_.DropStaged(rank);
+  }
+  step_.timer.Drop();
+  RemoveGradientsOfAbsent();
 }
 
 absl::Status JobRecovery::PrepareRecovery(uint64_t step) {
@@ -81,23 +131,43 @@ absl::Status JobRecovery::PrepareRecovery(uint64_t step) {
 }
 
 void JobRecovery::FinishStepIfPossible() {
-  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+  if (job_.recovery->awaits_verdict) return;
+  const bool is_applied =
+      (job_.recovery->record.flags & storage::kStepRecordApplied) != 0;
+  for (uint32_t rank = 0; is_applied && rank < ranks_.size(); ++rank) {
     if (gradients_.LacksGradients(rank)) return;
   }
-  const absl::Status applied =
-      committer_.ApplyStep(gradients_.RecoveryUpdate(), job_.recovery->record);
+  const bool is_ours = job_.recovery->is_ours;
+  const absl::Status taken =
+      is_applied ? committer_.ApplyStep(gradients_.RecoveryUpdate(),
+                                        job_.recovery->record)
+                 : committer_.SkipStep(job_.recovery->record);
+  const uint64_t update_bytes =
+      is_ours && is_applied
+          ? job_.scheduler->UpdateBytes(job_.recovery->updated)
+          : 0;
   EndRecovery();
-  sums_.AnswerCommits(applied, job_.LastOutcome());
+  sums_.AnswerCommits(taken, job_.LastOutcome());
   step_.open_step.DropAll();
   step_.progress.End();
-  step_.timer.Drop();
   // The next engine goes on with a step that failed, and needs its gradients.
-  if (!applied.ok()) return;
-  ++job_.tier->control()->steps_recovered;
-  spdlog::info("step finished after a crash: job={} step={}", job_.options.name,
-               job_.record().committed_step);
+  if (!taken.ok() || !is_ours) step_.timer.Drop();
+  if (!taken.ok()) return;
+  if (is_ours) {
+    step_.timer.Finish(update_bytes);
+  } else {
+    ++job_.tier->control()->steps_recovered;
+    spdlog::info("step finished after a crash: job={} step={}",
+                 job_.options.name, job_.record().committed_step);
+  }
+  if (!is_ours || ranks_.AttachedCount() != ranks_.size()) {
+    RemoveGradientsOfAbsent();
+  }
+}
+
+// Removes what was kept for ranks that were lost meanwhile.
+void JobRecovery::RemoveGradientsOfAbsent() {
   gradients_.DropGradientsOfAbsent();
-  // Removes the staging files of ranks that were lost meanwhile.
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (ranks_.state(rank) != RankState::kAbsent) continue;
     ::unlink(
@@ -119,7 +189,9 @@ absl::Status JobRecovery::AdmitToRecovery(const AttachSpec& spec) {
         needed, " bytes of step ", job_.recovery->record.committed_step,
         ", and its gradient area has pages for ", spec.gradient_bytes_present));
   }
-  if (!gradients_.LacksGradients(spec.rank)) return job_.StillRecovering();
+  if (job_.recovery->awaits_verdict || !gradients_.LacksGradients(spec.rank)) {
+    return job_.StillRecovering();
+  }
   FailRecovery(spec.rank);
   return job_.failure;
 }
@@ -138,6 +210,13 @@ absl::Status JobRecovery::CheckGradientsMayCome() const {
 }
 
 void JobRecovery::FailRecovery(uint32_t rank) {
+  if (job_.recovery->awaits_verdict) {
+    spdlog::error(
+        "prepared step dropped, the gradients of a rank are lost: job={} "
+        "step={} rank={}",
+        job_.options.name, job_.recovery->record.committed_step, rank);
+    return DropPrepared();
+  }
   storage::ControlFile& control = *job_.tier->control();
   control.given_up_for_rank = rank;
   storage::PersistInOrder(storage::PersistPoint::kStepGivenUp);
@@ -156,7 +235,9 @@ void JobRecovery::FailRecovery(uint32_t rank) {
 // Ends the recovery and its mappings: from now on gradients are in the areas of
 // the attached ranks.
 void JobRecovery::EndRecovery() {
-  job_.recovery.reset();
+  spare_ = *std::exchange(job_.recovery, std::nullopt);
+  spare_.kept.clear();
+  spare_.staged.clear();
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     ranks_.gradient_area(rank) = ranks_.state(rank) == RankState::kAttached
                                      ? ranks_.session(rank).spec.gradient_area

@@ -5,10 +5,12 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "server/session/job_context.h"
 #include "server/session/job_types.h"
 #include "server/session/ranks/rank_roster.h"
 #include "server/session/recovery/recovered_gradients.h"
+#include "server/session/recovery/recovered_step.h"
 #include "server/session/steps/micro_step_summer.h"
 #include "server/session/steps/speculator.h"
 #include "server/session/steps/step_committer.h"
@@ -20,6 +22,7 @@ namespace optstate::session {
 
 // Finishes a step in which the previous engine died, as it was decided, once
 // the gradients that it needs are there; or gives it up when they are lost.
+// Keeps a prepared step, of this engine or a former one, in the same way.
 //
 // Threads: not thread-safe; the job's lock guards it, and is given up while the
 // state is written.
@@ -56,13 +59,25 @@ class JobRecovery {
   // Returns why a rank must not attach while the step is being finished. A
   // process that replaces a rank whose gradients it needs fails the job.
   absl::Status AdmitToRecovery(const AttachSpec& spec);
+  // Keeps a step that this engine has prepared until its verdict is known. The
+  // recovery then is of this step, which needs the gradients that it was
+  // prepared with.
+  void KeepPrepared(const storage::StepRecord& record,
+                    absl::Span<const storage::StepIntentGroup> groups,
+                    double gradient_limit, absl::Span<const uint8_t> updated,
+                    absl::Span<const uint64_t> pushed_by);
+  // Gives the prepared step up: what was staged of it is dropped, and the step
+  // can be taken again.
+  void DropPrepared();
   // Gives the step up: the gradients of this rank are lost.
   void FailRecovery(uint32_t rank);
 
  private:
   absl::Status PrepareRecovery(uint64_t step);
+  void AdoptPrepared(uint64_t step);
   absl::Status CheckGradientsMayCome() const;
   void EndRecovery();
+  void RemoveGradientsOfAbsent();
   absl::Status LostGradientsError(uint64_t rank) const;
   absl::Status LostInsideError(absl::string_view why) const;
   absl::Status MixedStepsError(absl::string_view why) const;
@@ -76,6 +91,7 @@ class JobRecovery {
   StepCommitter& committer_;
   RecoveredGradients& gradients_;
   LoadApplier& applier_;
+  RecoveredStep spare_;  // the memory of the last one, for the next
 };
 
 }  // namespace optstate::session

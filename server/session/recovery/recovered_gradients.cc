@@ -34,13 +34,40 @@ void RecoveredGradients::FindGradients() {
   }
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (ranks_.gradient_area(rank) != nullptr) continue;
-    const uint64_t instance = job_.rank_mark(rank).client_instance;
-    const uint64_t bytes = job_.shape->partitions[rank].gradient_area_bytes;
-    auto file = OpenStagingFile(job_.StagingPath(rank, instance), bytes);
-    if (!file.ok()) continue;  // a rank with shared memory has none
-    job_.recovery->staged.push_back(*std::move(file));
-    ranks_.gradient_area(rank) = job_.recovery->staged.back().data();
+    // A rank with shared memory has none.
+    MapStaging(rank, job_.rank_mark(rank).client_instance).IgnoreError();
   }
+}
+
+absl::Status RecoveredGradients::MapStaging(uint32_t rank,
+                                            uint64_t client_instance) {
+  const uint64_t bytes = job_.shape->partitions[rank].gradient_area_bytes;
+  OPTSTATE_ASSIGN_OR_RETURN(
+      storage::StateFile file,
+      OpenStagingFile(job_.StagingPath(rank, client_instance), bytes));
+  job_.recovery->staged.push_back(std::move(file));
+  ranks_.gradient_area(rank) = job_.recovery->staged.back().data();
+  return absl::OkStatus();
+}
+
+void RecoveredGradients::KeepGradients(uint32_t rank) {
+  const RankSession& session = ranks_.session(rank);
+  if (ranks_.gradient_area(rank) != session.spec.gradient_area ||
+      !job_.scheduler->NeedsGradients(rank, RecoveryUpdate())) {
+    return;
+  }
+  const absl::Status mapped =
+      session.gradient_segment == nullptr
+          ? MapStaging(rank, session.spec.client_instance)
+          : MapGradients(
+                {.rank = rank,
+                 .client_instance = session.spec.client_instance,
+                 .gradient_offset_bytes = session.spec.gradient_offset_bytes,
+                 .segment = UniqueFd(::fcntl(session.gradient_segment->get(),
+                                             F_DUPFD_CLOEXEC, 0))});
+  if (mapped.ok()) return;
+  spdlog::warn("gradients end with their session: job={} rank={} error=\"{}\"",
+               job_.options.name, rank, mapped.ToString());
 }
 
 absl::Status RecoveredGradients::MapGradients(KeptGradients kept) {

@@ -27,6 +27,9 @@ class RecoveredGradients {
   void FindGradients();
   // Takes the gradients of a rank that attaches.
   void AdoptGradients(const AttachSpec& spec);
+  // Has the gradients of an attached rank outlive its session, if the step
+  // needs them.
+  void KeepGradients(uint32_t rank);
   // Returns the rest of the step that is being finished.
   scheduler::StepScheduler::Update RecoveryUpdate() const;
   bool LacksGradients(uint32_t rank) const;
@@ -40,6 +43,7 @@ class RecoveredGradients {
 
  private:
   absl::Status MapGradients(KeptGradients kept);
+  absl::Status MapStaging(uint32_t rank, uint64_t client_instance);
 
   JobContext& job_;
   RankRoster& ranks_;

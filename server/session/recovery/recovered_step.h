@@ -11,13 +11,19 @@
 
 namespace optstate::session {
 
-// A step in which a former engine died and that is not finished yet.
+// A step that is written down but not finished: one in which a former engine
+// died, or one that is prepared.
 struct RecoveredStep {
-  storage::StepRecord record;  // to be published
+  // The step is prepared, and its verdict is not known yet: none of its tiles
+  // is touched.
+  bool awaits_verdict = false;
+  // This engine prepared it.
+  bool is_ours = false;
+  storage::StepRecord record = {};  // to be published
   std::vector<storage::StepIntentGroup> groups;
   std::vector<uint8_t> updated;
   std::vector<uint64_t> pushed_by;
-  double gradient_limit;
+  double gradient_limit = 0;
   // Memory of the gradients of ranks that need not be attached.
   std::vector<shm::PeerSegment> kept;
   std::vector<storage::StateFile> staged;

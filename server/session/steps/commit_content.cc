@@ -19,6 +19,9 @@ class Fnv1a {
   void Add(double value) {
     uint64_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
+    Add(bits);
+  }
+  void Add(uint64_t bits) {
     for (int shift = 0; shift < 64; shift += 8) {
       Add(static_cast<uint8_t>(bits >> shift));
     }
@@ -125,6 +128,21 @@ uint64_t DigestOf(const CommitSpec& spec) {
   return digest.hash();
 }
 
+uint64_t PreparedDigest(const CommitSpec& spec, absl::string_view layout_hash,
+                        uint32_t loads_finished,
+                        absl::Span<const double> gradient_norms) {
+  Fnv1a digest;
+  digest.Add(spec.step);
+  digest.Add(DigestOf(spec));
+  for (const char byte : layout_hash) digest.Add(static_cast<uint8_t>(byte));
+  digest.Add(uint64_t{loads_finished});
+  for (const double norm : gradient_norms) {
+    digest.Add(std::isnan(norm) ? std::numeric_limits<double>::quiet_NaN()
+                                : norm);
+  }
+  return digest.hash() == 0 ? 1 : digest.hash();
+}
+
 bool AsksForTheSame(const CommitSpec& a, const CommitSpec& b) {
   for (uint32_t i = 0; i < a.groups.size(); ++i) {
     const Hyperparams& x = a.groups[i];
@@ -168,10 +186,12 @@ absl::Status CheckEqual(OptimizerKind optimizer, uint32_t rank_a,
     double a;
     double b;
   };
-  const Field fields[] = {{"grad_scale", a.grad_scale, b.grad_scale},
-                          {"max_norm", a.max_norm, b.max_norm},
-                          {"max_value", a.max_value, b.max_value},
-                          {"norm_type", a.norm_type, b.norm_type}};
+  const Field fields[] = {
+      {"grad_scale", a.grad_scale, b.grad_scale},
+      {"max_norm", a.max_norm, b.max_norm},
+      {"max_value", a.max_value, b.max_value},
+      {"norm_type", a.norm_type, b.norm_type},
+      {"two_phase", a.two_phase ? 1.0 : 0.0, b.two_phase ? 1.0 : 0.0}};
   for (const Field& field : fields) {
     if (Same(field.a, field.b)) continue;
     return Unequal(field.name, rank_a, field.a, rank_b, field.b);

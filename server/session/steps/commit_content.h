@@ -29,6 +29,14 @@ absl::Status CheckContent(const CommitSpec& spec, OptimizerKind optimizer,
 // doubles.
 uint64_t DigestOf(const CommitSpec& spec);
 
+// Returns what identifies a step that is prepared with this commit: equal on
+// nodes that prepare the same. 64-bit FNV-1a over the step, DigestOf(), the
+// layout's hash, the number of finished loads and, in the layout's order, each
+// parameter's norm (-1: it is not updated; any NaN is one). Never 0.
+uint64_t PreparedDigest(const CommitSpec& spec, absl::string_view layout_hash,
+                        uint32_t loads_finished,
+                        absl::Span<const double> gradient_norms);
+
 // Returns whether both commits ask for the same, to the bit, but for the step
 // and found_inf. Both are of one job.
 bool AsksForTheSame(const CommitSpec& a, const CommitSpec& b);

@@ -9,10 +9,8 @@
 
 namespace optstate::session {
 
-// A skipped step changes only the record: its number is
-// used up, so that all ranks agree on which step is next.
-absl::Status StepCommitter::CommitDecision(const StepDecision& decision,
-                                           absl::Span<const uint8_t> updated) {
+storage::StepRecord StepCommitter::NextRecord(
+    const StepDecision& decision) const {
   const StepOutcome& outcome = decision.outcome;
   storage::StepRecord next = job_.record();
   next.committed_step = outcome.step;
@@ -23,25 +21,60 @@ absl::Status StepCommitter::CommitDecision(const StepDecision& decision,
                (outcome.applied ? storage::kStepRecordApplied : 0) |
                (outcome.found_inf ? storage::kStepRecordFoundInf : 0);
   next.update_ns = 0;
+  next.prepared_digest = 0;
   if (job_.shape->description.loss_scaler.has_value()) {
     AdvanceLossScaler(*job_.shape->description.loss_scaler, outcome.found_inf,
                       &next);
   }
-  if (!outcome.applied) {
-    RecordStep(next);
-    ++skipped_steps_;
-    return durability_.MakeDurableIfDue(/*is_load=*/false);
-  }
-  const double gradient_limit = step_.open_step.commit(0).spec().max_value;
-  MarkStep(next, gradient_limit, updated);
+  return next;
+}
+
+absl::Status StepCommitter::CommitDecision(const StepDecision& decision,
+                                           absl::Span<const uint8_t> updated) {
+  const StepOutcome& outcome = decision.outcome;
+  const storage::StepRecord next = NextRecord(decision);
+  if (!outcome.applied) return SkipStep(next);
+  WriteIntent(next, updated);
+  MarkStep(outcome.step);
   scheduler::StepScheduler::Update update;
   update.step = outcome.step;
   update.groups = decider_.groups();
-  update.gradient_limit = gradient_limit;
+  update.gradient_limit = step_.open_step.commit(0).spec().max_value;
   update.updated = updated;
   update.pushed_by = step_.open_step.pushed_by();
   update.gradient_areas = ranks_.gradient_areas();
   return ApplyStep(update, next);
+}
+
+storage::StepRecord StepCommitter::PrepareDecision(
+    const StepDecision& decision, absl::Span<const uint8_t> updated,
+    uint64_t digest) {
+  storage::StepRecord next = NextRecord(decision);
+  next.prepared_digest = digest;
+  WriteIntent(next, updated);
+  step_.progress.Prepare(next.committed_step);
+  return next;
+}
+
+// A skipped step changes only the record: its number is used up, so that all
+// ranks agree on which step is next.
+absl::Status StepCommitter::SkipStep(const storage::StepRecord& next) {
+  RecordStep(next);
+  ++skipped_steps_;
+  return durability_.MakeDurableIfDue(/*is_load=*/false);
+}
+
+void StepCommitter::WriteIntent(const storage::StepRecord& next,
+                                absl::Span<const uint8_t> updated) {
+  storage::StepIntentHeader header = {};
+  header.record = next;
+  // The time is known when the step is recorded.
+  header.record.committed_at_ns = 0;
+  header.record.crc32c = 0;
+  header.gradient_limit = step_.open_step.commit(0).spec().max_value;
+  storage::WriteStepIntent(header, decider_.groups(), updated,
+                           step_.open_step.pushed_by(),
+                           job_.tier->recovery().step_intent);
 }
 
 // Marks the step before the first tile is touched: an engine that dies from
@@ -49,22 +82,11 @@ absl::Status StepCommitter::CommitDecision(const StepDecision& decision,
 // finishes as it was decided. The compiler must not move these stores, nor the
 // tiles' stores up; the processor's order does not matter, for no other thread
 // looks, only a process that comes later.
-void StepCommitter::MarkStep(const storage::StepRecord& next,
-                             double gradient_limit,
-                             absl::Span<const uint8_t> updated) {
-  storage::StepIntentHeader header = {};
-  header.record = next;
-  // The time is known when the step is recorded.
-  header.record.committed_at_ns = 0;
-  header.record.crc32c = 0;
-  header.gradient_limit = gradient_limit;
-  storage::WriteStepIntent(header, decider_.groups(), updated,
-                           step_.open_step.pushed_by(),
-                           job_.tier->recovery().step_intent);
+void StepCommitter::MarkStep(uint64_t step) {
   job_.tier->control()->counts_begun.store(0, std::memory_order_relaxed);
-  step_.progress.Mark(next.committed_step);
+  step_.progress.Mark(step);
   if (job_.options.observer != nullptr) {
-    job_.options.observer->OnStepMarked(next.committed_step);
+    job_.options.observer->OnStepMarked(step);
   }
 }
 

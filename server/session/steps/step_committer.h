@@ -39,14 +39,24 @@ class StepCommitter {
 
   absl::Status CommitDecision(const StepDecision& decision,
                               absl::Span<const uint8_t> updated);
+  // Writes a decided step down as prepared: nothing of it is applied. Returns
+  // the record that it would have.
+  storage::StepRecord PrepareDecision(const StepDecision& decision,
+                                      absl::Span<const uint8_t> updated,
+                                      uint64_t digest);
+  // Marks a step whose intent is written, which ApplyStep is to apply.
+  void MarkStep(uint64_t step);
+  // Records a step that is skipped.
+  absl::Status SkipStep(const storage::StepRecord& next);
   // Does the remaining part of a step that is marked.
   absl::Status ApplyStep(const scheduler::StepScheduler::Update& update,
                          storage::StepRecord next);
   uint64_t skipped_steps() const { return skipped_steps_; }
 
  private:
-  void MarkStep(const storage::StepRecord& next, double gradient_limit,
-                absl::Span<const uint8_t> updated);
+  storage::StepRecord NextRecord(const StepDecision& decision) const;
+  void WriteIntent(const storage::StepRecord& next,
+                   absl::Span<const uint8_t> updated);
   void RecordStep(const storage::StepRecord& next);
 
   JobContext& job_;

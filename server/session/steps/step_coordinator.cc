@@ -132,6 +132,7 @@ absl::Status StepCoordinator::CheckCommit(uint32_t rank, const CommitSpec& spec,
         "max_norm"));
   }
   OPTSTATE_RETURN_IF_ERROR(CheckStep(rank, spec.step));
+  if (spec.two_phase) OPTSTATE_RETURN_IF_ERROR(preparer_.CheckCanPrepare());
   if (step_.open_step.commit(rank).committed) {
     return absl::FailedPreconditionError(
         absl::StrCat("rank ", rank, " has committed step ", spec.step,
@@ -157,6 +158,11 @@ void StepCoordinator::Commit(uint32_t rank, uint64_t request_id,
                   checked.ok() ? job_.LastOutcome() : StepOutcome{});
     return;
   }
+  // A repeat: the rank lost its connection before the step was prepared.
+  if (job_.recovery.has_value() && job_.recovery->awaits_verdict) {
+    return ranks_.Answer(rank, request_id, absl::OkStatus(),
+                         preparer_.PreparedOutcome());
+  }
   if (!job_.recovery.has_value()) step_.progress.Open();
   step_.open_step.NoteCommit(rank, request_id, spec);
   // Done also for a rank that has pushed nothing: the next engine knows of the
@@ -178,25 +184,42 @@ void StepCoordinator::Commit(uint32_t rank, uint64_t request_id,
   }
 }
 
-// Takes the step, or refuses it to all, once all ranks have committed.
+// Decides the step, and takes or prepares it.
+absl::Status StepCoordinator::TakeStep(StepOutcome* outcome,
+                                       absl::Span<const uint8_t>* updated) {
+  OPTSTATE_RETURN_IF_ERROR(CheckCommitsEqual());
+  OPTSTATE_RETURN_IF_ERROR(stager_.ResolveParameters(updated));
+  stager_.StagePartial();
+  const CommitSpec& commit = step_.open_step.commit(0).spec();
+  const StepDecision decision =
+      decider_.Decide(job_.record().committed_step + 1, *updated);
+  step_.progress.Decide();
+  absl::Status status = speculator_.PrepareForDecision(decision, commit);
+  decider_.KeepGradientNorms(decision.outcome.step, *updated);
+  if (status.ok() && commit.two_phase) {
+    preparer_.Prepare(decision, *updated);
+    *outcome = preparer_.PreparedOutcome();
+    return absl::OkStatus();
+  }
+  if (status.ok()) status = committer_.CommitDecision(decision, *updated);
+  *outcome = job_.LastOutcome();
+  return status;
+}
+
+// Takes or prepares the step, or refuses it to all, once all ranks have
+// committed.
 void StepCoordinator::CloseStep() {
   step_.timer.Enter(StepTimer::Phase::kDecide);
   absl::Span<const uint8_t> updated;
-  absl::Status status = CheckCommitsEqual();
-  if (status.ok()) status = stager_.ResolveParameters(&updated);
   StepOutcome outcome;
-  if (status.ok()) {
-    stager_.StagePartial();
-    const StepDecision decision =
-        decider_.Decide(job_.record().committed_step + 1, updated);
-    step_.progress.Decide();
-    status = speculator_.PrepareForDecision(decision,
-                                            step_.open_step.commit(0).spec());
-    decider_.KeepGradientNorms(decision.outcome.step, updated);
-    if (status.ok()) status = committer_.CommitDecision(decision, updated);
-    outcome = job_.LastOutcome();
-  }
+  const absl::Status status = TakeStep(&outcome, &updated);
   sums_.AnswerCommits(status, outcome);
+  if (status.ok() && outcome.prepared) {
+    // The recovery has all that its end needs. Sums and marks of it stay.
+    step_.open_step.DropAll();
+    step_.timer.Enter(StepTimer::Phase::kWaiting);
+    return;
+  }
   if (status.ok()) {
     step_.timer.Finish(outcome.applied ? job_.scheduler->UpdateBytes(updated)
                                        : 0);

@@ -16,6 +16,7 @@
 #include "server/session/steps/staging_marks.h"
 #include "server/session/steps/step_committer.h"
 #include "server/session/steps/step_decider.h"
+#include "server/session/steps/step_preparer.h"
 #include "server/session/steps/step_stager.h"
 #include "server/session/steps/step_state.h"
 #include "server/session/transfer/load_rounds.h"
@@ -44,6 +45,7 @@ class StepCoordinator {
     LossNotifier* losses;
     Agreement* agreement;
     JobRecovery* recovery;
+    StepPreparer* preparer;
     LoadState* load;
     LoadRounds* rounds;
     DrainGate* gate;
@@ -61,6 +63,7 @@ class StepCoordinator {
         losses_(*rooms.losses),
         agreement_(*rooms.agreement),
         recovery_(*rooms.recovery),
+        preparer_(*rooms.preparer),
         load_(*rooms.load),
         rounds_(*rooms.rounds),
         gate_(*rooms.gate) {}
@@ -81,6 +84,8 @@ class StepCoordinator {
   absl::Status CheckCommit(uint32_t rank, const CommitSpec& spec,
                            bool* repeated) const;
   absl::Status CheckCommitsEqual() const;
+  absl::Status TakeStep(StepOutcome* outcome,
+                        absl::Span<const uint8_t>* updated);
   void CloseStep();
 
   JobContext& job_;
@@ -95,6 +100,7 @@ class StepCoordinator {
   LossNotifier& losses_;
   Agreement& agreement_;
   JobRecovery& recovery_;
+  StepPreparer& preparer_;
   LoadState& load_;
   LoadRounds& rounds_;
   DrainGate& gate_;

@@ -38,6 +38,7 @@ class StepCoordinatorTest : public UpperRoomFixture {
                       .losses = &losses_,
                       .agreement = &agreement_,
                       .recovery = &recovery_,
+                      .preparer = &preparer_,
                       .load = &load_,
                       .rounds = &rounds_,
                       .gate = &gate_}) {}

@@ -10,6 +10,8 @@ absl::string_view NameOf(StepPhase phase) {
       return "open";
     case StepPhase::kDecided:
       return "decided";
+    case StepPhase::kPrepared:
+      return "prepared";
     case StepPhase::kApplying:
       return "applying";
     case StepPhase::kRecorded:
@@ -25,6 +27,9 @@ bool IsTransition(StepPhase from, StepPhase to) {
     case StepPhase::kOpen:
       return to == StepPhase::kDecided || to == StepPhase::kNone;
     case StepPhase::kDecided:
+      return to == StepPhase::kApplying || to == StepPhase::kRecorded ||
+             to == StepPhase::kPrepared || to == StepPhase::kNone;
+    case StepPhase::kPrepared:
       return to == StepPhase::kApplying || to == StepPhase::kRecorded ||
              to == StepPhase::kNone;
     case StepPhase::kApplying:

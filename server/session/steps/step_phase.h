@@ -13,6 +13,7 @@ enum class StepPhase : uint8_t {
   kNone,      // nothing has arrived
   kOpen,      // gradients or commits have
   kDecided,   // all ranks have committed; it is known what the step does
+  kPrepared,  // that is written down, and all nodes' verdict is awaited
   kApplying,  // the control file names it, until it is recorded
   kRecorded,  // the ranks have no answer yet
 };

@@ -10,11 +10,13 @@ TEST(StepPhaseTest, Transitions) {
   constexpr auto kNone = StepPhase::kNone;
   constexpr auto kOpen = StepPhase::kOpen;
   constexpr auto kDecided = StepPhase::kDecided;
+  constexpr auto kPrepared = StepPhase::kPrepared;
   constexpr auto kApplying = StepPhase::kApplying;
   constexpr auto kRecorded = StepPhase::kRecorded;
   ExpectTransitions<StepPhase>({{kNone, "none"},
                                 {kOpen, "open"},
                                 {kDecided, "decided"},
+                                {kPrepared, "prepared"},
                                 {kApplying, "applying"},
                                 {kRecorded, "recorded"}},
                                {{kNone, kOpen},
@@ -22,7 +24,11 @@ TEST(StepPhaseTest, Transitions) {
                                 {kOpen, kNone},
                                 {kDecided, kApplying},
                                 {kDecided, kRecorded},
+                                {kDecided, kPrepared},
                                 {kDecided, kNone},
+                                {kPrepared, kApplying},
+                                {kPrepared, kRecorded},
+                                {kPrepared, kNone},
                                 {kApplying, kRecorded},
                                 {kApplying, kNone},
                                 {kRecorded, kNone}});

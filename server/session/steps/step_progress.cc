@@ -12,6 +12,10 @@ StepPhase StepProgress::phase() const {
     return StepPhase::kApplying;
   }
   if (closed_.has_value()) return *closed_;
+  if (job_.tier->control()->step_prepared.load(std::memory_order_relaxed) ==
+      next_step()) {
+    return StepPhase::kPrepared;
+  }
   return arrived_.any() ? StepPhase::kOpen : StepPhase::kNone;
 }
 
@@ -26,6 +30,18 @@ void StepProgress::Open() {
 void StepProgress::Decide() {
   CheckMayBecome(StepPhase::kDecided);
   closed_ = StepPhase::kDecided;
+}
+
+void StepProgress::Prepare(uint64_t step) {
+  CheckMayBecome(StepPhase::kPrepared);
+  closed_.reset();
+  storage::PersistInOrder(storage::PersistPoint::kStepPrepared);
+  job_.tier->control()->step_prepared.store(step, std::memory_order_release);
+}
+
+void StepProgress::GiveUpPrepared() {
+  CheckMayBecome(StepPhase::kNone);
+  job_.tier->control()->step_prepared.store(0, std::memory_order_release);
 }
 
 void StepProgress::Mark(uint64_t step) {

@@ -30,6 +30,10 @@ class StepProgress {
   // step that is open.
   void Open();
   void Decide();
+  // Marks the step as prepared, for the next engine too.
+  void Prepare(uint64_t step);
+  // Gives a prepared step up, whose gradients then need not be kept.
+  void GiveUpPrepared();
   // Marks the step as in progress, for the next engine too.
   void Mark(uint64_t step);
   // Publishes the record of a skipped or applied step, and clears the mark.

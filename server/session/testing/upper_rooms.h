@@ -14,6 +14,7 @@
 #include "server/session/ranks/loss_notifier.h"
 #include "server/session/recovery/job_recovery.h"
 #include "server/session/recovery/recovered_gradients.h"
+#include "server/session/steps/step_preparer.h"
 #include "server/session/testing/recording_keeper.h"
 #include "server/session/testing/step_rooms.h"
 #include "server/session/transfer/load_applier.h"
@@ -49,7 +50,13 @@ class UpperRooms : public StepRooms {
                    .speculator = &speculator_,
                    .committer = &committer_,
                    .gradients = &gradients_,
-                   .applier = &applier_}) {
+                   .applier = &applier_}),
+        preparer_({.job = &job_,
+                   .ranks = &ranks_,
+                   .step = &step_,
+                   .decider = &decider_,
+                   .committer = &committer_,
+                   .recovery = &recovery_}) {
     job_.options.keeper = &keeper_;
   }
 
@@ -61,6 +68,7 @@ class UpperRooms : public StepRooms {
   LoadApplier applier_;
   RecoveredGradients gradients_;
   JobRecovery recovery_;
+  StepPreparer preparer_;
 };
 
 // An AttachedRoomTest with an executor that fails when the test wants it. Rooms

@@ -77,6 +77,8 @@ absl::Status GrpcSession::Handle(const v1::SessionRequest& request) {
       return absl::OkStatus();
     case v1::SessionRequest::kCommit:
       return StartCommit(request);
+    case v1::SessionRequest::kDecide:
+      return StartDecide(request);
     case v1::SessionRequest::kFinishLoad:
       return StartFinishLoad(request);
     case v1::SessionRequest::kReadParameters:
@@ -121,6 +123,12 @@ v1::SessionReply GrpcSession::Answer(const v1::SessionRequest& request) {
     case v1::SessionRequest::kAbort:
       status = handler_.Abort(request.abort().step());
       break;
+    case v1::SessionRequest::kPosition: {
+      auto position = handler_.Position();
+      status = position.status();
+      if (position.ok()) *reply.mutable_position() = *std::move(position);
+      break;
+    }
     case v1::SessionRequest::kBeginLoad:
       status = handler_.BeginLoad();
       break;
@@ -268,12 +276,27 @@ absl::Status GrpcSession::StartCommit(const v1::SessionRequest& request) {
   spec.max_value = commit.max_value();
   spec.norm_type = commit.norm_type() == 0 ? 2 : commit.norm_type();
   spec.found_inf = commit.found_inf();
-  if (commit.wants_parameters() && !handler_.fetches_parameters()) {
+  spec.two_phase = commit.two_phase();
+  if (commit.wants_parameters() && !spec.two_phase &&
+      !handler_.fetches_parameters()) {
     parameters_.Begin(request.request_id(), commit.step());
     replies_->Nudge();
   }
   pending_.fetch_add(1, std::memory_order_acq_rel);
   handler_.Commit(request.request_id(), spec);
+  return absl::OkStatus();
+}
+
+absl::Status GrpcSession::StartDecide(const v1::SessionRequest& request) {
+  if (attached()) {
+    pending_.fetch_add(1, std::memory_order_acq_rel);
+    handler_.Decide(request.request_id(), VerdictFrom(request.decide()));
+    return absl::OkStatus();
+  }
+  auto outcome = handler_.DecideUnattached(request.decide());
+  v1::SessionReply reply = MakeReply(request.request_id(), outcome.status());
+  if (outcome.ok()) *reply.mutable_outcome() = *std::move(outcome);
+  replies_->Push(std::move(reply));
   return absl::OkStatus();
 }
 

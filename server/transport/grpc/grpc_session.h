@@ -68,6 +68,7 @@ class GrpcSession : public session::SessionListener {
   // Starts a request whose reply comes later.
   absl::Status StartEndMicroStep(const v1::SessionRequest& request);
   absl::Status StartCommit(const v1::SessionRequest& request);
+  absl::Status StartDecide(const v1::SessionRequest& request);
   absl::Status StartFinishLoad(const v1::SessionRequest& request);
   absl::Status SendParameters(uint64_t request_id);
 

@@ -37,11 +37,12 @@ void CompletionWriter::OnStepDone(uint64_t request_id,
   completion.step = outcome.step;
   completion.flags = (outcome.applied ? shm::kCompletionApplied : 0) |
                      (outcome.found_inf ? shm::kCompletionFoundInf : 0) |
+                     (outcome.prepared ? shm::kCompletionPrepared : 0) |
                      outcome.hysteresis_left << shm::kCompletionHysteresisShift;
   completion.good_steps = outcome.good_steps;
   completion.gradient_norm = outcome.gradient_norm;
   completion.clip_coefficient = outcome.clip_coefficient;
-  completion.update_ns = outcome.update_ns;
+  completion.update_ns = outcome.prepared ? outcome.digest : outcome.update_ns;
   completion.loss_scale = outcome.loss_scale;
   handler_->LogOutcome(status, outcome);
   const uint64_t durable_step = outcome.durable_step;

@@ -86,6 +86,12 @@ absl::Status RingServer::Serve(const shm::Submission& submission) {
       return absl::OkStatus();
     case shm::Op::kFetch:
       return ServeFetch(submission);
+    case shm::Op::kDecide:
+      handler_->Decide(submission.request_id,
+                       {.step = submission.step,
+                        .digest = submission.begin,
+                        .verdict = static_cast<Verdict>(submission.flags)});
+      return absl::OkStatus();
     case shm::Op::kParameterHint:
       return Answer(
           submission.request_id,
@@ -110,11 +116,13 @@ absl::Status RingServer::Push(const shm::Submission& submission) {
 
 absl::Status RingServer::ServeCommit(const shm::Submission& submission) {
   ReadCommitGroups();
-  if ((submission.flags & ~shm::kSubmissionFoundInf) != 0) {
+  constexpr int kKnown = shm::kSubmissionFoundInf | shm::kSubmissionTwoPhase;
+  if ((submission.flags & ~kKnown) != 0) {
     return Answer(submission.request_id,
                   absl::InvalidArgumentError(
                       absl::StrCat("commit has flags ", submission.flags,
-                                   "; only 1 (found_inf) is known")));
+                                   "; only 1 (found_inf) and 2 (two_phase) "
+                                   "are known")));
   }
   session::CommitSpec spec;
   spec.step = submission.step;
@@ -127,6 +135,7 @@ absl::Status RingServer::ServeCommit(const shm::Submission& submission) {
   spec.max_value = settings.max_value;
   spec.norm_type = settings.norm_type == 0 ? 2 : settings.norm_type;
   spec.found_inf = (submission.flags & shm::kSubmissionFoundInf) != 0;
+  spec.two_phase = (submission.flags & shm::kSubmissionTwoPhase) != 0;
   handler_->Commit(submission.request_id, spec);
   return absl::OkStatus();
 }

@@ -84,13 +84,20 @@ absl::Status ShmSession::Handshake() {
       case v1::SessionRequest::kAttach:
         OPTSTATE_RETURN_IF_ERROR(AnswerAttach(std::move(frame), request));
         break;
+      case v1::SessionRequest::kPosition:
+        OPTSTATE_RETURN_IF_ERROR(AnswerPosition(request));
+        break;
+      case v1::SessionRequest::kDecide:
+        OPTSTATE_RETURN_IF_ERROR(AnswerDecide(request));
+        break;
       case v1::SessionRequest::kDetach:
         return AnswerDetach(request);
       default:
         return absl::InvalidArgumentError(
             absl::StrCat(RequestName(request),
                          " on the socket; over shared memory it takes ",
-                         "register, attach and detach alone"));
+                         "register, attach, position, decide and detach "
+                         "alone"));
     }
     large_.reset();
   }
@@ -115,6 +122,24 @@ absl::Status ShmSession::AnswerRegister(const v1::SessionRequest& request) {
     *reply.mutable_register_() = *std::move(result);
     reply.mutable_register_()->set_pages_may_follow(true);
   }
+  return Send(reply, {});
+}
+
+absl::Status ShmSession::AnswerPosition(const v1::SessionRequest& request) {
+  v1::SessionReply reply;
+  reply.set_request_id(request.request_id());
+  auto position = handler_.Position();
+  *reply.mutable_status() = ToProto(position.status());
+  if (position.ok()) *reply.mutable_position() = *std::move(position);
+  return Send(reply, {});
+}
+
+absl::Status ShmSession::AnswerDecide(const v1::SessionRequest& request) {
+  v1::SessionReply reply;
+  reply.set_request_id(request.request_id());
+  auto outcome = handler_.DecideUnattached(request.decide());
+  *reply.mutable_status() = ToProto(outcome.status());
+  if (outcome.ok()) *reply.mutable_outcome() = *std::move(outcome);
   return Send(reply, {});
 }
 

@@ -66,6 +66,8 @@ class ShmSession {
   absl::Status Serve();
   absl::Status Handshake();
   absl::Status AnswerRegister(const v1::SessionRequest& request);
+  absl::Status AnswerPosition(const v1::SessionRequest& request);
+  absl::Status AnswerDecide(const v1::SessionRequest& request);
   absl::Status AnswerAttach(shm::Frame frame,
                             const v1::SessionRequest& request);
   absl::Status AnswerDetach(const v1::SessionRequest& request);

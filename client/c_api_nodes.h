@@ -1,0 +1,66 @@
+/* The part of optstate's C API for jobs on several nodes, each with a daemon of
+ * its own. A session with optstate_session_options.two_phase prepares a step in
+ * optstate_commit (optstate_outcome.prepared). The caller exchanges the digests
+ * of all nodes, and brings what all decided to each. */
+#ifndef OPTSTATE_CLIENT_C_API_NODES_H_
+#define OPTSTATE_CLIENT_C_API_NODES_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "client/c_api.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A job, asked for without a rank of it. */
+typedef struct {
+  size_t struct_size;
+  const char* endpoint; /* as optstate_session_options has it */
+  const char* job;
+  double timeout_s; /* 0: 30 */
+  const char* daemon_path;
+  int32_t (*interrupted)(void* context); /* may be NULL */
+  void* interrupted_context;
+} optstate_job_address;
+
+/* How far a job is; see v1.PositionReply. */
+typedef struct {
+  size_t struct_size;
+  uint64_t committed_step;
+  int32_t phase;
+  int32_t found_inf;      /* the committed step was skipped */
+  uint64_t digest;        /* of the committed step; 0: taken in one phase */
+  uint64_t prepared_step; /* 0: none is */
+  uint64_t prepared_digest;
+  int32_t prepared_found_inf;
+  uint32_t loads_finished;
+  uint64_t durable_step;
+} optstate_job_position;
+
+enum {
+  OPTSTATE_VERDICT_COMMIT = 1,
+  OPTSTATE_VERDICT_SKIP = 2,
+  OPTSTATE_VERDICT_ABORT = 3
+};
+
+/* Takes (COMMIT, or SKIP: without an update) or drops (ABORT) the step that
+ * optstate_commit prepared. A repeat has the same result. */
+OPTSTATE_EXPORT int optstate_decide(optstate_session* session, uint64_t step,
+                                    uint64_t digest, int32_t verdict,
+                                    optstate_outcome* outcome);
+/* Asks how far a job is: NOT_FOUND when there is none. */
+OPTSTATE_EXPORT int optstate_find_position(const optstate_job_address* address,
+                                           optstate_job_position* position);
+/* Does what optstate_decide does, without a session. */
+OPTSTATE_EXPORT int optstate_bring_verdict(const optstate_job_address* address,
+                                           uint64_t step, uint64_t digest,
+                                           int32_t verdict,
+                                           optstate_outcome* outcome);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* OPTSTATE_CLIENT_C_API_NODES_H_ */

@@ -1,0 +1,1 @@
+"""One job on several nodes: each has a daemon of its own, and all take the same steps."""

@@ -1,0 +1,113 @@
+"""What nodes do about a step whose decision some of them do not know: one pure function.
+
+Every node is at a committed step and may have prepared the next one. A step is prepared by
+engines, decided by the ranks of all nodes together, and taken by each engine as it is told. So
+that nodes agree whoever died meanwhile, the same rule decides while ranks live and when others
+attach after them; server/session/README.md has it as a table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+
+
+class Verdict(enum.IntEnum):
+    """What becomes of a prepared step; values of the C API."""
+
+    COMMIT = 1
+    SKIP = 2
+    ABORT = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step that was prepared or taken. digest 0: taken in one phase."""
+
+    step: int
+    digest: int
+    found_inf: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """How far one node's job is."""
+
+    committed: Step
+    prepared: Step | None = None
+    loads_finished: int = 0
+    durable_step: int = 0
+
+
+class Unresolvable(Exception):
+    """The nodes cannot go on together; the text says why, and how to go on."""
+
+
+def decide(votes: Sequence[Step | None]) -> Verdict:
+    """Returns what all do with a step that each rank's node has prepared, or taken already, or
+    (None) could not prepare."""
+    first = votes[0]
+    if first is None or any(
+        vote is None or (vote.step, vote.digest) != (first.step, first.digest) for vote in votes
+    ):
+        return Verdict.ABORT
+    return Verdict.SKIP if any(vote and vote.found_inf for vote in votes) else Verdict.COMMIT
+
+
+def resolve(positions: Sequence[Position | None], names: Sequence[str]) -> dict[int, Verdict]:
+    """Returns, by node, the verdict that its prepared step gets now. Empty: all are at the same
+    step, and none is prepared. Ask for the positions again after the verdicts are brought.
+
+    positions: by node; None: it has no such job. Unresolvable: the nodes are at different steps
+    and none can catch up.
+    """
+    if all(position is None for position in positions):
+        return {}
+    there = [position or Position(Step(0, 0)) for position in positions]
+    latest = max(position.committed.step for position in there)
+    ahead = next(p.committed for p in there if p.committed.step == latest)
+    behind = [node for node, p in enumerate(there) if p.committed.step < latest]
+    verdicts: dict[int, Verdict] = {}
+    for node in behind:
+        prepared = there[node].prepared
+        if prepared is None or prepared.step != latest or prepared.digest != ahead.digest:
+            raise Unresolvable(_describe(there, positions, names, latest))
+        verdicts[node] = Verdict.SKIP if ahead.found_inf else Verdict.COMMIT
+    if behind:
+        return verdicts
+    digests = {p.committed.digest for p in there}
+    if len(digests) > 1:
+        raise Unresolvable(_describe(there, positions, names, latest))
+    waiting = {node: p.prepared for node, p in enumerate(there) if p.prepared is not None}
+    if waiting:
+        verdict = decide([p.prepared for p in there])
+        return dict.fromkeys(waiting, verdict)
+    if latest and len({p.loads_finished for p in there}) > 1:
+        raise Unresolvable(
+            _describe(there, positions, names, latest)
+            + ": a load of state has ended on some nodes alone"
+        )
+    return {}
+
+
+def _describe(
+    there: Sequence[Position],
+    positions: Sequence[Position | None],
+    names: Sequence[str],
+    latest: int,
+) -> str:
+    said = []
+    for name, position, asked in zip(names, there, positions):
+        text = f"step {position.committed.step}" if asked else "no such job"
+        if position.prepared is not None:
+            text += f", step {position.prepared.step} prepared"
+        if position.durable_step:
+            text += f", durable step {position.durable_step}"
+        said.append(f"{name}: {text}, {position.loads_finished} loads")
+    least = min(position.committed.step for position in there)
+    return (
+        f"the nodes of the job are not at one step ({'; '.join(said)}), and none has what the"
+        f" others lack. Delete the job on all nodes (optctl delete job) and begin it again from a"
+        f" checkpoint; all nodes had step {least}, and the last one was {latest}"
+    )

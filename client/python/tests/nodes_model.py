@@ -1,0 +1,205 @@
+"""A model of the nodes of one job, whose every interleaving is tried.
+
+The rules are the real ones (optstate._torch.nodes.resolution). An engine is modelled as
+server/session/steps/step_preparer.cc has it: what it has committed and prepared outlives it, and
+the first verdict that fits decides. Each node has one rank, for all its ranks. Ranks of a new
+generation come when those of the last one are dead: they settle, and take the step again.
+
+Assumed: what a rank has sent reaches its engine at any time or never, and any number of times,
+until ranks of the next generation attach; the engine ends the former sessions before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from optstate._torch.nodes import resolution
+from optstate._torch.nodes.resolution import Position, Step, Verdict
+
+STEP = 1
+GENERATIONS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """What each node's ranks bring: a digest, whether they found inf, whether they fail."""
+
+    digests: tuple[int, ...]
+    found_inf: tuple[bool, ...]
+    fails: tuple[bool, ...]
+    faults: int
+    loses: bool  # a fault may take a prepared step's gradients
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    committed: Step = Step(0, 0)
+    prepared: Step | None = None
+    # The rank: "runs", "voted" (its engine has prepared, or refused), "done" or "dead".
+    rank: str = "runs"
+    vote: Step | None = None
+    heard: frozenset[int] = frozenset()  # whose votes it has
+
+    @property
+    def position(self) -> Position:
+        return Position(self.committed, self.prepared)
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    nodes: tuple[Node, ...]
+    messages: frozenset[tuple[int, Step, Verdict]] = frozenset()  # verdicts to engines
+    seen: tuple[Position | None, ...] | None = None  # what settling ranks have read
+    generation: int = 0
+    faults: int = 0
+    lost: bool = False
+    error: str = ""  # why the ranks gave up
+
+    def with_node(self, index: int, **changes: object) -> World:
+        nodes = list(self.nodes)
+        nodes[index] = dataclasses.replace(nodes[index], **changes)
+        return dataclasses.replace(self, nodes=tuple(nodes))
+
+
+def take(node: Node, step: Step, verdict: Verdict) -> Node:
+    """What an engine does with a verdict; one that does not fit changes nothing."""
+    prepared = node.prepared
+    if prepared is None or (prepared.step, prepared.digest) != (step.step, step.digest):
+        return node
+    if verdict is Verdict.ABORT:
+        return dataclasses.replace(node, prepared=None)
+    found_inf = verdict is Verdict.SKIP or prepared.found_inf
+    return dataclasses.replace(
+        node, prepared=None, committed=dataclasses.replace(prepared, found_inf=found_inf)
+    )
+
+
+def moves(world: World, scenario: Scenario) -> Iterator[World]:
+    """All worlds that may come next."""
+    for index, step, verdict in world.messages:
+        node = take(world.nodes[index], step, verdict)
+        if node != world.nodes[index]:
+            nodes = list(world.nodes)
+            nodes[index] = node
+            yield dataclasses.replace(world, nodes=tuple(nodes))
+    yield from _faults(world, scenario)
+    if world.seen is not None:
+        yield from _settling(world)
+    elif all(node.rank == "dead" for node in world.nodes):
+        if world.generation + 1 < GENERATIONS:
+            yield dataclasses.replace(
+                world, generation=world.generation + 1, seen=(None,) * len(world.nodes)
+            )
+    else:
+        yield from _stepping(world, scenario)
+
+
+def _faults(world: World, scenario: Scenario) -> Iterator[World]:
+    if world.faults == scenario.faults:
+        return
+    hit = dataclasses.replace(world, faults=world.faults + 1)
+    if world.seen is not None:
+        yield dataclasses.replace(hit, seen=None)  # those who settle die: all ranks are dead
+    for index, node in enumerate(world.nodes):
+        if node.rank != "dead":
+            yield hit.with_node(index, rank="dead")
+        if scenario.loses and node.prepared is not None:
+            # Engine, supervisor and ranks at once.
+            yield dataclasses.replace(hit, lost=True).with_node(index, prepared=None, rank="dead")
+
+
+def _settling(world: World) -> Iterator[World]:
+    assert world.seen is not None
+    for index, seen in enumerate(world.seen):
+        if seen is None:
+            read = list(world.seen)
+            read[index] = world.nodes[index].position
+            yield dataclasses.replace(world, seen=tuple(read))
+    if None in world.seen:
+        return
+    try:
+        verdicts = resolution.resolve(world.seen, [str(i) for i in range(len(world.seen))])
+    except resolution.Unresolvable as error:
+        yield dataclasses.replace(world, seen=None, error=str(error), messages=frozenset())
+        return
+    if not verdicts:  # they attach
+        nodes = tuple(
+            dataclasses.replace(node, rank="runs", vote=None, heard=frozenset())
+            for node in world.nodes
+        )
+        yield dataclasses.replace(world, nodes=nodes, seen=None, messages=frozenset())
+        return
+    # Each verdict is brought and answered before the nodes are asked again; who brings it may
+    # die before, which leaves it on its way.
+    messages = set(world.messages)
+    nodes = list(world.nodes)
+    for index, verdict in verdicts.items():
+        prepared = world.seen[index].prepared
+        messages.add((index, prepared, verdict))
+        nodes[index] = take(nodes[index], prepared, verdict)
+    yield dataclasses.replace(world, messages=frozenset(messages), seen=None)
+    again = (None,) * len(nodes)
+    yield dataclasses.replace(world, messages=frozenset(messages), nodes=tuple(nodes), seen=again)
+
+
+def _stepping(world: World, scenario: Scenario) -> Iterator[World]:
+    for index, node in enumerate(world.nodes):
+        if node.rank == "runs":
+            if node.committed.step == STEP:
+                yield world.with_node(index, rank="done")
+            elif scenario.fails[index]:
+                yield world.with_node(index, rank="voted", vote=None, heard=frozenset({index}))
+            else:
+                made = Step(STEP, scenario.digests[index], scenario.found_inf[index])
+                prepared = node.prepared or made
+                yield world.with_node(
+                    index, prepared=prepared, rank="voted", vote=made, heard=frozenset({index})
+                )
+        elif node.rank == "voted":
+            for other, sender in enumerate(world.nodes):
+                if other not in node.heard and sender.heard and sender.rank != "runs":
+                    yield world.with_node(index, heard=node.heard | {other})
+            if len(node.heard) == len(world.nodes):
+                verdict = resolution.decide([each.vote for each in world.nodes])
+                sent = world.with_node(index, rank="done" if verdict.value < 3 else "dead")
+                if node.vote is not None:
+                    message = (index, node.vote, verdict)
+                    sent = dataclasses.replace(sent, messages=world.messages | {message})
+                yield sent
+        if node.rank == "done" and any(each.rank == "dead" for each in world.nodes):
+            yield world.with_node(index, rank="dead")  # the launcher ends the others
+        if node.rank == "voted" and any(
+            each.rank == "dead" and not each.heard for each in world.nodes
+        ):
+            yield world.with_node(index, rank="dead")
+
+
+def check(world: World) -> None:
+    """Raises AssertionError when the world is one that must not be."""
+    taken = {
+        (node.committed.digest, node.committed.found_inf)
+        for node in world.nodes
+        if node.committed.step == STEP
+    }
+    assert len(taken) <= 1, f"a step was taken in two ways: {world}"
+    assert not world.error or world.lost, f"the nodes cannot go on, and nothing was lost: {world}"
+    if world.seen is None and all(node.rank == "runs" for node in world.nodes):
+        steps = {(node.committed, node.prepared) for node in world.nodes}
+        assert len(steps) == 1, f"ranks attached to nodes at different steps: {world}"
+
+
+def explore(scenario: Scenario) -> set[World]:
+    """Returns all worlds that can be reached; checks each."""
+    first = World(tuple(Node() for _ in scenario.digests))
+    found, due = {first}, [first]
+    while due:
+        world = due.pop()
+        check(world)
+        if world.error:
+            continue
+        for then in moves(world, scenario):
+            if then not in found:
+                found.add(then)
+                due.append(then)
+    return found

@@ -1,0 +1,94 @@
+"""Nodes agree about each step whoever dies when: all interleavings, and the rules one by one."""
+
+from __future__ import annotations
+
+import itertools
+
+import nodes_model
+import pytest
+from nodes_model import Scenario
+from optstate._torch.nodes import resolution
+from optstate._torch.nodes.resolution import Position, Step, Unresolvable, Verdict
+
+NONE = Step(0, 0)
+
+
+def _at(step, digest=5, found_inf=False, prepared=None, **facts):
+    return Position(Step(step, digest, found_inf), prepared, **facts)
+
+
+@pytest.mark.parametrize("found_inf", [(False, False), (True, False)])
+@pytest.mark.parametrize("loses", [False, True])
+def test_all_interleavings_of_two_nodes(found_inf, loses):
+    scenario = Scenario((5, 5), found_inf, (False, False), faults=3, loses=loses)
+    worlds = nodes_model.explore(scenario)
+    ends = [w for w in worlds if all(n.committed.step == nodes_model.STEP for n in w.nodes)]
+    assert ends
+    assert all(n.committed.found_inf == any(found_inf) for w in ends for n in w.nodes)
+    assert any(w.error for w in worlds) == loses
+
+
+@pytest.mark.parametrize(("digests", "fails"), [((5, 6), (False, False)), ((5, 5), (True, False))])
+def test_a_step_that_nodes_prepare_differently_is_taken_on_none(digests, fails):
+    scenario = Scenario(digests, (False, False), fails, faults=2, loses=False)
+    worlds = nodes_model.explore(scenario)
+    assert not any(n.committed.step for w in worlds for n in w.nodes)
+    assert any(w.generation == 1 and w.seen is None for w in worlds)
+
+
+def test_all_interleavings_of_three_nodes():
+    scenario = Scenario((5, 5, 5), (False, True, False), (False,) * 3, faults=1, loses=True)
+    worlds = nodes_model.explore(scenario)
+    assert any(all(n.committed.step == nodes_model.STEP for n in w.nodes) for w in worlds)
+
+
+def test_the_rules():
+    names = ["a", "b"]
+    mine, other = Step(8, 9), Step(8, 10)
+    resolve = resolution.resolve
+    assert resolve([None, None], names) == {}
+    assert resolve([_at(7), _at(7)], names) == {}
+    assert resolve([_at(7, prepared=mine), _at(7, prepared=mine)], names) == {
+        0: Verdict.COMMIT,
+        1: Verdict.COMMIT,
+    }
+    inf = Step(8, 9, True)
+    assert set(resolve([_at(7, prepared=mine), _at(7, prepared=inf)], names).values()) == {
+        Verdict.SKIP
+    }
+    assert resolve([_at(7, prepared=mine), _at(7)], names) == {0: Verdict.ABORT}
+    assert set(resolve([_at(7, prepared=mine), _at(7, prepared=other)], names).values()) == {
+        Verdict.ABORT
+    }
+    assert resolve([_at(8, 9), _at(7, prepared=mine)], names) == {1: Verdict.COMMIT}
+    assert resolve([_at(8, 9, True), _at(7, prepared=mine)], names) == {1: Verdict.SKIP}
+    # The other one is first brought to the step, and then asked again.
+    ahead = _at(8, 9, prepared=Step(9, 3))
+    assert resolve([ahead, _at(7, prepared=mine)], names) == {1: Verdict.COMMIT}
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [_at(8, 9), _at(7)],
+        [_at(8, 9), _at(7, prepared=Step(8, 10))],
+        [_at(9, 9), _at(7, prepared=Step(8, 9))],
+        [_at(8, 9), None],
+        [_at(8, 9), _at(8, 10)],
+        [_at(8, 9, loads_finished=1), _at(8, 9, loads_finished=2)],
+    ],
+)
+def test_nodes_that_cannot_go_on_are_named(positions):
+    for order in itertools.permutations(range(2)):
+        with pytest.raises(Unresolvable) as error:
+            resolution.resolve([positions[i] for i in order], [f"node{i}" for i in order])
+        assert "node0: step" in str(error.value) and "optctl delete job" in str(error.value)
+
+
+def test_votes():
+    step = Step(3, 4)
+    assert resolution.decide([step, step]) is Verdict.COMMIT
+    assert resolution.decide([step, Step(3, 4, True)]) is Verdict.SKIP
+    assert resolution.decide([step, None]) is Verdict.ABORT
+    assert resolution.decide([None, step]) is Verdict.ABORT
+    assert resolution.decide([step, Step(4, 4)]) is Verdict.ABORT
