@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from daemon import Daemon
+from emulated_device import EmulatedBackend, emulated
 from optstate._torch.gradients import views as gradient_views
 
 _numbers = itertools.count()
@@ -55,3 +56,10 @@ def seed(request: pytest.FixtureRequest) -> int:
     print(f"seed: {value}")
     torch.manual_seed(value)
     return value
+
+
+@pytest.fixture
+def device(seed: int) -> Iterator[EmulatedBackend]:
+    """The device that all tensors in host memory are taken for."""
+    with emulated(seed) as backend:
+        yield backend
