@@ -110,6 +110,11 @@ class GrpcAdminClient : public AdminClient {
     return Call(&v1::Admin::Stub::DescribeTiers, request);
   }
 
+  absl::StatusOr<v1::DescribeDevicesReply> DescribeDevices() override {
+    return Call(&v1::Admin::Stub::DescribeDevices,
+                v1::DescribeDevicesRequest());
+  }
+
   absl::Status VerifyJob(
       const std::string& name, int interrupt,
       absl::FunctionRef<void(const v1::VerifyJobProgress&)> progress) override {

@@ -52,6 +52,7 @@ class AdminClient {
       absl::FunctionRef<void(const v1::VerifyJobProgress&)> progress) = 0;
   virtual absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
       const v1::DescribeTiersRequest& request) = 0;
+  virtual absl::StatusOr<v1::DescribeDevicesReply> DescribeDevices() = 0;
   virtual absl::StatusOr<v1::UpgradeReply> Upgrade(
       const std::string& binary) = 0;
   // Drains the daemon, which waits for open steps for most of the timeout: the

@@ -65,8 +65,9 @@ absl::Status PrintAnswered(const Context& context, const Reply& reply,
 void AddStatusCommand(CLI::App& app, Context& context);
 void AddGetCommand(CLI::App& app, Context& context);
 void AddDescribeCommand(CLI::App& app, Context& context);
-// Adds a thing to `describe`.
+// Each adds a thing to `describe`.
 void AddDescribeTier(CLI::App& describe, Context& context);
+void AddDescribeDevice(CLI::App& describe, Context& context);
 void AddDeleteCommand(CLI::App& app, Context& context);
 void AddRecoverCommand(CLI::App& app, Context& context);
 void AddSetCommand(CLI::App& app, Context& context);

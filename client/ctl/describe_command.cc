@@ -287,6 +287,7 @@ void AddDescribeCommand(CLI::App& app, Context& context) {
     context.run = [&context, name] { return Run(context, *name); };
   });
   AddDescribeTier(*command, context);
+  AddDescribeDevice(*command, context);
 }
 
 }  // namespace optstate::ctl

@@ -1,3 +1,5 @@
+#include <cstdint>
+#include <iostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -87,6 +89,39 @@ absl::Status GetSessions(const Context& context, const std::string& job) {
   return PrintAnswered(context, reply, table);
 }
 
+absl::Status GetDevices(const Context& context) {
+  OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
+  OPTSTATE_ASSIGN_OR_RETURN(v1::DescribeDevicesReply reply,
+                            client->DescribeDevices());
+  Table table({{"INDEX", true},
+               {"NAME"},
+               {"MEMORY", true},
+               {"JOBS", true},
+               {"BUFFERS", true},
+               {"ELEMENTS/S", true},
+               {"PROBLEM"}});
+  for (const v1::DeviceReport& device : reply.devices()) {
+    uint64_t buffer_bytes = 0;
+    double elements_per_s = 0;
+    std::string problem = "-";
+    for (const v1::DeviceJob& job : device.jobs()) {
+      buffer_bytes += job.use().buffer_bytes();
+      elements_per_s += job.use().elements_per_s();
+      if (!job.use().problem().empty()) {
+        problem = absl::StrCat(job.job(), ": ", job.use().problem());
+      }
+    }
+    table.AddRow({absl::StrCat(device.index()), device.name(),
+                  HumanBytes(device.memory_bytes()),
+                  absl::StrCat(device.jobs_size()), HumanBytes(buffer_bytes),
+                  HumanCount(static_cast<uint64_t>(elements_per_s)), problem});
+  }
+  if (!reply.note().empty() && !context.machine_readable()) {
+    std::cerr << reply.note() << std::endl;
+  }
+  return PrintAnswered(context, reply, table);
+}
+
 absl::Status GetParams(const Context& context, const std::string& job) {
   OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
   OPTSTATE_ASSIGN_OR_RETURN(v1::ListParametersReply reply,
@@ -134,6 +169,11 @@ void AddGetCommand(CLI::App& app, Context& context) {
       return GetSessions(context, *session_job);
     };
   });
+
+  CLI::App* devices = command->add_subcommand(
+      "devices", "Every device that may update elements: memory, jobs, speed");
+  devices->callback(
+      [&context] { context.run = [&context] { return GetDevices(context); }; });
 
   CLI::App* params = command->add_subcommand(
       "params", "The parameters of a job: shape, owner, steps taken");

@@ -119,35 +119,58 @@ bool ApplyByPtx(const UpdateKernelKey& key, const UpdateFactors& factors,
 }
 
 // Does the same with arrays that are aligned as a device's are, whose whole
-// vectors are loaded at once.
+// vectors are loaded at once, but for those that are left as they are: then
+// each element is loaded alone.
+template <ViewArray kLeft>
 bool ApplyVectorsByPtx(const UpdateKernelKey& key, const UpdateFactors& factors,
                        const TileView& view) {
   return UpdateCopies<AlignedMemory>(
-      key, view, [&](const TileView& moved, Copies<AlignedMemory>*) {
+      key, view,
+      [&](const TileView& moved, Copies<AlignedMemory>*) {
         return ApplyByPtx(key, factors, moved);
-      });
+      },
+      kLeft);
 }
 
-class PtxUpdateTest : public ::testing::TestWithParam<UpdateKernelKey> {};
+class PtxUpdateTest : public ::testing::TestWithParam<UpdateKernelKey> {
+ protected:
+  static constexpr uint64_t kFlatBegin = (uint64_t{1} << 32) - 256;
+
+  static cpu::Result Apply(bool (*apply)(const UpdateKernelKey& key,
+                                         const UpdateFactors& factors,
+                                         const TileView& view),
+                           const std::vector<cpu::Element>& elements) {
+    return cpu::Apply({.target = cpu::PlainTarget(),
+                       .flat_begin = kFlatBegin,
+                       .apply = apply},
+                      GetParam(), cpu::FirstFactors(GetParam()), elements);
+  }
+};
 
 TEST_P(PtxUpdateTest, IsWhatTheCpuDoes) {
   const UpdateKernelKey& key = GetParam();
   std::mt19937 random(TestSeed());
   const UpdateFactors factors = cpu::FirstFactors(key);
-  constexpr uint64_t kFlatBegin = (uint64_t{1} << 32) - 256;
   for (const size_t numel : {1, 257, 700}) {
     const auto elements = cpu::RandomElements(numel, &random);
     const auto expected =
         cpu::Apply({.target = cpu::PlainTarget(), .flat_begin = kFlatBegin},
                    key, factors, elements);
-    for (auto* apply : {&ApplyByPtx, &ApplyVectorsByPtx}) {
-      ASSERT_EQ(cpu::Apply({.target = cpu::PlainTarget(),
-                            .flat_begin = kFlatBegin,
-                            .apply = apply},
-                           key, factors, elements),
-                expected)
-          << numel << (apply == &ApplyByPtx ? "" : ", aligned");
+    for (auto* apply : {&ApplyByPtx, &ApplyVectorsByPtx<ViewArray::kNone>}) {
+      ASSERT_EQ(Apply(apply, elements), expected) << numel;
     }
+  }
+}
+
+TEST_P(PtxUpdateTest, ArraysThatAreNotAlignedAreNotLoadedAsVectors) {
+  std::mt19937 random(TestSeed());
+  const auto elements = cpu::RandomElements(257, &random);
+  const auto expected = Apply(&ApplyVectorsByPtx<ViewArray::kNone>, elements);
+  for (auto* apply : {&ApplyVectorsByPtx<ViewArray::kGradients>,
+                      &ApplyVectorsByPtx<ViewArray::kParameter>,
+                      &ApplyVectorsByPtx<ViewArray::kMaster>,
+                      &ApplyVectorsByPtx<ViewArray::kState>}) {
+    ASSERT_EQ(Apply(apply, elements), expected);
   }
 }
 

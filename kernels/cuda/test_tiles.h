@@ -110,34 +110,42 @@ class Copies {
   std::vector<Copy> copies_;
 };
 
+// The arrays of a view, by number.
+enum class ViewArray { kGradients, kParameter, kMaster, kState, kNone };
+
 // Lets `update(view, inputs)` update aligned copies of the arrays of `view`,
-// then copies the new values back. `inputs` takes what is only read.
+// then copies the new values back. `inputs` takes what is only read. Arrays
+// `left` stay where they are, if that is memory for `update`.
 template <class Memory, class Update>
 bool UpdateCopies(const UpdateKernelKey& key, const TileView& view,
-                  const Update& update) {
+                  const Update& update, ViewArray left = ViewArray::kNone) {
   Copies<Memory> arrays;
   Copies<Memory> inputs;
+  const auto copy = [&](ViewArray which, auto* array, size_t bytes) {
+    return which == left ? array : arrays.Add(array, bytes);
+  };
   TileView moved = view;
-  std::vector<const void*> gradients;
-  for (const void* gradient : view.gradients) {
-    gradients.push_back(
-        inputs.Add(gradient, view.numel * SizeInBytes(key.gradient)));
+  if (left != ViewArray::kGradients) {
+    std::vector<const void*> gradients;
+    for (const void* gradient : view.gradients) {
+      gradients.push_back(
+          inputs.Add(gradient, view.numel * SizeInBytes(key.gradient)));
+    }
+    moved.gradients = {inputs.Add(std::as_const(gradients).data(),
+                                  gradients.size() * sizeof(void*)),
+                       gradients.size()};
   }
-  moved.gradients = {inputs.Add(std::as_const(gradients).data(),
-                                gradients.size() * sizeof(void*)),
-                     gradients.size()};
-  moved.parameter =
-      arrays.Add(view.parameter, view.numel * SizeInBytes(key.parameter));
-  moved.master =
-      view.master == view.parameter
-          ? moved.parameter
-          : arrays.Add(view.master,
-                       view.numel * scalar::BytesOfMaster(key.master));
+  moved.parameter = copy(ViewArray::kParameter, view.parameter,
+                         view.numel * SizeInBytes(key.parameter));
+  moved.master = view.master == view.parameter
+                     ? moved.parameter
+                     : copy(ViewArray::kMaster, view.master,
+                            view.numel * scalar::BytesOfMaster(key.master));
   const size_t blocks =
       (view.numel + kQuantizedBlockElements - 1) / kQuantizedBlockElements;
   for (int k = 0; k < kStateArraysMax; ++k) {
-    moved.state[k] =
-        arrays.Add(view.state[k], view.numel * SizeInBytes(key.state));
+    moved.state[k] = copy(ViewArray::kState, view.state[k],
+                          view.numel * SizeInBytes(key.state));
     moved.scale[k] = arrays.Add(view.scale[k], blocks * sizeof(float));
   }
   if (!update(moved, &inputs)) return false;

@@ -145,6 +145,13 @@ grpc::Status AdminCalls::DescribeTiers(grpc::ServerContext* context,
   return Answer(service_->DescribeTiers(*request, caller->uid), reply);
 }
 
+grpc::Status AdminCalls::DescribeDevices(grpc::ServerContext* context,
+                                         const v1::DescribeDevicesRequest*,
+                                         v1::DescribeDevicesReply* reply) {
+  *reply = service_->DescribeDevices(Deadline(*context));
+  return grpc::Status::OK;
+}
+
 grpc::Status AdminCalls::Upgrade(grpc::ServerContext* context,
                                  const v1::UpgradeRequest* request,
                                  v1::UpgradeReply* reply) {

@@ -49,6 +49,9 @@ class AdminCalls final : public v1::Admin::Service {
   grpc::Status DescribeTiers(grpc::ServerContext* context,
                              const v1::DescribeTiersRequest* request,
                              v1::DescribeTiersReply* reply) override;
+  grpc::Status DescribeDevices(grpc::ServerContext* context,
+                               const v1::DescribeDevicesRequest* request,
+                               v1::DescribeDevicesReply* reply) override;
   grpc::Status Upgrade(grpc::ServerContext* context,
                        const v1::UpgradeRequest* request,
                        v1::UpgradeReply* reply) override;

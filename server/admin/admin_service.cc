@@ -11,6 +11,7 @@
 #include "proto/types/status_macros.h"
 #include "proto/types/version.h"
 #include "server/accept/hello_check.h"
+#include "server/admin/device_report.h"
 #include "server/admin/tier_report.h"
 #include "server/session/admission.h"
 #include "server/session/job_facts.h"
@@ -339,6 +340,10 @@ absl::StatusOr<v1::DescribeTiersReply> AdminService::DescribeTiers(
     OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));
   }
   return admin::DescribeTiers(info_.config, control_->Jobs(), request);
+}
+
+v1::DescribeDevicesReply AdminService::DescribeDevices(absl::Time deadline) {
+  return admin::DescribeDevices(info_.config.devices(), ListJobs(deadline));
 }
 
 absl::StatusOr<v1::UpgradeReply> AdminService::Upgrade(

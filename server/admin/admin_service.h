@@ -62,6 +62,7 @@ class AdminService {
   // PERMISSION_DENIED: the user may not have directories measured.
   absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
       const v1::DescribeTiersRequest& request, uid_t uid);
+  v1::DescribeDevicesReply DescribeDevices(absl::Time deadline);
   // `is_local`: the call came over a unix socket.
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary, uid_t uid,
                                            bool is_local);

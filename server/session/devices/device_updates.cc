@@ -13,6 +13,22 @@ namespace {
 using scheduler::DeviceUpdateExecutor;
 using scheduler::WorkerUndo;
 
+void DescribeUse(const accelerator::Device& device,
+                 const DeviceUpdateExecutor::DeviceCounters& counters,
+                 v1::DeviceUse* use) {
+  use->set_name(device.info().name);
+  use->set_memory_bytes(device.info().memory_bytes);
+  use->set_buffers(static_cast<uint32_t>(counters.batches));
+  use->set_buffer_bytes(counters.batch_bytes);
+  use->set_elements(counters.elements);
+  use->set_bytes_to_device(counters.bytes_to_device);
+  use->set_bytes_to_host(counters.bytes_to_host);
+  use->set_elements_per_s(counters.recent.ElementsPerSecond());
+  use->set_copied_bytes_per_s(counters.recent.CopiedBytesPerSecond());
+  if (!counters.failure.ok()) use->set_problem(counters.failure.ToString());
+  use->set_is_lost(counters.is_lost);
+}
+
 absl::Status TryToShare(double offload_fraction, JobContext* job) {
   if (offload_fraction < 1) OPTSTATE_RETURN_IF_ERROR(job->devices.Open());
   return job->executor->Share(offload_fraction, job->layout().optimizer(),
@@ -73,6 +89,17 @@ void DescribeDeviceUpdates(const JobContext& job, v1::Job* description) {
   const DeviceUpdateExecutor::Counters counters = job.executor->counters();
   updates->set_device_elements(counters.device_elements);
   updates->set_cpu_elements(counters.cpu_elements);
+  const absl::Span<accelerator::Device* const> devices = job.devices.devices();
+  for (size_t i = 0; i < devices.size(); ++i) {
+    v1::DeviceUse* use = updates->add_uses();
+    use->set_index(static_cast<uint32_t>(i));
+    // Without batches it has nothing there.
+    DescribeUse(*devices[i],
+                i < counters.devices.size()
+                    ? counters.devices[i]
+                    : DeviceUpdateExecutor::DeviceCounters(),
+                use);
+  }
   const absl::Status& failure =
       job.device_failure.ok() ? counters.failure : job.device_failure;
   if (!failure.ok()) updates->set_problem(failure.ToString());

@@ -110,6 +110,15 @@ TEST_P(JobDeviceUpdatesTest, EveryFractionGivesTheSameBits) {
     EXPECT_EQ(updates.offload_fraction(), fraction);
     const double elements = 3 * (30000 + 7001 + 3);
     EXPECT_EQ(updates.device_elements() + updates.cpu_elements(), elements);
+    ASSERT_THAT(updates.uses(), SizeIs(2));
+    uint64_t by_devices = 0;
+    for (const v1::DeviceUse& use : updates.uses()) {
+      EXPECT_EQ(updates.devices(static_cast<int>(use.index())), use.name());
+      EXPECT_GT(use.buffer_bytes(), 0u);
+      EXPECT_LT(use.buffer_bytes(), use.memory_bytes());
+      by_devices += use.elements();
+    }
+    EXPECT_EQ(by_devices, updates.device_elements());
     // Tiles are whole.
     EXPECT_NEAR(static_cast<double>(updates.cpu_elements()),
                 fraction * elements, 3 * 4096);
