@@ -144,6 +144,7 @@ class SessionOptions(_Versioned):
         ("fetches_parameters", c_int32),
         ("has_offload_fraction", c_int32),
         ("offload_fraction", c_double),
+        ("two_phase", c_int32),
     )
 
 
@@ -157,6 +158,35 @@ class Outcome(_Versioned):
         ("clip_coefficient", c_double),
         ("update_ns", c_uint64),
         ("loss_scale", c_double),
+        ("durable_step", c_uint64),
+        ("prepared", c_int32),
+        ("digest", c_uint64),
+    )
+
+
+class JobAddress(_Versioned):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("endpoint", c_char_p),
+        ("job", c_char_p),
+        ("timeout_s", c_double),
+        ("daemon_path", c_char_p),
+        ("interrupted", _interrupt.CALLBACK),
+        ("interrupted_context", c_void_p),
+    )
+
+
+class JobPosition(_Versioned):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("committed_step", c_uint64),
+        ("phase", c_int32),
+        ("found_inf", c_int32),
+        ("digest", c_uint64),
+        ("prepared_step", c_uint64),
+        ("prepared_digest", c_uint64),
+        ("prepared_found_inf", c_int32),
+        ("loads_finished", c_uint32),
         ("durable_step", c_uint64),
     )
 
@@ -278,6 +308,12 @@ _PROTOTYPES = {
     "optstate_end_micro_step": (c_int, (c_void_p, c_uint64, c_uint32)),
     "optstate_commit": (c_int, (c_void_p, POINTER(CommitOptions), POINTER(Outcome))),
     "optstate_commit_wait": (c_int, (c_void_p, POINTER(Outcome))),
+    "optstate_decide": (c_int, (c_void_p, c_uint64, c_uint64, c_int32, POINTER(Outcome))),
+    "optstate_find_position": (c_int, (POINTER(JobAddress), POINTER(JobPosition))),
+    "optstate_bring_verdict": (
+        c_int,
+        (POINTER(JobAddress), c_uint64, c_uint64, c_int32, POINTER(Outcome)),
+    ),
     "optstate_writes_parameters": (c_int, (c_void_p, POINTER(c_int32))),
     "optstate_abort": (c_int, (c_void_p, c_uint64)),
     "optstate_read_parameters": (c_int, (c_void_p, c_void_p, c_void_p, c_size_t)),

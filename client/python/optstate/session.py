@@ -25,6 +25,8 @@ class StepOutcome:
     ``found_inf``. ``update_ns`` is the time of the update in the daemon.
     ``loss_scale`` is the factor for the next loss; 0 without a LossScaler.
     ``durable_step`` is the last step that survives a reboot; 0: none does.
+    ``prepared``: the step is not taken yet, and this is what it will do; ``digest``
+    identifies what was prepared on each of several nodes.
     """
 
     step: int
@@ -35,6 +37,8 @@ class StepOutcome:
     update_ns: int
     loss_scale: float = 0.0
     durable_step: int = 0
+    prepared: bool = False
+    digest: int = 0
 
 
 class Piece(NamedTuple):
@@ -43,6 +47,38 @@ class Piece(NamedTuple):
     parameter: int
     begin: int
     numel: int
+
+
+def _ask(spec: SessionSpec, function: str, *arguments: Any) -> None:
+    library = _native.library()
+    interrupt = Interrupt()
+    address = _native.JobAddress(
+        endpoint=spec.endpoint.encode() if spec.endpoint else None,
+        job=spec.job.encode(),
+        timeout_s=spec.connect_timeout_s,
+        interrupted=interrupt.callback,
+    )
+    status = getattr(library, function)(ctypes.byref(address), *arguments)
+    interrupt.raise_pending()
+    _native.check(status)
+
+
+def find_position(spec: SessionSpec) -> _native.JobPosition | None:
+    """Returns how far the job of `spec` is, without a rank of it; None: there is none.
+
+    UnimplementedError: the daemon does not know steps of two phases.
+    """
+    position = _native.JobPosition()
+    try:
+        _ask(spec, "optstate_find_position", ctypes.byref(position))
+    except errors.NotFoundError:
+        return None
+    return position
+
+
+def bring_verdict(spec: SessionSpec, step: int, digest: int, verdict: int) -> None:
+    """Does Session.decide() without a session."""
+    _ask(spec, "optstate_bring_verdict", step, digest, verdict, ctypes.byref(_native.Outcome()))
 
 
 _open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -297,6 +333,14 @@ class Session:
             self._call(self._library.optstate_commit, commit, self._outcome)
             return self._take_outcome()
 
+    def decide(self, step: int, digest: int, verdict: int) -> StepOutcome:
+        """Takes or drops the step that commit() prepared; see optstate_decide."""
+        with self._lock:
+            self._call(
+                self._library.optstate_decide, step, digest, verdict, ctypes.byref(self._outcome)
+            )
+            return self._take_outcome()
+
     def wait_commit(self) -> StepOutcome:
         """Continues a commit that a signal interrupted."""
         with self._lock:
@@ -305,8 +349,9 @@ class Session:
 
     def _take_outcome(self) -> StepOutcome:
         outcome = self._outcome
-        self.committed_step = outcome.step
-        self.loss_scale = outcome.loss_scale
+        if outcome.step and not outcome.prepared:
+            self.committed_step = outcome.step
+            self.loss_scale = outcome.loss_scale
         return StepOutcome(
             step=outcome.step,
             applied=bool(outcome.applied),
@@ -316,6 +361,8 @@ class Session:
             update_ns=outcome.update_ns,
             loss_scale=outcome.loss_scale,
             durable_step=outcome.durable_step,
+            prepared=bool(outcome.prepared),
+            digest=outcome.digest,
         )
 
     def refresh(self) -> bool:

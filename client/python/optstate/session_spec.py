@@ -86,6 +86,7 @@ class SessionSpec:
     storage: Storage = Storage()
     speculative: bool = False
     held: Sequence[int] | None = None  # of HeldSession: parameters by index, ascending
+    two_phase: bool = False  # commits prepare the step alone; see Session.decide
     fetches_parameters: bool = False  # one by one, with Session.fetch(PARAMETER, ...)
 
 
@@ -154,6 +155,7 @@ def options_of(spec: SessionSpec, interrupt: Interrupt) -> tuple[_native.Session
         change_detection=spec.change_detection,
         speculative=spec.speculative,
         fetches_parameters=spec.fetches_parameters,
+        two_phase=spec.two_phase,
         **spec.storage._asdict(),
     )
     return options, (parameters, shapes, groups, scaler)

@@ -62,6 +62,9 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         partition: which rank pushes which gradients. "greedy" (whole parameters; the
             default), "contiguous" (equal slices) or "local": each rank those of the shards
             that it owns, which is chosen for DTensors. Not with reduction="daemon".
+        across_nodes: with ranks on several nodes, each with a daemon of its own: "replicated":
+            every node takes the same steps with the same gradients, which are averaged over
+            all ranks (DistributedDataParallel), and a step is taken on all nodes or on none.
         accumulate: reserve accumulators in the daemon for accumulate_step(). With
             reduction="daemon" a micro-step of all ranks is summed as soon as each
             has taken it; a rank without a gradient adds nothing to it.
@@ -72,7 +75,8 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             DistributedDataParallel. "daemon": each rank has its own, and the
             daemon averages them in the same pass as the update; no collective between
             the ranks of the node. Under DistributedDataParallel register
-            optstate.ddp_hook, which disables its all-reduce.
+            optstate.ddp_hook, which disables its all-reduce. "collective": step() averages
+            them over all ranks of process_group, on whichever nodes, with its all-reduce.
         overlap: push each gradient as soon as backward() has accumulated it, so
             that the daemon processes it while backward() continues. Needs
             reduction="daemon" when there are several ranks. Changes that are
@@ -216,6 +220,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         sub_group_size: int | None = None,
         offload_fraction: float | None = None,
         speculative: bool = False,
+        across_nodes: str | None = None,
         **kwargs: Any,
     ) -> None:
         settings = Settings(
@@ -237,6 +242,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             storage(placement, host_budget, durability, sub_group_size, offload_fraction),
             gradients_as_views,
             speculative=speculative,
+            across_nodes=across_nodes,
         )
         refuse_sharding_optimizer()
         if isinstance(params, torch.nn.Module):

@@ -5,7 +5,6 @@ They are exchanged when an optimizer is constructed, is extended or loads a chec
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -33,15 +32,6 @@ class Ranks:
             if self.rank < 0:
                 raise ValueError("this process is not a member of process_group")
 
-    @property
-    def local_world_size(self) -> int:
-        """Number of ranks that run on this machine, according to torchrun."""
-        try:
-            local = int(os.environ["LOCAL_WORLD_SIZE"])
-        except (KeyError, ValueError):
-            return self.world_size
-        return max(1, min(local, self.world_size))
-
     def from_first(self, value: Any) -> Any:
         """Returns rank 0's value on every rank."""
         if self.world_size == 1:
@@ -67,6 +57,27 @@ class Ranks:
         box = torch.tensor(int(flag), dtype=torch.int32, device=device)
         dist.all_reduce(box, dist.ReduceOp.MAX, group=self._group)
         return bool(box.item())
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """Makes the tensor, in place, the sum of all ranks'. One all-reduce."""
+        if self.world_size == 1:
+            return
+        if dist.get_backend(self._group) == "nccl" and not tensor.is_cuda:
+            there = tensor.cuda()
+            dist.all_reduce(there, group=self._group)
+            tensor.copy_(there)
+            return
+        dist.all_reduce(tensor, group=self._group)
+
+    def gather_numbers(self, numbers: list[int]) -> list[list[int]]:
+        """Returns every rank's numbers, equally many and of 64 bits. One small all-gather."""
+        if self.world_size == 1:
+            return [numbers]
+        device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
+        mine = torch.tensor(numbers, dtype=torch.int64, device=device)
+        found = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(found, mine, group=self._group)
+        return [each.tolist() for each in found]
 
     def agree(self, error: Exception | None) -> None:
         """Raises on every rank when some rank has an error: the rank's own, if any.

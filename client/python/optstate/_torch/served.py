@@ -210,6 +210,8 @@ class Served:
             # A new job already has these parameters, and backward() may need them unchanged.
             everything = range(attachment.parameters.count)
             attachment.parameters.read(without_gradient=everything if is_new else ())
+            if attachment.nodes is not None:
+                attachment.nodes.check_parameters(attachment.parameters.tensors)
             if replaced is not None:
                 replaced.note_read(attachment.parameters)
         except BaseException:

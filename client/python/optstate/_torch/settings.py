@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping
 
-from optstate import _native
+from optstate import _native, errors
 from optstate._storage import Storage
 from optstate.session_spec import LossScaler, LossScalerState
 
@@ -43,8 +43,16 @@ class Settings:
     # The state with which loss_scaler begins in a new job.
     loss_scaler_state: LossScalerState | None = None
     speculative: bool = False
+    across_nodes: str | None = None
 
     def __post_init__(self) -> None:
+        if self.across_nodes == "sharded":
+            raise errors.UnimplementedError(
+                'across_nodes="sharded" (each node updates a part of the parameters) is not there'
+                ' yet: say "replicated"'
+            )
+        if self.across_nodes not in (None, "replicated"):
+            raise ValueError(f"Invalid across_nodes: {self.across_nodes!r} (None or replicated)")
         if self.resume not in _RESUME_CHOICES:
             known = ", ".join(_RESUME_CHOICES)
             raise ValueError(f"Invalid resume: {self.resume!r} (one of {known})")
@@ -58,8 +66,10 @@ class Settings:
         if self.partition is not None and self.partition not in _native.PARTITIONS:
             known = ", ".join(_native.PARTITIONS)
             raise ValueError(f"Invalid partition: {self.partition!r} (one of {known})")
-        if self.reduction not in ("trainer", "daemon"):
-            raise ValueError(f"Invalid reduction: {self.reduction!r} (trainer or daemon)")
+        if self.reduction not in ("trainer", "daemon", "collective"):
+            raise ValueError(
+                f"Invalid reduction: {self.reduction!r} (trainer, daemon or collective)"
+            )
         if self.partition is not None and self.reduction == "daemon":
             raise ValueError(
                 f'partition={self.partition!r} has no meaning with reduction="daemon", where each'

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
 import torch
 
+from optstate._torch.collective.averaging import average_gradients
 from optstate._torch.initialization import is_initialization
 from optstate._torch.job.attachment import Attachment
 from optstate._torch.optimizer_info import as_float
@@ -44,7 +46,7 @@ class Stepping:
             self.defaults.get("fused")
             or settings.overlap
             or settings.accumulate
-            or settings.reduction == "daemon"
+            or settings.reduction != "trainer"
             or settings.loss_scaler is not None
             or torch.float16 in map(dtype_of, tensors)
         )
@@ -113,6 +115,7 @@ class Stepping:
             )
         overlap = served.settings.overlap
         step = attachment.next_step
+        self._average(attachment)
         gradients = attachment.gradients.gather(anew=was_unscaled)
         with attachment.values_of_one_step():
             with attachment.undone_on_error():
@@ -122,11 +125,15 @@ class Stepping:
                 attachment.committing = step
                 if idle and attachment.ranks.world_size > 1:
                     attachment.parameters.note_idle(idle)
-                outcome = attachment.session.commit(
-                    step,
-                    attachment.options.hyperparams,
-                    **how,
-                    read=attachment.parameters.early(but=idle) if overlap else None,
+                read = attachment.parameters.early(but=idle) if overlap else None
+                outcome = attachment.take_step(
+                    functools.partial(
+                        attachment.session.commit,
+                        step,
+                        attachment.options.hyperparams,
+                        **how,
+                        read=read,
+                    )
                 )
                 served.note_outcome(outcome)
             attachment.micro_step = 0
@@ -156,6 +163,7 @@ class Stepping:
         if attachment.was_taken:  # step() reports it
             self.zero_grad(set_to_none=True)
             return
+        self._average(attachment)
         gradients = attachment.gradients.gather()
         with attachment.undone_on_error():
             attachment.gradients.push(attachment.next_step, attachment.micro_step, gradients)
@@ -202,6 +210,10 @@ class Stepping:
         self._served.replaced = None
         return attachment, groups
 
+    def _average(self, attachment: Attachment) -> None:
+        if self._served.settings.reduction == "collective":
+            average_gradients(attachment.ranks, attachment.parameters.tensors)
+
     def _left_by_scaler(self, name: str) -> Any:
         return self._served.__dict__.get(name)
 
@@ -211,10 +223,11 @@ class Stepping:
 
     def _scaling(self, attachment: Attachment) -> tuple[float, bool]:
         """Returns (grad_scale, found_inf): the daemon's scale, or values set by a GradScaler."""
-        if self._has_scaler() and attachment.gradient_divisor > 1:
+        reduction = self._served.settings.reduction
+        if self._has_scaler() and reduction != "trainer" and attachment.ranks.world_size > 1:
             raise RuntimeError(
-                'a GradScaler cannot be used with reduction="daemon" on several ranks: it looks at'
-                " this rank's gradients alone, so that the ranks' scales would part. Use"
+                f'a GradScaler cannot be used with reduction="{reduction}" on several ranks: it'
+                " looks at this rank's gradients alone, so that the ranks' scales would part. Use"
                 " loss_scaler=optstate.LossScaler(...), which the ranks share"
             )
         if self._has_scaler() and attachment.session.loss_scale:

@@ -15,8 +15,11 @@ from optstate._torch.gradients.pusher import GradientPusher, Gradients
 from optstate._torch.job.opening import open_together, place_of, private_name
 from optstate._torch.job.partition import check_overlap, partition_of, shard_specs
 from optstate._torch.job.registered_options import RegisteredOptions
+from optstate._torch.job.session_specs import session_spec
 from optstate._torch.layout import optimizer_info, parameter_names, parameter_specs
 from optstate._torch.names import quoted
+from optstate._torch.nodes.agreement import NodeAgreement, check_across_nodes
+from optstate._torch.nodes.places import Places, node_name
 from optstate._torch.optimizer_info import by_kind
 from optstate._torch.parameters.memory import Trained
 from optstate._torch.parameters.parameters import Parameters
@@ -64,11 +67,19 @@ class Attachment:
         self._ranks = ranks
         self.is_private = job is None
         begun = ranks.gather(
-            (job or private_name(), settings.partition == "local" or any(map(is_dtensor, tensors)))
+            (
+                job or private_name(),
+                settings.partition == "local" or any(map(is_dtensor, tensors)),
+                node_name(),
+            )
         )
         self.job: str = begun[0][0]
         # Whether the parameters are shards that the ranks own; see shards.py.
-        self.is_sharded = any(sharded for _, sharded in begun)
+        self.is_sharded = any(sharded for _, sharded, _ in begun)
+        self._places = Places([node for _, _, node in begun], ranks.rank)
+        check_across_nodes(settings, self._places, is_sharded=self.is_sharded)
+        # On several nodes, what takes each step on all of them or on none.
+        self.nodes = NodeAgreement(ranks, self._places) if self._places.several else None
         if not self.is_sharded and ranks.world_size > 1:
             check_overlap(settings)
         self._trained: Trained | None = None
@@ -81,35 +92,24 @@ class Attachment:
             info = optimizer_info(param_groups, settings.optimizer)
             specs = parameter_specs(param_groups, names) if layout is None else layout.parameters
             self._trained = Trained(list(map(local_of, tensors)), names, self.job)
-            return SessionSpec(
+            return session_spec(
+                settings,
+                self._places,
                 job=self.job,
                 optimizer=info.kind,
                 group_options=[info.option_bits(group) for group in param_groups],
                 parameters=specs,
-                endpoint=settings.endpoint,
                 held=None if layout is None else layout.held,
                 partition=partition_of(settings, is_sharded=layout is not None),
-                rank=ranks.rank,
-                world_size=ranks.world_size,
-                local_world_size=ranks.local_world_size,
-                accumulate=settings.accumulate,
                 ephemeral=self.is_private,
                 extend=extend,
-                connect_timeout_s=settings.connect_timeout or 0,
-                step_timeout_s=settings.step_timeout or 0,
-                state_format=_native.STATE_FORMATS[settings.state_format],
-                loss_scaler=settings.loss_scaler,
-                loss_scaler_state=settings.loss_scaler_state,
-                master_format=_native.MASTER_FORMATS[settings.master_format],
-                accumulate_dtype=_native.ACCUMULATE_DTYPES[settings.accumulate_dtype or "float32"],
-                change_detection=_native.CHANGE_DETECTIONS[settings.detect_changes],
-                storage=settings.storage,
-                speculative=settings.speculative,
             )
 
         self.chose_endpoint = bool(settings.endpoint)
         try:
-            self.session, self._spec = open_together(ranks, make_spec, take_over)
+            self.session, self._spec = open_together(ranks, self._places, make_spec, take_over)
+            if self.nodes is not None:
+                self.nodes.check_attached(self.session)
         except BaseException:
             self._leave_memory()
             raise
@@ -209,7 +209,7 @@ class Attachment:
         outcome = None
         if self.session.refresh():
             try:
-                outcome = self.session.wait_commit()
+                outcome = self.take_step(self.session.wait_commit)
             except errors.OptstateError:
                 self.committing = None
                 raise
@@ -220,6 +220,10 @@ class Attachment:
             self.gradients.forget_pushed()
         self.micro_step, self.committing = 0, None
         return outcome
+
+    def take_step(self, commit: Callable[[], StepOutcome]) -> StepOutcome:
+        """Commits a step; on several nodes, on all of them or on none."""
+        return commit() if self.nodes is None else self.nodes.take(self.session, commit)
 
     def _read_but_changed(self) -> None:
         """Reads the parameters of a step whose end the script did not see. What the script has

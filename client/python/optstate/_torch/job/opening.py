@@ -8,6 +8,8 @@ import secrets
 from typing import Callable
 
 from optstate import errors
+from optstate._torch.nodes.agreement import NodeAgreement
+from optstate._torch.nodes.places import Places
 from optstate._torch.ranks import Ranks
 from optstate.held_session import HeldSession
 from optstate.session import Session
@@ -37,25 +39,40 @@ def _open(spec: SessionSpec, take_over: Callable[[SessionSpec], bool]) -> Sessio
 
 def open_together(
     ranks: Ranks,
+    places: Places,
     make_spec: Callable[[], SessionSpec],
     take_over: Callable[[SessionSpec], bool],
 ) -> tuple[Session, SessionSpec]:
-    """Opens every rank's session, rank 0's first, or raises on every rank.
+    """Opens every rank's session, that of each node's first rank first, or raises on every rank.
+    On several nodes, brings them to one step before.
 
     `take_over` frees a rank that this process already holds, and returns whether it did.
     """
     error: Exception | None = None
     spec: SessionSpec | None = None
     session: Session | None = None
+    is_first = ranks.rank == places.first_rank
+    if places.several:
+        try:
+            spec = make_spec()
+        except Exception as failure:
+            error = failure
+        ranks.agree(error)
+        assert spec is not None
+        NodeAgreement(ranks, places).settle(spec)
     try:
-        spec = make_spec()
-        if ranks.rank == 0:
+        spec = spec or make_spec()
+        if is_first:
             session = _open(spec, take_over)
     except Exception as failure:
         error = failure
-    # Rank 0 has resolved the endpoint; an embedded daemon is a child of rank 0.
-    endpoint = ranks.from_first(None if session is None else session.endpoint)
-    if ranks.rank != 0 and error is None and endpoint is not None:
+    # The first rank has resolved the endpoint; an embedded daemon is its child.
+    opened = None if session is None else session.endpoint
+    if places.several:
+        endpoint = ranks.gather(opened)[places.first_rank]
+    else:
+        endpoint = ranks.from_first(opened)
+    if not is_first and error is None and endpoint is not None:
         assert spec is not None
         try:
             spec = dataclasses.replace(spec, endpoint=endpoint)

@@ -25,7 +25,7 @@ def partition_of(settings: Settings, *, is_sharded: bool) -> int:
 
 def check_overlap(settings: Settings) -> None:
     """Raises ValueError when several ranks cannot push gradients during backward()."""
-    if settings.overlap and settings.reduction == "trainer":
+    if settings.overlap and settings.reduction != "daemon":
         raise ValueError(
             'overlap=True with several ranks needs reduction="daemon": a gradient that is'
             " pushed during backward() is not reduced yet"
@@ -41,10 +41,10 @@ def shard_specs(
     needs whole parameters, TypeError for a parameter that cannot be served.
     """
     which = "parameters that are sharded (DTensors, as of fully_shard)"
-    if settings.reduction == "daemon":
+    if settings.reduction != "trainer":
         raise ValueError(
-            f'reduction="daemon" cannot be had with {which}, whose gradients arrive reduced: leave'
-            " reduction out"
+            f'reduction="{settings.reduction}" cannot be had with {which}, whose gradients arrive'
+            " reduced: leave reduction out"
         )
     if settings.partition not in (None, "local"):
         raise ValueError(

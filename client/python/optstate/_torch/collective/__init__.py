@@ -1,0 +1,1 @@
+"""What crosses ranks in a step: gradients that the client averages."""

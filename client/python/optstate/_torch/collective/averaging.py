@@ -1,0 +1,61 @@
+"""Averages gradients over all ranks, where nothing else has (reduction="collective")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+# Bytes that are sent together, as in DistributedDataParallel.
+BUCKET_BYTES = 25 << 20
+
+
+class Collective(Protocol):
+    """Ranks that add up tensors; see Ranks."""
+
+    world_size: int
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """Makes the tensor, in place, the sum of all ranks'. The bits are the same on all."""
+
+
+def _buckets(gradients: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Returns runs of gradients of one device and dtype, each of about BUCKET_BYTES."""
+    buckets: list[list[torch.Tensor]] = []
+    size = 0
+    for gradient in gradients:
+        last = buckets[-1][-1] if buckets else None
+        alike = last is not None and (last.dtype, last.device) == (gradient.dtype, gradient.device)
+        if not alike or size >= BUCKET_BYTES:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(gradient)
+        size += gradient.numel() * gradient.element_size()
+    return buckets
+
+
+def average_gradients(collective: Collective, tensors: Sequence[torch.Tensor]) -> None:
+    """Makes each gradient the mean of all ranks', in place; collective.
+
+    A rank without a gradient of a parameter counts as 0, unless no rank has one. 16-bit
+    gradients are added up in fp32.
+    """
+    if collective.world_size == 1 or not tensors:
+        return
+    has = torch.tensor([each.grad is not None for each in tensors], dtype=torch.int32)
+    collective.add_up(has)
+    gradients = []
+    for tensor, count in zip(tensors, has.tolist()):
+        if count and tensor.grad is None:
+            tensor.grad = torch.zeros_like(tensor)
+        if tensor.grad is not None:
+            gradients.append(tensor.grad)
+    for bucket in _buckets(gradients):
+        flat = torch.cat([gradient.detach().reshape(-1).float() for gradient in bucket])
+        collective.add_up(flat)
+        flat /= collective.world_size
+        parts = flat.split([gradient.numel() for gradient in bucket])
+        with torch.no_grad():
+            for gradient, part in zip(bucket, parts):
+                gradient.copy_(part.view_as(gradient))

@@ -1,0 +1,191 @@
+"""Brings the nodes of a job to one step, and takes each step on all of them or on none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from optstate import errors
+from optstate._torch.nodes import resolution
+from optstate._torch.nodes.places import Places
+from optstate._torch.nodes.resolution import Position, Step, Verdict
+from optstate._torch.ranks import Ranks
+from optstate._torch.settings import Settings
+from optstate._torch.tensors import bits_sum
+from optstate.session import Session, StepOutcome, bring_verdict, find_position
+from optstate.session_spec import SessionSpec
+
+# Rounds of questions and verdicts, before nodes that never settle are an error.
+_ROUNDS_MAX = 8
+
+
+def check_across_nodes(settings: Settings, places: Places, *, is_sharded: bool) -> None:
+    """Raises, on every rank alike, when a job cannot be had on these nodes."""
+    if not places.several:
+        return
+    count = len(places.nodes)
+    if settings.across_nodes is None:
+        raise errors.UnimplementedError(
+            f"the ranks run on {count} nodes, each with a daemon of its own: say"
+            ' across_nodes="replicated", so that every node takes the same steps with the same,'
+            " averaged gradients. (Nodes are told apart by the kernel's boot id or"
+            " $OPTSTATE_NODE.)"
+        )
+    if is_sharded:
+        raise errors.UnimplementedError(
+            'sharded parameters (DTensors, partition="local") are served on one node alone'
+        )
+    if settings.reduction == "daemon":
+        raise ValueError(
+            f'reduction="daemon" sums the ranks of one node, and the job is on {count}: leave it'
+            " out, with gradients averaged over all ranks (DistributedDataParallel)"
+        )
+    if settings.speculative:
+        raise ValueError("speculative=True cannot be had on several nodes: leave it out")
+    places.check_even()
+
+
+def _position(spec: SessionSpec) -> Position | None:
+    found = find_position(spec)
+    if found is None:
+        return None
+    prepared = None
+    if found.prepared_step:
+        prepared = Step(found.prepared_step, found.prepared_digest, bool(found.prepared_found_inf))
+    return Position(
+        committed=Step(found.committed_step, found.digest, bool(found.found_inf)),
+        prepared=prepared,
+        loads_finished=found.loads_finished,
+        durable_step=found.durable_step,
+    )
+
+
+class NodeAgreement:
+    """The ranks of all nodes, which decide together. Threads: one at a time."""
+
+    def __init__(self, ranks: Ranks, places: Places) -> None:
+        self._ranks = ranks
+        self._places = places
+
+    def settle(self, spec: SessionSpec) -> None:
+        """Brings all nodes to one step before the ranks attach. Collective.
+
+        FailedPreconditionError, on all ranks: they cannot be; it names the nodes.
+        """
+        for _ in range(_ROUNDS_MAX):
+            found = self._positions(spec)
+            try:
+                verdicts = resolution.resolve(found, self._places.nodes)
+            except resolution.Unresolvable as error:
+                raise errors.FailedPreconditionError(f'job "{spec.job}": {error}') from None
+            if not verdicts:
+                return
+            self._bring(spec, found, verdicts)
+        raise errors.AbortedError(
+            f'the nodes of job "{spec.job}" do not settle: other ranks still take steps of it'
+        )
+
+    def _on_first(self, what: Callable[[], Any]) -> list[Any]:
+        """Does it on the first rank of each node; returns the results by node, on every rank."""
+        result: Any = None
+        error: Exception | None = None
+        if self._ranks.rank == self._places.first_rank:
+            try:
+                result = what()
+            except Exception as failure:
+                error = failure
+        self._ranks.agree(error)
+        found = self._ranks.gather(result)
+        return [found[rank] for rank in self._places.first_ranks]
+
+    def _positions(self, spec: SessionSpec) -> list[Position | None]:
+        return self._on_first(lambda: _position(spec))
+
+    def _bring(
+        self,
+        spec: SessionSpec,
+        positions: list[Position | None],
+        verdicts: dict[int, Verdict],
+    ) -> None:
+        mine = self._places.nodes.index(self._places.node)
+
+        def bring() -> None:
+            position = positions[mine]
+            if mine not in verdicts or position is None or position.prepared is None:
+                return
+            prepared = position.prepared
+            try:
+                bring_verdict(spec, prepared.step, prepared.digest, verdicts[mine])
+            except errors.FailedPreconditionError:
+                pass  # another rank was faster, which the next positions show
+
+        self._on_first(bring)
+
+    def check_attached(self, session: Session) -> None:
+        """Raises, on all ranks, when the ranks attached to jobs of other phases or steps."""
+        self._check_alike("phase or step", (session.phase, session.committed_step))
+
+    def check_parameters(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raises, on all ranks, when nodes have other values of parameters. Collective."""
+        self._check_alike("parameters", list(map(bits_sum, tensors)))
+
+    def _check_alike(self, what: str, mine: Any) -> None:
+        """Raises FailedPreconditionError, on all ranks, when a value differs between nodes."""
+        found = self._ranks.gather(mine)
+        for rank, value in enumerate(found):
+            if value != found[0]:
+                here, there = self._places.names[0], self._places.names[rank]
+                raise errors.FailedPreconditionError(
+                    f"the nodes of the job differ in {what}: {here} and {there}. Delete the job on"
+                    " all nodes (optctl delete job) and begin it again from a checkpoint"
+                )
+
+    def take(self, session: Session, prepare: Callable[[], StepOutcome]) -> StepOutcome:
+        """Prepares a step on this node, and takes it on all nodes or on none. Collective.
+
+        Raises on every rank when it is taken on none: the rank's own error, or another's.
+        """
+        outcome: StepOutcome | None = None
+        error: Exception | None = None
+        try:
+            outcome = prepare()
+        except Exception as failure:
+            error = failure
+        votes = self._votes(outcome)
+        verdict = resolution.decide(votes)
+        if outcome is not None and outcome.prepared:
+            try:
+                outcome = session.decide(outcome.step, outcome.digest, verdict)
+            except Exception as failure:
+                error = error or failure
+        if verdict is not Verdict.ABORT:
+            if error is not None:
+                raise error
+            assert outcome is not None
+            return outcome
+        self._ranks.agree(error)
+        raise errors.FailedPreconditionError(self._difference(votes))
+
+    def _votes(self, outcome: StepOutcome | None) -> list[Step | None]:
+        mine = [0, 0, 0, 0]
+        if outcome is not None:
+            digest = outcome.digest - (1 << 64 if outcome.digest >> 63 else 0)
+            mine = [1, outcome.step, digest, int(outcome.found_inf)]
+        return [
+            Step(step, digest % (1 << 64), bool(found_inf)) if ok else None
+            for ok, step, digest, found_inf in self._ranks.gather_numbers(mine)
+        ]
+
+    def _difference(self, votes: list[Step | None]) -> str:
+        said = []
+        for node, rank in zip(self._places.nodes, self._places.first_ranks):
+            vote = votes[rank]
+            assert vote is not None
+            said.append(f"{node}: step {vote.step}, digest {vote.digest:016x}")
+        return (
+            f"the nodes have prepared different steps ({'; '.join(said)}), and the step is taken"
+            " on none: gradients, options, or loads of state differ between nodes. Average the"
+            " gradients over all ranks (DistributedDataParallel) and give all ranks equal options"
+        )

@@ -1,0 +1,348 @@
+"""Several nodes, each with a daemon of its own, on one machine: one step on all or on none."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import optstate
+import pytest
+import ranks
+import torch
+from daemon import Daemon
+from optstate._torch.nodes import agreement
+from training import bits, loss_of, small_model, values_of
+
+STEPS = 5
+
+
+@pytest.fixture
+def nodes():
+    daemons = [Daemon(), Daemon()]
+    yield daemons
+    for each in daemons:
+        each.stop()
+
+
+def _engine(daemon, job):
+    return int(daemon.optctl("describe", "job", job)["engine_pid"])
+
+
+def _enter(rank, endpoints, per_node):
+    """Makes this process one of its node; returns the node's endpoint."""
+    os.environ["OPTSTATE_NODE"] = f"node{rank // per_node}"
+    return endpoints[rank // per_node]
+
+
+def _make(kind, module, **kwargs):
+    if kind is optstate.Muon:
+        matrices = [(n, p) for n, p in module.named_parameters() if p.ndim == 2]
+        return kind(matrices, lr=0.01, **kwargs)
+    return kind(module.named_parameters(), lr=0.01, **kwargs)
+
+
+def _train(connection, rank, endpoints, per_node, job, case, kwargs, pause=None):
+    """Trains to STEPS under DistributedDataParallel; returns the bits of everything."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    endpoint = _enter(rank, endpoints, per_node)
+    if len(endpoints) > 1:
+        kwargs = {**kwargs, "across_nodes": "replicated"}
+    module = small_model()
+    model = DistributedDataParallel(module, find_unused_parameters=case == "missing")
+    kind = getattr(optstate, case if case[0].isupper() else "AdamW")
+    optimizer = _make(kind, module, job=job, endpoint=endpoint, **kwargs)
+    if pause is not None:
+        pause(connection, rank, optimizer)
+    norms = []
+    for step in range(optimizer.committed_step, STEPS):
+        for micro_step in range(2 if case == "accumulate" else 1):
+            if micro_step:
+                optimizer.accumulate_step()
+            optimizer.zero_grad()
+            # Each rank has its own data, as with a DistributedSampler.
+            loss_of(model, 100 * step + 10 * micro_step + rank).backward()
+        if case == "inf" and step in (1, 3) and rank == 1:
+            module[0].weight.grad[0, 0] = float("inf")
+        if case == "scaler" and step == 2:
+            optimizer.grad_scale = torch.tensor(4.0)
+            optimizer.found_inf = torch.tensor(float(rank == 0))
+        if case == "missing" and step != 2:
+            module[3].bias.grad = None
+        if case == "inf":  # as DistributedDataParallel would have averaged it
+            torch.distributed.all_reduce(module[0].weight.grad)
+        optimizer.step()
+        for name in ("grad_scale", "found_inf"):  # as a GradScaler does
+            optimizer._served.__dict__.pop(name, None)
+        norms.append((optimizer.last_outcome.gradient_norm, optimizer.last_outcome.applied))
+    state = optimizer.state_dict()["state"]
+    tensors = [value for _, entry in sorted(state.items()) for value in entry.values()]
+    result = (bits(module.parameters()), bits(tensors), norms, optimizer.committed_step)
+    optimizer.close()
+    return result
+
+
+def _same_on_all(results):
+    for each in results[1:]:
+        assert repr(each) == repr(results[0])
+    return results[0]
+
+
+CASES = {
+    "plain": {},
+    "clipped": {"max_norm": 0.1},
+    "inf": {},
+    "scaler": {"fused": True},
+    "accumulate": {"accumulate": True},
+    "missing": {},
+    "SGD": {"momentum": 0.9},
+    "Lion": {},
+    "Muon": {},
+    "LAMB": {},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_bits_of_one_node_with_all_ranks(case, nodes, daemon, job):
+    kwargs = CASES[case]
+    one = ranks.run(_train, 4, [daemon.shm], 4, job, case, kwargs)
+    two = ranks.run(_train, 4, [each.shm for each in nodes], 2, job, case, kwargs)
+    assert repr(_same_on_all(two)) == repr(_same_on_all(one))
+    if case in ("inf", "scaler"):
+        assert [applied for _, applied in two[0][2]].count(False) == (2 if case == "inf" else 1)
+    assert [each.jobs() for each in nodes] == [[job], [job]]
+
+
+def _collective(connection, rank, endpoints, job):
+    """Without DistributedDataParallel; one parameter has a gradient on rank 0 alone."""
+    module = small_model()
+    across = "replicated" if len(endpoints) > 1 else None
+    endpoint = _enter(rank, endpoints, 1) if across else endpoints[0]
+    optimizer = optstate.AdamW(
+        module.named_parameters(),
+        lr=0.01,
+        job=job,
+        endpoint=endpoint,
+        reduction="collective",
+        across_nodes=across,
+    )
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(module, 100 * step + rank).backward()
+        if rank:
+            module[3].bias.grad = None
+        optimizer.step()
+    result = bits(module.parameters()), values_of(module)
+    optimizer.close()
+    return result
+
+
+def test_gradients_that_the_client_averages(nodes, daemon, job):
+    one = ranks.run(_collective, 2, [daemon.shm], job)
+    two = ranks.run(_collective, 2, [each.shm for each in nodes], job)
+    module = small_model()
+    reference = torch.optim.AdamW(module.parameters(), lr=0.01)
+    for step in range(STEPS):
+        reference.zero_grad()
+        gradients = []
+        for rank in range(2):
+            module.zero_grad()
+            loss_of(module, 100 * step + rank).backward()
+            gradients.append([each.grad.clone() for each in module.parameters()])
+        gradients[1][-1].zero_()
+        for each, first, second in zip(module.parameters(), *gradients):
+            each.grad = (first + second) / 2
+        reference.step()
+    assert len({repr(found) for found, _ in one + two}) == 1
+    for found, expected in zip(two[0][1], module.parameters()):
+        torch.testing.assert_close(torch.from_numpy(found), expected.detach())
+
+
+@pytest.mark.parametrize("wire", ["grpc_unix", "grpc_tcp"])
+def test_over_grpc(wire, nodes, daemon, job):
+    kwargs = {"max_norm": 0.1}
+    one = ranks.run(_train, 2, [daemon.shm], 2, job, "plain", kwargs)
+    two = ranks.run(_train, 2, [getattr(each, wire) for each in nodes], 1, job, "plain", kwargs)
+    assert repr(_same_on_all(two)) == repr(_same_on_all(one))
+
+
+# Where a rank stops in step 3, for the test to kill what it wants to.
+
+
+def _stop(connection):
+    ranks.say(connection, "stopped")
+    connection.recv()
+
+
+def _stops_when_prepared(connection, rank, optimizer, at=3):
+    """Stops every rank when its node has prepared the step, and none knows of the others'."""
+    votes = agreement.NodeAgreement._votes
+
+    def stopping(self, outcome):
+        if outcome is not None and outcome.step == at:
+            _stop(connection)
+        return votes(self, outcome)
+
+    agreement.NodeAgreement._votes = stopping
+
+
+def _stops_before_deciding(connection, rank, optimizer, at=3):
+    """Rank 0's node takes the step; every other rank stops before it says what was decided."""
+    session = optimizer._served.attachment.session
+    decide = session.decide
+
+    def stopping(step, *rest):
+        if step == at and rank != 0:
+            _stop(connection)
+        outcome = decide(step, *rest)
+        if step == at and rank == 0:
+            _stop(connection)
+        return outcome
+
+    session.decide = stopping
+
+
+def _stops_before_preparing(connection, rank, optimizer, at=3):
+    """Rank 0's node prepares the step, and the other one does not."""
+    session = optimizer._served.attachment.session
+    commit = session.commit
+
+    def stopping(step, *rest, **options):
+        if step == at and rank != 0:
+            _stop(connection)
+        return commit(step, *rest, **options)
+
+    session.commit = stopping
+    if rank == 0:
+        _stops_when_prepared(connection, rank, optimizer, at)
+
+
+def _kill_nothing(nodes, job):
+    pass
+
+
+def _kill_engine(nodes, job):
+    os.kill(_engine(nodes[1], job), signal.SIGKILL)
+
+
+def _kill_engines(nodes, job):
+    for each in nodes:
+        os.kill(_engine(each, job), signal.SIGKILL)
+
+
+def _kill_supervisor(nodes, job):
+    nodes[1].kill()
+    nodes[1].start()
+
+
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
+@pytest.mark.parametrize("kill", [_kill_nothing, _kill_engine, _kill_engines, _kill_supervisor])
+@pytest.mark.parametrize(
+    ("where", "resumed_at"),
+    [(_stops_when_prepared, 3), (_stops_before_deciding, 3), (_stops_before_preparing, 2)],
+)
+def test_ranks_that_are_killed_within_a_step(where, resumed_at, kill, wire, nodes, daemon, job):
+    """All nodes end at one step, with the bits of a training that nobody disturbed."""
+    endpoints = [getattr(each, wire) for each in nodes]
+    kwargs = {"max_norm": 0.1}
+    expected = _same_on_all(ranks.run(_train, 2, [daemon.shm], 2, job, "plain", kwargs))
+    with ranks.running(_train, 2, endpoints, 1, job, "plain", kwargs, where) as running:
+        for rank in range(2):
+            assert running.hear(rank) == "stopped"
+        kill(nodes, job)
+        running.kill(0, 1)
+    with ranks.running(_train, 2, endpoints, 1, job, "plain", kwargs, _says_step) as running:
+        assert [running.hear(rank) for rank in range(2)] == [resumed_at] * 2
+        again = _same_on_all(running.results())
+    assert again[:2] == expected[:2] and again[3] == STEPS
+    assert again[2] == expected[2][resumed_at:]
+
+
+def _says_step(connection, rank, optimizer):
+    ranks.say(connection, optimizer.committed_step)
+
+
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
+def test_an_engine_killed_while_its_ranks_live_is_a_delay(wire, nodes, daemon, job):
+    endpoints = [getattr(each, wire) for each in nodes]
+    expected = _same_on_all(ranks.run(_train, 2, [daemon.shm], 2, job, "plain", {}))
+    for where in (_stops_when_prepared, _stops_before_deciding):
+        name = f"{job}-{where.__name__}"
+        with ranks.running(_train, 2, endpoints, 1, name, "plain", {}, where) as running:
+            for rank in range(2):
+                assert running.hear(rank) == "stopped"
+            _kill_engines(nodes, name)
+            for connection in running.connections:
+                connection.send("go on")
+            assert repr(_same_on_all(running.results())) == repr(expected)
+
+
+def _other_gradients(connection, rank, endpoints, job):
+    endpoint = _enter(rank, endpoints, 1)
+    model = small_model()
+    optimizer = optstate.AdamW(
+        model.named_parameters(), lr=0.01, job=job, endpoint=endpoint, across_nodes="replicated"
+    )
+    said = []
+    for step in (rank, 7):  # not averaged, and then equal
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        try:
+            optimizer.step()
+        except optstate.errors.FailedPreconditionError as error:
+            said.append(str(error))
+    return said, optimizer.committed_step, bits(model.parameters())
+
+
+def test_gradients_that_are_not_averaged(nodes, job):
+    one, other = ranks.run(_other_gradients, 2, [each.shm for each in nodes], job)
+    assert one == other
+    assert len(one[0]) == 1 and one[1] == 1
+    assert "node0: step 1, digest" in one[0][0] and "node1: step 1, digest" in one[0][0]
+
+
+def _refused(connection, rank, endpoints, job, kwargs, model_seed=0):
+    endpoint = _enter(rank, endpoints, 1)
+    try:
+        optstate.AdamW(
+            small_model(model_seed * rank).named_parameters(), job=job, endpoint=endpoint, **kwargs
+        )
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "kind", "text"),
+    [
+        ({}, "UnimplementedError", 'across_nodes="replicated"'),
+        ({"across_nodes": "sharded"}, "UnimplementedError", "not there yet"),
+        ({"across_nodes": "all"}, "ValueError", "Invalid across_nodes"),
+        (
+            {"across_nodes": "replicated", "reduction": "daemon"},
+            "ValueError",
+            'reduction="daemon" sums the ranks of one node',
+        ),
+        ({"across_nodes": "replicated", "partition": "local"}, "UnimplementedError", "one node"),
+    ],
+)
+def test_what_several_nodes_exclude(kwargs, kind, text, nodes, job):
+    for found in ranks.run(_refused, 2, [each.shm for each in nodes], job, kwargs):
+        assert found is not None and found[0] == kind and text in found[1]
+
+
+def test_a_node_that_lost_its_job(nodes, daemon, job):
+    endpoints = [each.shm for each in nodes]
+    ranks.run(_train, 2, endpoints, 1, job, "plain", {})
+    nodes[1].run_optctl("delete", "job", job)
+    kwargs = {"across_nodes": "replicated"}
+    for kind, text in ranks.run(_refused, 2, endpoints, job, kwargs):
+        assert kind == "FailedPreconditionError"
+        assert "node0: step 5" in text and "node1: no such job" in text
+
+
+def test_nodes_that_begin_with_other_parameters(nodes, job):
+    endpoints = [each.shm for each in nodes]
+    kwargs = {"across_nodes": "replicated"}
+    for kind, text in ranks.run(_refused, 2, endpoints, job, kwargs, 1):
+        assert kind == "ValueError" and "has other values on other ranks" in text
