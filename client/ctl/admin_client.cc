@@ -54,10 +54,11 @@ class GrpcAdminClient : public AdminClient {
     return Call(&v1::Admin::Stub::ListJobs, v1::ListJobsRequest());
   }
 
-  absl::StatusOr<v1::Job> GetJob(const std::string& name) override {
+  absl::StatusOr<v1::Job> GetJob(const std::string& name,
+                                 bool memory) override {
     v1::GetJobRequest request;
     request.set_name(name);
-    request.set_memory(true);
+    request.set_memory(memory);
     return Call(&v1::Admin::Stub::GetJob, request);
   }
 

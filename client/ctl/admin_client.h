@@ -31,8 +31,10 @@ class AdminClient {
 
   virtual absl::StatusOr<v1::ServerStatus> GetStatus() = 0;
   virtual absl::StatusOr<v1::ListJobsReply> ListJobs() = 0;
-  // Returns the job with the location of its state in memory.
-  virtual absl::StatusOr<v1::Job> GetJob(const std::string& name) = 0;
+  // `memory`: with the location of its state in memory, for which the kernel
+  // looks at every page.
+  virtual absl::StatusOr<v1::Job> GetJob(const std::string& name,
+                                         bool memory) = 0;
   virtual absl::StatusOr<v1::ListSessionsReply> ListSessions(
       const std::string& job) = 0;
   // Returns all pages.

@@ -249,7 +249,7 @@ void AddSessions(const v1::Job& job, Table& table) {
 
 absl::Status Run(const Context& context, const std::string& name) {
   OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
-  OPTSTATE_ASSIGN_OR_RETURN(v1::Job job, client->GetJob(name));
+  OPTSTATE_ASSIGN_OR_RETURN(v1::Job job, client->GetJob(name, /*memory=*/true));
   Table table({{"JOB"}, {job.name()}});
   table.AddRow({"phase", Name(job.phase())});
   if (!job.reason().empty()) table.AddRow({"reason", job.reason()});

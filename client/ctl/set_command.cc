@@ -1,3 +1,5 @@
+#include <chrono>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -6,35 +8,86 @@
 #include "absl/strings/str_cat.h"
 #include "client/ctl/command.h"
 #include "client/ctl/job_settings.h"
+#include "client/ctl/progress_line.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::ctl {
 namespace {
 
-// Says what becomes of a change that takes longer than optctl waits.
+// Interval at which optctl asks how far records have been written anew.
+constexpr auto kLookInterval = std::chrono::milliseconds(200);
+
+// Says what becomes of a change of which optctl has heard nothing for too long.
 absl::Status WithRest(const std::string& name, const absl::Status& status) {
   return absl::Status(
       status.code(),
       absl::StrCat(status.message(),
                    ". If the engine has begun to write records anew, it goes "
                    "on, and training waits until it has done so; the same "
-                   "command waits on (--timeout), and `optctl describe job ",
-                   name, "` shows the weights in force"));
+                   "command waits on, and `optctl describe job ",
+                   name, "` shows how far it is, and the weights in force"));
+}
+
+// Has the records of a job written anew, and shows how far that has come.
+class Rewriting {
+ public:
+  Rewriting(const Context& context, const v1::SetJobRequest& request)
+      : request_(request), line_(context.machine_readable()) {}
+
+  // Waits for the end as long as the records come on, however often the call
+  // has to be made again: it then waits for the one before.
+  absl::StatusOr<v1::SetJobReply> Run(const Context& context) {
+    OPTSTATE_ASSIGN_OR_RETURN(const auto asking, context.Connect());
+    OPTSTATE_ASSIGN_OR_RETURN(const auto looking, context.Connect());
+    absl::StatusOr<v1::SetJobReply> reply;
+    bool comes_on = true;
+    while (comes_on) {
+      const std::string before = last_;
+      std::future<absl::StatusOr<v1::SetJobReply>> asked = std::async(
+          std::launch::async, [&] { return asking->SetJob(request_); });
+      while (asked.wait_for(kLookInterval) != std::future_status::ready) {
+        Look(looking.get());
+      }
+      reply = asked.get();
+      comes_on = absl::IsDeadlineExceeded(reply.status()) && last_ != before;
+    }
+    OPTSTATE_RETURN_IF_ERROR(line_.End(""));
+    if (absl::IsDeadlineExceeded(reply.status())) {
+      return WithRest(request_.name(), reply.status());
+    }
+    return reply;
+  }
+
+ private:
+  void Look(AdminClient* client) {
+    const absl::StatusOr<v1::Job> job =
+        client->GetJob(request_.name(), /*memory=*/false);
+    // The call that is looked at says what is wrong.
+    if (!job.ok() || job->open_load().empty()) return;
+    last_ = job->open_load();
+    line_.Show("", absl::StrCat("job ", request_.name(), ": ", last_));
+  }
+
+  const v1::SetJobRequest& request_;
+  ProgressLine line_;
+  std::string last_;  // where it was seen last
+};
+
+absl::StatusOr<v1::SetJobReply> Set(const Context& context,
+                                    const v1::SetJobRequest& request) {
+  if (!request.directory_weights().empty() ||
+      request.directory_weights_auto()) {
+    return Rewriting(context, request).Run(context);
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
+  return client->SetJob(request);
 }
 
 absl::Status Run(const Context& context, const std::string& name,
                  const std::vector<std::string>& settings) {
   OPTSTATE_ASSIGN_OR_RETURN(const v1::SetJobRequest request,
                             ParseJobSettings(name, settings));
-  OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
-  const absl::StatusOr<v1::SetJobReply> set = client->SetJob(request);
-  const bool splits =
-      !request.directory_weights().empty() || request.directory_weights_auto();
-  if (splits && absl::IsDeadlineExceeded(set.status())) {
-    return WithRest(name, set.status());
-  }
-  OPTSTATE_RETURN_IF_ERROR(set.status());
-  const v1::SetJobReply& reply = *set;
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::SetJobReply reply, Set(context, request));
   return PrintDone(
       context, reply,
       absl::StrCat("job ", name, ": ", JobSettingsText(reply), "\n"));
@@ -54,7 +107,7 @@ void AddSetCommand(CLI::App& app, Context& context) {
       "the daemon's devices the others; "
       "directory_weights=3,1 or auto: which part of the records each of the "
       "daemon's directories gets, which are written anew while training waits "
-      "(--timeout says how long optctl does). In "
+      "(optctl shows how far it is; --timeout bounds a silence). In "
       "force between two steps, and for later engines too");
   auto name = std::make_shared<std::string>();
   auto settings = std::make_shared<std::vector<std::string>>();

@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <string>
 #include <utility>
 
@@ -7,52 +5,31 @@
 #include "absl/time/clock.h"
 #include "client/ctl/command.h"
 #include "client/ctl/interrupt.h"
+#include "client/ctl/progress_line.h"
 #include "client/ctl/verify_text.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::ctl {
 namespace {
 
-// Interval between lines of progress where each stays.
-constexpr absl::Duration kLineInterval = absl::Seconds(10);
-// Clears the last line of a terminal.
-constexpr char kRewrite[] = "\r\033[K";
-
-// Shows a verification: damages as they are found, and progress, on a terminal
-// in one line that is rewritten, elsewhere in a line now and then.
+// Shows a verification: damages as they are found, and progress.
 class Display {
  public:
   Display(std::string job, bool is_silent)
-      : job_(std::move(job)),
-        is_silent_(is_silent),
-        is_terminal_(::isatty(STDOUT_FILENO) == 1),
-        began_at_(absl::Now()) {}
+      : job_(std::move(job)), line_(is_silent), began_at_(absl::Now()) {}
 
   void Show(const v1::VerifyJobProgress& progress) {
     last_ = progress;
     damages_.MergeFrom(progress.damages());
-    if (is_silent_) return;
-    std::string text;
+    std::string damages;
     for (const v1::RecordDamage& damage : progress.damages()) {
-      absl::StrAppend(&text, is_terminal_ ? kRewrite : "", DamageText(damage),
-                      "\n");
+      absl::StrAppend(&damages, DamageText(damage), "\n");
     }
-    if (is_terminal_) {
-      absl::StrAppend(&text, kRewrite, Progress());
-    } else if (!progress.done() && absl::Now() >= next_line_at_) {
-      next_line_at_ = absl::Now() + kLineInterval;
-      absl::StrAppend(&text, Progress(), "\n");
-    }
-    if (!text.empty()) told_.Update(Write(text));
+    line_.Show(damages,
+               last_.done() ? "" : VerifyProgressText(job_, last_, elapsed()));
   }
-
   // Ends the display with this text; returns whether all could be written.
-  absl::Status End(const std::string& text) {
-    if (!is_silent_) {
-      told_.Update(Write(absl::StrCat(is_terminal_ ? kRewrite : "", text)));
-    }
-    return told_;
-  }
+  absl::Status End(const std::string& text) { return line_.End(text); }
 
   // Returns the last progress, with all damages.
   v1::VerifyJobProgress All() const {
@@ -63,18 +40,11 @@ class Display {
   absl::Duration elapsed() const { return absl::Now() - began_at_; }
 
  private:
-  std::string Progress() const {
-    return VerifyProgressText(job_, last_, elapsed());
-  }
-
   const std::string job_;
-  const bool is_silent_;
-  const bool is_terminal_;
+  ProgressLine line_;
   const absl::Time began_at_;
-  absl::Time next_line_at_ = absl::InfinitePast();
   v1::VerifyJobProgress last_;
   google::protobuf::RepeatedPtrField<v1::RecordDamage> damages_;
-  absl::Status told_;
 };
 
 absl::Status Run(const Context& context, const std::string& name) {

@@ -25,6 +25,11 @@ class Times:
     def median_s(self, side: str) -> float:
         return statistics.median(self.seconds[side])
 
+    def middle(self, side: str) -> tuple[float, float, float]:
+        """Median and quartiles of a side."""
+        low, middle, high = statistics.quantiles(self.seconds[side], n=4)
+        return middle, low, high
+
     def ratio(self, over: str, under: str) -> tuple[float, float, float]:
         """Median and quartiles of the rounds' `over` / `under`."""
         pairs = zip(self.seconds[over], self.seconds[under])

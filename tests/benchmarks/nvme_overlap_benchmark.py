@@ -4,7 +4,8 @@ bfloat16 parameters and gradients with float32 masters: 12 bytes of state an ele
 budget holds a share. At each size the sides take turns in one process and on one disk. Printed for
 each, as medians: the step; its time an element; its time beside the larger of the two that it
 overlaps (raw reads and writes of as many bytes, and the step of a job in memory); the CPU time of
-the engine for each GB that it moved. --plot draws the time an element over the size.
+the engine for each GB that it moved. What else used the machine shows in the quartiles of the step
+and of the raw speed. --plot draws the time an element over the size, with these quartiles.
 
     nvme_overlap_benchmark.py [--dir DIR] [--sizes 64,256] [--shares 8,2] [--plot FILE.svg]
 """
@@ -97,14 +98,15 @@ class Served:
 class Row:
     elements: int
     what: str
-    step_s: float
+    step_s: tuple[float, float, float]  # the median and the quartiles
+    raw_gb_per_s: tuple[float, float, float]  # of raw reads and writes in the same rounds
     overlap: float | None  # step / the larger of I/O and update
     io_over_update: float | None
     cpu_s_per_gb: float | None
 
     @property
     def ns_per_element(self) -> float:
-        return self.step_s * 1e9 / self.elements
+        return self.step_s[0] * 1e9 / self.elements
 
 
 def raw_step(raw: RawDisk) -> Callable[[], float]:
@@ -118,17 +120,21 @@ def raw_step(raw: RawDisk) -> Callable[[], float]:
 
 def row_of(job: Served, times: Times, raw_bytes: int, update_ns: float | None) -> Row:
     """update_ns: of an element, in memory; None: not known."""
-    step_s = times.median_s(job.kind.what)
+    steps = times.middle(job.kind.what)
+    raw_s = times.middle("raw")
+    # A raw step reads and writes raw_bytes.
+    speed = tuple(2 * raw_bytes / 1e9 / raw_s[i] for i in (0, 2, 1))
+    step_s = steps[0]
     moved = sum(job.moved_bytes) / len(job.moved_bytes)
     if not job.kind.share:
-        return Row(job.elements, job.kind.what, step_s, None, None, None)
-    # A raw step reads and writes raw_bytes.
-    io_s = times.median_s("raw") * moved / (2 * raw_bytes)
+        return Row(job.elements, job.kind.what, steps, speed, None, None, None)
+    io_s = raw_s[0] * moved / (2 * raw_bytes)
     update_s = (update_ns or 0) * job.elements / 1e9
     return Row(
         job.elements,
         job.kind.what,
-        step_s,
+        steps,
+        speed,
         step_s / max(io_s, update_s),
         io_s / update_s if update_s else None,
         sum(job.cpu_s) / (sum(job.moved_bytes) / 1e9),
@@ -175,14 +181,16 @@ def kinds_at(elements: int, shares: Sequence[int], all_of_them: bool) -> list[Ki
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    print("| elements, Mi | state | step, ms | ns an element | / larger of I/O and update | I/O"
-          " / update | engine's CPU s a GB |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|")
+    print("| state, GiB | records | step, ms | raw, GB/s | ns an element | / larger of I/O and"
+          " update | I/O / update | engine's CPU s a GB |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|")
     for row in rows:
+        low, high = row.step_s[1:]
         cells = [
-            f"{row.elements // MiB}",
+            f"{row.elements * STATE_BYTES / 2**30:.1f}",
             row.what,
-            f"{row.step_s * 1e3:.0f}",
+            f"{row.step_s[0] * 1e3:.0f} ({low * 1e3:.0f} to {high * 1e3:.0f})",
+            "{:.2f} ({:.2f} to {:.2f})".format(*row.raw_gb_per_s),
             f"{row.ns_per_element:.2f}",
             *("" if x is None else f"{x:.2f}" for x in (row.overlap, row.io_over_update)),
             "" if row.cpu_s_per_gb is None else f"{row.cpu_s_per_gb:.2f}",
@@ -201,7 +209,18 @@ def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
     for what in dict.fromkeys(row.what for row in rows):
         line = [row for row in rows if row.what == what]
         places = [row.elements * STATE_BYTES / 2**30 for row in line]
-        axes.plot(places, [row.ns_per_element for row in line], "o-", label=what)
+        ns = [[second * 1e9 / row.elements for second in row.step_s] for row in line]
+        axes.errorbar(
+            places,
+            [middle for middle, _, _ in ns],
+            yerr=[
+                [middle - low for middle, low, _ in ns],
+                [high - middle for middle, _, high in ns],
+            ],
+            fmt="o-",
+            capsize=3,
+            label=what,
+        )
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("state, GiB")
@@ -228,7 +247,7 @@ def main() -> None:
     )
     parser.add_argument("--dir", type=pathlib.Path, default=ROOT, help="on the disk; not tmpfs")
     parser.add_argument("--sizes", default="64,256", help="in Mi elements; the first has all kinds")
-    parser.add_argument("--shares", default="8,2", help="one part of so many is in memory")
+    parser.add_argument("--shares", default="8,2,64", help="one part of so many is in memory")
     parser.add_argument("--seconds", type=float, default=40, help="of a size's rounds, about")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--plot", type=pathlib.Path)

@@ -1,0 +1,46 @@
+#include "client/ctl/progress_line.h"
+
+#include <unistd.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/ctl/command.h"
+
+namespace optstate::ctl {
+namespace {
+
+// Interval between lines of progress where each stays.
+constexpr absl::Duration kLineInterval = absl::Seconds(10);
+// Clears the last line of a terminal.
+constexpr char kRewrite[] = "\r\033[K";
+
+}  // namespace
+
+ProgressLine::ProgressLine(bool is_silent)
+    : is_silent_(is_silent), is_terminal_(::isatty(STDOUT_FILENO) == 1) {}
+
+void ProgressLine::Show(absl::string_view lines, absl::string_view progress) {
+  if (is_silent_) return;
+  std::string text;
+  if (is_terminal_) {
+    text = absl::StrCat(kRewrite, lines, progress);
+  } else {
+    text = std::string(lines);
+    if (!progress.empty() && absl::Now() >= next_line_at_) {
+      next_line_at_ = absl::Now() + kLineInterval;
+      absl::StrAppend(&text, progress, "\n");
+    }
+  }
+  if (!text.empty()) told_.Update(Write(text));
+}
+
+absl::Status ProgressLine::End(absl::string_view lines) {
+  if (is_silent_) return told_;
+  const std::string text = absl::StrCat(is_terminal_ ? kRewrite : "", lines);
+  if (!text.empty()) told_.Update(Write(text));
+  return told_;
+}
+
+}  // namespace optstate::ctl
