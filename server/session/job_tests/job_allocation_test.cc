@@ -41,7 +41,8 @@ namespace optstate::session {
 namespace {
 
 void RunSteps(bool accumulate,
-              v1::DurabilityKind durability = v1::DURABILITY_KIND_UNSPECIFIED) {
+              v1::DurabilityKind durability = v1::DURABILITY_KIND_UNSPECIFIED,
+              v1::Placement placement = v1::PLACEMENT_HOST) {
   JobHarness::Setup setup;
   setup.layout.groups = {{}, {.options = adam::kAmsgrad}};
   setup.layout.parameters = {
@@ -49,6 +50,12 @@ void RunSteps(bool accumulate,
       MakeParameter("b", 90000, 1, DType::kBFloat16, DType::kFloat16)};
   setup.accumulate = accumulate;
   setup.storage.set_durability(durability);
+  setup.storage.set_placement(placement);
+  if (placement == v1::PLACEMENT_NVME) {
+    // Three of 37 records are in memory.
+    setup.subgroup_elements = 4096;
+    setup.storage.set_host_budget_bytes(3 * 4096 * 20);
+  }
   QuietRank rank(setup);
   allocations = 0;
   counting = true;
@@ -61,6 +68,12 @@ void RunSteps(bool accumulate,
 TEST(JobAllocationTest, Plain) { RunSteps(false); }
 TEST(JobAllocationTest, Accumulating) { RunSteps(true); }
 TEST(JobAllocationTest, Durable) { RunSteps(false, v1::DURABILITY_KIND_STEP); }
+TEST(JobAllocationTest, Swapped) {
+  RunSteps(false, v1::DURABILITY_KIND_NONE, v1::PLACEMENT_NVME);
+}
+TEST(JobAllocationTest, SwappedAndDurable) {
+  RunSteps(false, v1::DURABILITY_KIND_STEP, v1::PLACEMENT_NVME);
+}
 
 }  // namespace
 }  // namespace optstate::session

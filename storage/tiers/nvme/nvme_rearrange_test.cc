@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "proto/types/random_layout.h"
@@ -115,6 +117,40 @@ TEST_P(NvmeRearrangeTest, RecordsMoveAndNothingOfTheFormerOnesIsLeft) {
   ASSERT_EQ(job_->Rearrange({"/disk"}, {}), absl::OkStatus());
   ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
   EXPECT_EQ(job_->store().swap_state()->directories.size(), 1u);
+}
+
+TEST_P(NvmeRearrangeTest, ItsProgressGrowsFromNothingToAllThatIsWritten) {
+  Start();
+  std::vector<RewriteState> seen;
+  bool is_over = false;
+  // The store's own thread, which has its lock, uses the new files only later.
+  disk_->SetHook([&](const io::SimulatedEvent& event) {
+    if (is_over || !absl::EndsWith(event.path, "/records.1")) return;
+    const std::optional<RewriteState> state = job_->store().rewriting();
+    ASSERT_TRUE(state.has_value());
+    seen.push_back(*state);
+  });
+  ASSERT_EQ(job_->Rearrange(kDirectories, {3, 1},
+                            [&is_over] {
+                              is_over = true;
+                              return absl::OkStatus();
+                            }),
+            absl::OkStatus());
+  disk_->SetHook(nullptr);
+  ASSERT_FALSE(seen.empty());
+  uint64_t bytes = 0, bytes_total = 0;
+  for (const RewriteState& state : seen) {
+    EXPECT_GE(state.bytes, bytes);
+    if (bytes_total != 0) {
+      EXPECT_EQ(state.bytes_total, bytes_total);
+    }
+    bytes = state.bytes;
+    bytes_total = state.bytes_total;
+  }
+  EXPECT_EQ(seen.front().bytes, 0u);
+  EXPECT_GT(bytes, 0u);
+  EXPECT_EQ(bytes, bytes_total);
+  EXPECT_FALSE(job_->store().rewriting().has_value());
 }
 
 // Every call of a rearrangement fails once, in turn.
