@@ -114,7 +114,8 @@ TEST_F(DiskDirectoriesTest, ADirectoryThatOthersMayWriteToIsRefused) {
 }
 
 TEST_F(DiskDirectoriesTest, ADirectoryOfADiskThatIsReadOnlyIsRefused) {
-  const auto mounted = storage::TestTmpfs::Mount(Disk(0), "size=1m,mode=0700,ro");
+  const auto mounted =
+      storage::TestTmpfs::Mount(Disk(0), "size=1m,mode=0700,ro");
   if (absl::IsFailedPrecondition(mounted.status())) {
     GTEST_SKIP() << mounted.status();
   }

@@ -231,14 +231,30 @@ std::vector<std::pair<StateArray, std::string>> ArraysOf(const Layout& layout,
 
 }  // namespace
 
+absl::StatusOr<std::vector<std::byte>> ParameterOf(client::Session& session,
+                                                   uint32_t parameter) {
+  if (session.CheckHasParameters().ok()) {
+    const auto values = session.parameter(parameter);
+    return std::vector<std::byte>(values.begin(), values.end());
+  }
+  const ParameterSpec& spec = session.layout().parameters()[parameter];
+  std::vector<std::byte> values(static_cast<uint64_t>(spec.numel) *
+                                SizeInBytes(spec.dtype));
+  OPTSTATE_RETURN_IF_ERROR(
+      session.Fetch(StateArray::kParameter, parameter, absl::MakeSpan(values))
+          .status());
+  return values;
+}
+
 absl::StatusOr<StateSnapshot> Snapshot(client::Session& session) {
   StateSnapshot snapshot;
   snapshot.step = session.committed_step();
   for (uint32_t i = 0; i < session.layout().parameters().size(); ++i) {
     const ParameterSpec& parameter = session.layout().parameters()[i];
-    const auto values = session.parameter(i);
+    OPTSTATE_ASSIGN_OR_RETURN(std::vector<std::byte> values,
+                              ParameterOf(session, i));
     snapshot.names.push_back(absl::StrCat("parameter ", parameter.name));
-    snapshot.arrays.emplace_back(values.begin(), values.end());
+    snapshot.arrays.push_back(std::move(values));
     for (const auto& [array, name] :
          ArraysOf(session.layout(), parameter.group)) {
       std::vector<std::byte> bytes(

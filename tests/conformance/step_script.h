@@ -80,6 +80,11 @@ absl::Status PushConstant(client::Session& session, uint64_t step,
 // Loads every parameter of a job with `value`; begin and finish included.
 absl::Status LoadConstant(client::Session& session, float value);
 
+// Returns a parameter as of the committed step, of a session that maps
+// parameters or fetches them.
+absl::StatusOr<std::vector<std::byte>> ParameterOf(client::Session& session,
+                                                   uint32_t parameter);
+
 // All that can be seen of a job: parameters and state arrays.
 struct StateSnapshot {
   uint64_t step = 0;

@@ -68,7 +68,7 @@ struct End {
 absl::StatusOr<End> EndOf(Session& session) {
   End end;
   OPTSTATE_ASSIGN_OR_RETURN(end.snapshot, Snapshot(session));
-  end.parameter_hash = HashOfParameters(session);
+  OPTSTATE_ASSIGN_OR_RETURN(end.parameter_hash, HashOfParameters(session));
   end.loss_scale = session.info().loss_scaler.loss_scale;
   return end;
 }
@@ -80,7 +80,9 @@ absl::Status RunUndisturbedRank(const TestDaemon& daemon,
   client::SessionOptions options =
       script.Options(daemon.shm_endpoint(), "undisturbed", rank);
   options.world_size = world_size;
-  options.storage = {};  // in memory, whatever the disturbed job's place
+  // In memory, whatever the disturbed job's place.
+  options.storage = {};
+  options.fetches_parameters = false;
   OPTSTATE_ASSIGN_OR_RETURN(const auto session, Session::Open(options));
   OPTSTATE_RETURN_IF_ERROR(script.Load(*session));
   RankBoard board;

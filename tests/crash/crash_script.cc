@@ -84,7 +84,9 @@ double UsualNorm(NormType norm_type, uint64_t elements) {
 // the next; they equal what is there at the end.
 class ParameterCopies {
  public:
+  // There are none of a session that fetches parameters.
   explicit ParameterCopies(const client::Session& session) {
+    if (!session.CheckHasParameters().ok()) return;
     const auto count =
         static_cast<uint32_t>(session.layout().parameters().size());
     for (uint32_t p = 0; p < count; ++p) {
@@ -162,6 +164,10 @@ client::SessionOptions CrashScript::Options(const std::string& endpoint,
   if (scenario_.swapped()) {
     options.storage.placement = client::Placement::kNvme;
     options.storage.host_budget_bytes = FramesBytes();
+  }
+  if (scenario_.has_parameters_on_disk()) {
+    options.storage.parameters_on_disk = true;
+    options.fetches_parameters = true;
   }
   if (scenario_.durable()) {
     options.storage.durability = client::Durability::kStep;
@@ -369,6 +375,9 @@ absl::Status CrashScript::Fetch(client::Session& session, uint64_t step) const {
       session.Fetch(array, parameter,
                     {reinterpret_cast<std::byte*>(values.data()),
                      values.size() * sizeof(float)}));
+  if (scenario_.has_parameters_on_disk()) {
+    OPTSTATE_RETURN_IF_ERROR(ParameterOf(session, parameter).status());
+  }
   if (fetched == step) return absl::OkStatus();
   return absl::InternalError(
       absl::StrCat("fetched step ", fetched, " after step ", step));

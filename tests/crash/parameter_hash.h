@@ -3,12 +3,13 @@
 
 #include <cstdint>
 
+#include "absl/status/statusor.h"
 #include "client/client.h"
 
 namespace optstate::crash {
 
-// Returns the hash of all parameters as the session shows them.
-uint64_t HashOfParameters(const client::Session& session);
+// Returns the hash of all parameters as the session shows or fetches them.
+absl::StatusOr<uint64_t> HashOfParameters(client::Session& session);
 
 }  // namespace optstate::crash
 

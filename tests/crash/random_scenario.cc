@@ -23,7 +23,7 @@ DTypes WithSplitMasters(DTypes dtypes) {
 std::vector<StatePlace> StatePlaces(bool on_disk) {
   if (!on_disk) return {StatePlace::kMemory};
   return {StatePlace::kDisk, StatePlace::kDiskDurable,
-          StatePlace::kMemoryDurable};
+          StatePlace::kDiskWithParameters, StatePlace::kMemoryDurable};
 }
 
 }  // namespace

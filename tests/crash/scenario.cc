@@ -65,6 +65,8 @@ absl::string_view NameOf(StatePlace place) {
       return "disk";
     case StatePlace::kDiskDurable:
       return "disk, durable";
+    case StatePlace::kDiskWithParameters:
+      return "disk with parameters, durable";
   }
   return "invalid";
 }

@@ -31,6 +31,7 @@ enum class StatePlace : uint8_t {
   kMemoryDurable,
   kDisk,
   kDiskDurable,
+  kDiskWithParameters,  // durable; ranks fetch parameters
 };
 
 // The actions of a round's ranks. Everything else follows from it, so that a
@@ -74,12 +75,15 @@ struct Scenario {
   // Says whether each answered step survives a loss of power.
   bool durable() const {
     return state_place == StatePlace::kMemoryDurable ||
-           state_place == StatePlace::kDiskDurable;
+           state_place == StatePlace::kDiskDurable || has_parameters_on_disk();
   }
   // Says whether records are swapped.
   bool swapped() const {
     return state_place == StatePlace::kDisk ||
-           state_place == StatePlace::kDiskDurable;
+           state_place == StatePlace::kDiskDurable || has_parameters_on_disk();
+  }
+  bool has_parameters_on_disk() const {
+    return state_place == StatePlace::kDiskWithParameters;
   }
   uint32_t micro_steps() const { return accumulation.has_value() ? 3 : 1; }
   // Says whether the engine sums the ranks' micro-steps, so that a rank that is
