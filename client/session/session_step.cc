@@ -275,7 +275,6 @@ absl::StatusOr<Outcome> Session::Decide(const StepVerdict& verdict) {
   reader_->Begin(verdict.step, {});
   Outcome outcome;
   bool sent = false;
-  const absl::Time patience = absl::Now() + kFinishPatience;
   const auto decide = [&]() -> absl::Status {
     if (!sent || !channel_->has_outstanding_commit()) {
       OPTSTATE_RETURN_IF_ERROR(
@@ -286,10 +285,9 @@ absl::StatusOr<Outcome> Session::Decide(const StepVerdict& verdict) {
     return absl::OkStatus();
   };
   absl::Status status = Persist(decide);
-  // It waits for no other rank: the caller that interrupts it gets the end.
-  while (absl::IsCancelled(status) && absl::Now() < patience) {
-    status = Persist(decide);
-  }
+  // It waits for no other rank, and other nodes may have taken the step: the
+  // caller that interrupts it gets the end.
+  while (absl::IsCancelled(status)) status = Persist(decide);
   if (!status.ok()) return Annotated(status);
   if (verdict.verdict == Verdict::kAbort) {
     ForgetStaged();

@@ -226,8 +226,8 @@ class Job {
   virtual absl::Status Abort(uint32_t rank, uint64_t step) = 0;
 
   // Says how far the job is: nodes compare that before they go on together.
-  // FAILED_PRECONDITION before Register; UNAVAILABLE while a decided step waits
-  // for gradients; or why the job has failed.
+  // A job without a layout is as one that is not there: at step 0. UNAVAILABLE
+  // while a decided step waits for gradients; or why the job has failed.
   virtual absl::StatusOr<JobPosition> Position() = 0;
   // Does with the prepared step what all nodes decided; see v1::DecideRequest.
   // Answered through the listener, errors included.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 
@@ -301,6 +302,47 @@ def test_gradients_that_are_not_averaged(nodes, job):
     assert "node0: step 1, digest" in one[0][0] and "node1: step 1, digest" in one[0][0]
 
 
+def _other_state(connection, rank, endpoints, job):
+    endpoint = _enter(rank, endpoints, 1)
+    model = small_model()
+    optimizer = optstate.AdamW(
+        model.named_parameters(), lr=0.01, job=job, endpoint=endpoint, across_nodes="replicated"
+    )
+
+    def step():
+        optimizer.zero_grad()
+        loss_of(model, 7).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        for gradient in gradients:  # the models differ for a while, the gradients do not
+            torch.distributed.broadcast(gradient, 0)
+        try:
+            optimizer.step()
+        except optstate.errors.FailedPreconditionError as error:
+            return str(error)
+        return ""
+
+    said = [step()]
+    saved = copy.deepcopy(optimizer.state_dict())
+    values = [parameter.detach().clone() for parameter in model.parameters()]
+    stale = copy.deepcopy(saved)
+    stale["state"][0]["exp_avg"].mul_(2 + rank)
+    optimizer.load_state_dict(stale)
+    said.append(step())
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), values):
+            parameter.copy_(value)
+    optimizer.load_state_dict(saved)
+    said.append(step())
+    return said, optimizer.committed_step, bits(model.parameters())
+
+
+def test_nodes_that_load_other_state(nodes, job):
+    one, other = ranks.run(_other_state, 2, [each.shm for each in nodes], job)
+    assert one == other
+    assert one[0][0] == one[0][2] == "" and "loads of state differ" in one[0][1]
+    assert one[1] == 2
+
+
 def _refused(connection, rank, endpoints, job, kwargs, model_seed=0):
     endpoint = _enter(rank, endpoints, 1)
     try:
@@ -329,6 +371,28 @@ def _refused(connection, rank, endpoints, job, kwargs, model_seed=0):
 def test_what_several_nodes_exclude(kwargs, kind, text, nodes, job):
     for found in ranks.run(_refused, 2, [each.shm for each in nodes], job, kwargs):
         assert found is not None and found[0] == kind and text in found[1]
+
+
+def _last_node(connection, rank, endpoint, job):
+    os.environ["OPTSTATE_NODE"] = "node0"
+    model = small_model()
+    optimizer = optstate.AdamW(
+        model.named_parameters(), lr=0.01, job=job, endpoint=endpoint, across_nodes="replicated"
+    )
+    found = optimizer.committed_step
+    loss_of(model, 0).backward()
+    optimizer.step()
+    return found, optimizer.committed_step
+
+
+def test_the_last_node_goes_on_alone(nodes, job):
+    endpoints = [each.shm for each in nodes]
+    with ranks.running(_train, 2, endpoints, 1, job, "plain", {}, _stops_when_prepared) as running:
+        for rank in range(2):
+            assert running.hear(rank) == "stopped"
+        running.kill(0, 1)
+    [(found, then)] = ranks.run(_last_node, 1, endpoints[0], job)
+    assert (found, then) == (3, 4)
 
 
 def test_a_node_that_lost_its_job(nodes, daemon, job):

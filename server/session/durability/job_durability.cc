@@ -110,7 +110,10 @@ absl::Status JobDurability::AdoptCommit() {
 // An orderly end makes the last step durable, so that none is lost when the
 // machine is switched off next.
 void JobDurability::CommitFinally(bool loading) {
-  if (!job_.HasDisk() || !job_.failure.ok() || job_.recovery.has_value() ||
+  // No tile of a prepared step is touched.
+  const bool is_within_step =
+      job_.recovery.has_value() && !job_.recovery->awaits_verdict;
+  if (!job_.HasDisk() || !job_.failure.ok() || is_within_step ||
       !IsDurable(job_.shape->description.storage) || !job_.HasWholeState() ||
       loading) {
     return;

@@ -166,6 +166,18 @@ TEST_P(TwoPhaseTest, ItsGradientsOutliveItsRanks) {
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
+// Another trainer of the same job must not part what its nodes decide together.
+TEST_P(TwoPhaseTest, OnlyItsRanksDecideWhileTheyAreAttached) {
+  Prepare();
+  for (const Verdict verdict : {Verdict::kCommit, Verdict::kAbort}) {
+    const auto outcome = harness_.job().DecideUnattached(VerdictOf(verdict));
+    EXPECT_TRUE(absl::IsUnavailable(outcome.status())) << outcome.status();
+  }
+  ASSERT_TRUE(Prepared().has_value());
+  EXPECT_TRUE(Decide(0, VerdictOf(Verdict::kCommit)).status.ok());
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
 TEST_P(TwoPhaseTest, ItOutlivesItsEngine) {
   ASSERT_NO_FATAL_FAILURE(AttachWithSegments());
   Prepare();

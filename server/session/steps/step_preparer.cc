@@ -162,7 +162,15 @@ void StepPreparer::Decide(uint32_t rank, uint64_t request_id,
 absl::StatusOr<StepOutcome> StepPreparer::DecideUnattached(
     const StepVerdict& verdict) {
   OPTSTATE_ASSIGN_OR_RETURN(const Due due, CheckVerdict(verdict));
-  if (due == Due::kDecide) Take(verdict);
+  if (due == Due::kDecide) {
+    // Another verdict than theirs would part the nodes.
+    if (ranks_.AttachedCount() > 0) {
+      return absl::UnavailableError(absl::StrCat(
+          "ranks are attached to job \"", job_.options.name,
+          "\", and decide step ", verdict.step, " themselves: end them first"));
+    }
+    Take(verdict);
+  }
   if (verdict.verdict == Verdict::kAbort) return StepOutcome{};
   if (due != Due::kNothing) recovery_.FinishStepIfPossible();
   OPTSTATE_RETURN_IF_ERROR(job_.failure);
@@ -171,12 +179,12 @@ absl::StatusOr<StepOutcome> StepPreparer::DecideUnattached(
 }
 
 absl::StatusOr<JobPosition> StepPreparer::Position() const {
-  OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
   OPTSTATE_RETURN_IF_ERROR(job_.failure);
+  JobPosition position;
+  if (job_.shape == nullptr) return position;  // as if there were no job
   if (job_.recovery.has_value() && !job_.recovery->awaits_verdict) {
     return job_.StillRecovering();
   }
-  JobPosition position;
   const storage::StepRecord& record = job_.record();
   position.committed_step = record.committed_step;
   position.phase = job_.phase();

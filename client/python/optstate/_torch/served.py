@@ -29,6 +29,7 @@ from optstate._torch.layout import (
     parameter_specs,
     unnamed_alike,
 )
+from optstate._torch.nodes.agreement import raised_on_all
 from optstate._torch.options import Scalar
 from optstate._torch.parameters.replaced import ReplacedParameters
 from optstate._torch.ranks import Ranks
@@ -186,30 +187,31 @@ class Served:
         )
         is_new = extend_with is not None
         try:
-            if attachment.session.phase == _native.PHASE_FAILED:
-                raise_failure(attachment)
-            if extend_with is not None:
-                self._check_extended(attachment)
-                new = set(extend_with)
-                tensors = [tensor for group in groups for tensor in group["params"]]
-                held = {i: entry for i, entry in self._held(tensors).items() if i in new}
-                attachment.load(groups, extend_with, held or None)
-            elif attachment.needs_load:
-                first = first_to_load(attachment)
-                is_new = first == 0
-                tensors = [tensor for group in groups for tensor in group["params"]]
-                check_replicas(attachment, tensors, first)
-                held = {i: entry for i, entry in self._held(tensors).items() if i >= first}
-                attachment.load(groups, range(first, len(tensors)), held)
-            replaced = None if is_new else ReplacedParameters(attachment.parameters)
-            views = self.settings.views and not attachment.is_sharded
-            left = attachment.map_views() if views else {}
-            if replaced is not None:
-                replaced.take(left)
-            del left
-            # A new job already has these parameters, and backward() may need them unchanged.
-            everything = range(attachment.parameters.count)
-            attachment.parameters.read(without_gradient=everything if is_new else ())
+            with raised_on_all(attachment.nodes):
+                if attachment.session.phase == _native.PHASE_FAILED:
+                    raise_failure(attachment)
+                if extend_with is not None:
+                    self._check_extended(attachment)
+                    new = set(extend_with)
+                    tensors = [tensor for group in groups for tensor in group["params"]]
+                    held = {i: entry for i, entry in self._held(tensors).items() if i in new}
+                    attachment.load(groups, extend_with, held or None)
+                elif attachment.needs_load:
+                    first = first_to_load(attachment)
+                    is_new = first == 0
+                    tensors = [tensor for group in groups for tensor in group["params"]]
+                    check_replicas(attachment, tensors, first)
+                    held = {i: entry for i, entry in self._held(tensors).items() if i >= first}
+                    attachment.load(groups, range(first, len(tensors)), held)
+                replaced = None if is_new else ReplacedParameters(attachment.parameters)
+                views = self.settings.views and not attachment.is_sharded
+                left = attachment.map_views() if views else {}
+                if replaced is not None:
+                    replaced.take(left)
+                del left
+                # A new job already has these parameters, and backward() may need them unchanged.
+                everything = range(attachment.parameters.count)
+                attachment.parameters.read(without_gradient=everything if is_new else ())
             if attachment.nodes is not None:
                 attachment.nodes.check_parameters(attachment.parameters.tensors)
             if replaced is not None:

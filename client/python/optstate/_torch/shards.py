@@ -8,7 +8,7 @@ layout, in the order of its parameters, is what the optimizer works on; see Held
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -229,3 +229,17 @@ def _check_whole(shards: Sequence[ParameterSpec], world_size: int) -> None:
             f" elements, and it has {whole}: all ranks of its mesh train one job together"
             " (process_group=), each with a part that is one block"
         )
+
+
+def local_entries(
+    entries: Mapping[int, Any], tensors: Sequence[torch.Tensor], name_of: Callable[[int], str]
+) -> dict[int, Any]:
+    """Returns a checkpoint's entries, by parameter, with this rank's parts of DTensors."""
+    found = dict(entries)
+    for index, entry in entries.items():
+        if entry is not None:
+            found[index] = type(entry)(entry)  # a partial one stays one
+        for key, value in (entry or {}).items():
+            what = f'{key} of parameter "{name_of(index)}"'
+            found[index][key] = local_values(value, tensors[index], what)
+    return found

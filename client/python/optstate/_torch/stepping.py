@@ -9,6 +9,7 @@ from typing import Any, Callable
 import torch
 
 from optstate._torch.collective.averaging import average_gradients
+from optstate._torch.gradients.gathered import Gradients
 from optstate._torch.initialization import is_initialization
 from optstate._torch.job.attachment import Attachment
 from optstate._torch.optimizer_info import as_float
@@ -16,6 +17,7 @@ from optstate._torch.options import checked_norm_type, limit
 from optstate._torch.served import Served
 from optstate._torch.shared import Shared
 from optstate._torch.tensors import dtype_of
+from optstate.session import StepOutcome
 
 
 class Stepping:
@@ -114,34 +116,39 @@ class Stepping:
                 " unscaling to step(); now call abort_step() and take the step again"
             )
         overlap = served.settings.overlap
-        step = attachment.next_step
         self._average(attachment)
         gradients = attachment.gradients.gather(anew=was_unscaled)
         with attachment.values_of_one_step():
             with attachment.undone_on_error():
-                attachment.gradients.push(step, attachment.micro_step, gradients)
-                attachment.note_missing(gradients)
-                idle = attachment.without_gradient
-                attachment.committing = step
-                if idle and attachment.ranks.world_size > 1:
-                    attachment.parameters.note_idle(idle)
-                read = attachment.parameters.early(but=idle) if overlap else None
                 outcome = attachment.take_step(
-                    functools.partial(
-                        attachment.session.commit,
-                        step,
-                        attachment.options.hyperparams,
-                        **how,
-                        read=read,
-                    )
+                    functools.partial(self._push_and_commit, attachment, gradients, **how)
                 )
                 served.note_outcome(outcome)
             attachment.micro_step = 0
             attachment.gradients.forget_pushed()
             if outcome.applied:
+                idle = attachment.without_gradient
                 attachment.parameters.read(without_gradient=idle, but_direct=overlap)
             attachment.committing = None
         return loss
+
+    def _push_and_commit(
+        self, attachment: Attachment, gradients: Gradients, **how: Any
+    ) -> StepOutcome:
+        step = attachment.next_step
+        attachment.gradients.push(step, attachment.micro_step, gradients)
+        attachment.note_missing(gradients)
+        idle = attachment.without_gradient
+        attachment.committing = step
+        if idle and attachment.ranks.world_size > 1:
+            attachment.parameters.note_idle(idle)
+        overlap = self._served.settings.overlap
+        return attachment.session.commit(
+            step,
+            attachment.options.hyperparams,
+            **how,
+            read=attachment.parameters.early(but=idle) if overlap else None,
+        )
 
     def accumulate_step(self) -> None:
         """Pushes the present gradients as one micro-step and drops them.

@@ -30,8 +30,8 @@ from optstate._torch.shards import (
     exchange,
     is_dtensor,
     like_parameter,
+    local_entries,
     local_of,
-    local_values,
     stand_in,
 )
 from optstate._torch.state import checkpoint
@@ -107,9 +107,13 @@ class Attachment:
 
         self.chose_endpoint = bool(settings.endpoint)
         try:
-            self.session, self._spec = open_together(ranks, self._places, make_spec, take_over)
-            if self.nodes is not None:
-                self.nodes.check_attached(self.session)
+            self.session, self._spec = open_together(
+                ranks,
+                self._places,
+                make_spec,
+                take_over,
+                settles=settings.across_nodes is not None and not self.is_private,
+            )
         except BaseException:
             self._leave_memory()
             raise
@@ -364,7 +368,8 @@ class Attachment:
         """
         self.parameters.locate()  # this precedes new values in the daemon
         of_groups = [(tensor, group) for group in param_groups for tensor in group["params"]]
-        entries = self._local_entries(of_groups, entries)
+        if self.is_sharded and entries is not None:
+            entries = local_entries(entries, [tensor for tensor, _ in of_groups], self.arrays.name)
         tensors = [(stand_in(tensor), group) for tensor, group in of_groups]
         if entries is None and self.broken_load == "state":
             raise RuntimeError(
@@ -389,22 +394,9 @@ class Attachment:
                     if attempt + 1 == _LOADS_MAX:
                         raise
         self.broken_load = None
+        if self.nodes is not None:
+            self.nodes.note_load([tensors[index][0] for index in parameters], entries)
         self.parameters.settle()
-
-    def _local_entries(
-        self, tensors: Sequence[tuple[torch.Tensor, Any]], entries: dict[int, Any] | None
-    ) -> dict[int, Any] | None:
-        """Returns entries with this rank's parts of DTensors."""
-        if entries is None or not self.is_sharded:
-            return entries
-        found = dict(entries)
-        for index, entry in entries.items():
-            if entry is not None:
-                found[index] = type(entry)(entry)  # a partial one stays one
-            for key, value in (entry or {}).items():
-                what = f'{key} of parameter "{self.arrays.name(index)}"'
-                found[index][key] = local_values(value, tensors[index][0], what)
-        return found
 
     def name_in_layout(self, place: int) -> str:
         """Returns the name of a parameter of the job, which another rank may hold."""

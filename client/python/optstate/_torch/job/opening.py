@@ -42,24 +42,28 @@ def open_together(
     places: Places,
     make_spec: Callable[[], SessionSpec],
     take_over: Callable[[SessionSpec], bool],
+    *,
+    settles: bool,
 ) -> tuple[Session, SessionSpec]:
     """Opens every rank's session, that of each node's first rank first, or raises on every rank.
-    On several nodes, brings them to one step before.
 
+    `settles`: nodes are brought to one step before. A node that is alone may be what is left of
+    several, with a step that waits for its verdict.
     `take_over` frees a rank that this process already holds, and returns whether it did.
     """
     error: Exception | None = None
     spec: SessionSpec | None = None
     session: Session | None = None
     is_first = ranks.rank == places.first_rank
-    if places.several:
+    if settles:
         try:
             spec = make_spec()
         except Exception as failure:
             error = failure
         ranks.agree(error)
         assert spec is not None
-        NodeAgreement(ranks, places).settle(spec)
+        if place_of(spec.endpoint) != "embedded":  # that daemon begins with the session
+            NodeAgreement(ranks, places).settle(spec)
     try:
         spec = spec or make_spec()
         if is_first:
@@ -82,6 +86,8 @@ def open_together(
     try:
         ranks.agree(error)
         assert session is not None and spec is not None
+        if places.several:
+            NodeAgreement(ranks, places).check_attached(session)
     except BaseException:
         if session is not None:
             session.close()

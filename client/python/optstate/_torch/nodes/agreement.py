@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,12 +16,18 @@ from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.resolution import Position, Step, Verdict
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
-from optstate._torch.tensors import bits_sum
+from optstate._torch.tensors import bits_sum, in_memory
 from optstate.session import Session, StepOutcome, bring_verdict, find_position
 from optstate.session_spec import SessionSpec
 
 # Rounds of questions and verdicts, before nodes that never settle are an error.
 _ROUNDS_MAX = 8
+# The daemon may notice the end of ranks that were killed only some time later.
+_ENDS_WITHIN_S = 10.0
+_PAUSE_S = 0.05
+
+# Of a checkpoint, by parameter: state by name.
+Entries = Mapping[int, Any]
 
 
 def check_across_nodes(settings: Settings, places: Places, *, is_sharded: bool) -> None:
@@ -68,6 +77,7 @@ class NodeAgreement:
     def __init__(self, ranks: Ranks, places: Places) -> None:
         self._ranks = ranks
         self._places = places
+        self._loaded = 0  # identifies what this rank has loaded
 
     def settle(self, spec: SessionSpec) -> None:
         """Brings all nodes to one step before the ranks attach. Collective.
@@ -116,10 +126,17 @@ class NodeAgreement:
             if mine not in verdicts or position is None or position.prepared is None:
                 return
             prepared = position.prepared
-            try:
-                bring_verdict(spec, prepared.step, prepared.digest, verdicts[mine])
-            except errors.FailedPreconditionError:
-                pass  # another rank was faster, which the next positions show
+            deadline = time.monotonic() + _ENDS_WITHIN_S
+            while True:
+                try:
+                    bring_verdict(spec, prepared.step, prepared.digest, verdicts[mine])
+                    return
+                except errors.FailedPreconditionError:
+                    return  # another rank was faster, which the next positions show
+                except errors.UnavailableError:  # ranks are attached still
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(_PAUSE_S)
 
         self._on_first(bring)
 
@@ -168,10 +185,33 @@ class NodeAgreement:
         self._ranks.agree(error)
         raise errors.FailedPreconditionError(self._difference(votes))
 
+    def note_load(self, parameters: Sequence[torch.Tensor], entries: Entries | None) -> None:
+        """Notes what this rank has loaded into the job. The next votes compare it: nodes that
+        load other values would step from other states for ever.
+
+        entries: of a checkpoint, which replaces the state; so what was loaded before is forgotten.
+        """
+        values: list[Any] = list(parameters)
+        if entries is not None:
+            self._loaded = 0
+        for index, entry in sorted((entries or {}).items()):
+            values += [index, *(value for _, value in sorted((entry or {}).items()))]
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                content = in_memory(value).reshape(-1).view(torch.uint8).numpy()
+            else:
+                content = repr(value).encode()
+            self._loaded = (self._loaded * 0x9E3779B97F4A7C15 + zlib.crc32(content) + 1) % (1 << 64)
+
+    def agree(self, error: Exception | None) -> None:
+        """Raises on every rank when some rank has an error. Collective."""
+        self._ranks.agree(error)
+
     def _votes(self, outcome: StepOutcome | None) -> list[Step | None]:
         mine = [0, 0, 0, 0]
         if outcome is not None:
-            digest = outcome.digest - (1 << 64 if outcome.digest >> 63 else 0)
+            seen = outcome.digest ^ self._loaded
+            digest = seen - (1 << 64 if seen >> 63 else 0)
             mine = [1, outcome.step, digest, int(outcome.found_inf)]
         return [
             Step(step, digest % (1 << 64), bool(found_inf)) if ok else None
@@ -189,3 +229,17 @@ class NodeAgreement:
             " on none: gradients, options, or loads of state differ between nodes. Average the"
             " gradients over all ranks (DistributedDataParallel) and give all ranks equal options"
         )
+
+
+@contextlib.contextmanager
+def raised_on_all(nodes: NodeAgreement | None) -> Iterator[None]:
+    """Raises on the ranks of all nodes what is raised on one of them. Collective."""
+    if nodes is None:
+        yield
+        return
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as failure:
+        error = failure
+    nodes.agree(error)
