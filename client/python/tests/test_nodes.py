@@ -236,8 +236,16 @@ def _kill_supervisor(nodes, job):
     nodes[1].start()
 
 
-@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
-@pytest.mark.parametrize("kill", [_kill_nothing, _kill_engine, _kill_engines, _kill_supervisor])
+@pytest.mark.parametrize(
+    ("kill", "wire"),
+    [
+        (_kill_nothing, "shm"),
+        (_kill_engine, "shm"),
+        (_kill_engines, "shm"),
+        (_kill_supervisor, "shm"),
+        (_kill_engines, "grpc_unix"),
+    ],
+)
 @pytest.mark.parametrize(
     ("where", "resumed_at"),
     [(_stops_when_prepared, 3), (_stops_before_deciding, 3), (_stops_before_preparing, 2)],
