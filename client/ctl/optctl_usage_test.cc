@@ -45,7 +45,7 @@ TEST_F(OptctlUsageTest, AVerbThatIsNoneIsNamedBesideThoseThatAre) {
       {"get bogus -o json",
        "\"bogus\" is nothing that optctl get knows; there are: jobs, sessions, "
        "params\n"},
-      {"get", "optctl get: say what; there are: jobs, sessions, params\n"},
+      {"get", "optctl get: say what; there are: jobs, sessions, devices, params\n"},
       {"get jobs bogus", "bogus"},
       {"delete job", "name is required"},
   };
