@@ -192,7 +192,7 @@ TEST_F(ShmHostileTest, TailThatGoesBack) {
 }
 
 TEST_F(ShmHostileTest, UnknownOp) {
-  for (const uint16_t op : {0, 9, 0xffff}) {
+  for (const uint16_t op : {0, 10, 0xffff}) {
     auto peer = Open(0);
     shm::Submission submission = {};
     submission.op = op;
