@@ -5,7 +5,7 @@
 
 namespace optstate {
 
-// What becomes of a prepared step. Values equal those of
+// A verdict says what becomes of a prepared step. Values equal those of
 // v1::DecideRequest::Verdict.
 enum class Verdict : uint8_t {
   kCommit = 1,

@@ -53,7 +53,7 @@ class DeviceJobTest : public testing::TestWithParam<Devices> {
     daemon_ = *std::move(daemon);
   }
 
-  // What happens before a step of a job.
+  // A change is made before a step of a job.
   struct Change {
     double fraction = -1;  // offload_fraction; negative: it stays
     bool is_engine_killed = false;
@@ -140,8 +140,7 @@ TEST_P(DeviceJobTest, TheFractionChangesLiveAndTheEngineIsKilled) {
   EXPECT_GT(by_devices, 0u);
 }
 
-// Of every optimizer with kernels for devices, dtype and format that the draw
-// has.
+// The draw has every optimizer with kernels for devices, dtype and format.
 TEST_P(DeviceJobTest, RandomLayoutsGiveTheBitsOfTheCpu) {
   RandomLayouts layouts;
   for (int i = 0; i < 8; ++i) {

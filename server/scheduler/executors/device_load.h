@@ -22,7 +22,7 @@ class DeviceLoad {
     uint64_t copied_bytes = 0;
     int64_t busy_ns = 0;
 
-    // Of elements and bytes a second; 0: there was no work.
+    // Return rates while the device was busy; 0: there was no work.
     double ElementsPerSecond() const;
     double CopiedBytesPerSecond() const;
   };

@@ -53,7 +53,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor {
   };
   static constexpr uint64_t kBatchBytes = uint64_t{8} << 20;
 
-  // Of one device, since Share() gave it its batches.
+  // Counts the work of one device since Share() gave it its batches.
   struct DeviceCounters {
     size_t batches = 0;
     uint64_t batch_bytes = 0;  // of all; as many are pinned on the host

@@ -153,7 +153,7 @@ TEST_F(DiskClaimTest, WhatIsOfAnotherArrangementIsFoundAndNothingElse) {
   for (const std::string& path : odd) std::ofstream(path) << "o";
   EXPECT_THAT(FindOtherArrangements(Own(/*count=*/2, /*number=*/0)),
               ElementsAreArray(odd));
-  // Of the job with the next number, and one directory, the former are others.
+  // The job has the next number and one directory: files of before are others.
   EXPECT_THAT(FindOtherArrangements(Own(/*count=*/1, /*number=*/1)),
               ElementsAre(two_[0] + storage::kDiskRecordsFile, two_[1]));
   // A folder of another job is in a directory that this one does not have.

@@ -50,7 +50,7 @@ class Rearrangement {
   // The description that the job will have.
   const JobDescription& description() const { return next_; }
 
-  // What was written, and how long training waited for it.
+  // Says how much was written, and how long training waited for it.
   struct Written {
     uint64_t bytes = 0;
     absl::Duration elapsed;

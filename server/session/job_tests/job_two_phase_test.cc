@@ -222,7 +222,7 @@ TEST_P(TwoPhaseTest, ItsRanksComeBackToTheNextEngine) {
     ASSERT_TRUE(harness_.Register(rank).ok());
     ASSERT_TRUE(harness_.Attach(rank).ok());
   }
-  // What it repeats is answered as before.
+  // Calls that a rank repeats are answered as before.
   EXPECT_TRUE(harness_.Push(0, 3, 0, 1).ok());
   const uint64_t request = harness_.Commit(0, TwoPhaseCommit());
   ASSERT_NE(harness_.AnswerTo(0, request), nullptr);

@@ -55,7 +55,7 @@ class StepPreparer {
   absl::StatusOr<JobPosition> Position() const;
 
  private:
-  // What CheckVerdict found.
+  // CheckVerdict returns what is still to be done.
   enum class Due {
     kNothing,  // the step was decided so before
     kDecide,
