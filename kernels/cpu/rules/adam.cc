@@ -10,10 +10,7 @@
 #include "kernels/cpu/rule_kernels-inl.h"
 #include "kernels/rules/adam-inl.h"
 
-// The rare AMSGrad does without loops for each pair of dtypes: they would
-// double the time to compile this file, which is the longest of all.
-OPTSTATE_DEFINE_RULE(Adam, (Rule::kStates == 0b111 ? Dispatch::kAny
-                                                   : Dispatch::kFixed))
+OPTSTATE_DEFINE_RULE(Adam, Dispatch::kFixed)
 
 #if HWY_ONCE
 #include "kernels/cpu/rules.h"
