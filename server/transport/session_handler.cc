@@ -93,10 +93,17 @@ uint64_t BytesOf(uint64_t numel, uint64_t element_bytes) {
 
 }  // namespace
 
+Verdict VerdictOf(int64_t number) {
+  const bool is_known = number == static_cast<int64_t>(Verdict::kCommit) ||
+                        number == static_cast<int64_t>(Verdict::kSkip) ||
+                        number == static_cast<int64_t>(Verdict::kAbort);
+  return is_known ? static_cast<Verdict>(number) : Verdict{0};
+}
+
 StepVerdict VerdictFrom(const v1::DecideRequest& request) {
   return {.step = request.step(),
           .digest = request.digest(),
-          .verdict = static_cast<Verdict>(request.verdict())};
+          .verdict = VerdictOf(request.verdict())};
 }
 
 SessionHandler::SessionHandler(Options options, Peer peer, const PeerLink* link)

@@ -22,6 +22,10 @@
 
 namespace optstate::transport {
 
+// Returns the verdict of this number, or for a number that is none Verdict{0},
+// which the job refuses. Verdict has fewer bits than what peers send.
+Verdict VerdictOf(int64_t number);
+
 // Converts the message; the job checks the result.
 StepVerdict VerdictFrom(const v1::DecideRequest& request);
 

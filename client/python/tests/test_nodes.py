@@ -351,6 +351,39 @@ def test_nodes_that_load_other_state(nodes, job):
     assert one[1] == 2
 
 
+def _interrupted(connection, rank, endpoints, job):
+    endpoint = _enter(rank, endpoints, 1)
+    model = small_model()
+    optimizer = optstate.AdamW(
+        model.named_parameters(), lr=0.01, job=job, endpoint=endpoint, across_nodes="replicated"
+    )
+    votes = agreement.NodeAgreement._votes
+
+    def interrupting(self, outcome):
+        found = votes(self, outcome)
+        if rank == 0 and outcome.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return found
+
+    agreement.NodeAgreement._votes = interrupting
+    interrupted = []
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        try:
+            optimizer.step()
+        except KeyboardInterrupt:
+            interrupted.append(step)
+            optimizer.state_dict()  # the next use of the optimizer reads the parameters
+    return interrupted, optimizer.committed_step, bits(model.parameters())
+
+
+def test_an_interrupt_between_vote_and_decision_comes_afterwards(nodes, job):
+    one, other = ranks.run(_interrupted, 2, [each.shm for each in nodes], job)
+    assert (one[0], other[0]) == ([1], [])
+    assert one[1:] == other[1:] and one[1] == 4
+
+
 def _refused(connection, rank, endpoints, job, kwargs, model_seed=0):
     endpoint = _enter(rank, endpoints, 1)
     try:

@@ -90,7 +90,7 @@ absl::Status RingServer::Serve(const shm::Submission& submission) {
       handler_->Decide(submission.request_id,
                        {.step = submission.step,
                         .digest = submission.begin,
-                        .verdict = static_cast<Verdict>(submission.flags)});
+                        .verdict = VerdictOf(submission.flags)});
       return absl::OkStatus();
     case shm::Op::kParameterHint:
       return Answer(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -170,13 +172,14 @@ class NodeAgreement:
             outcome = prepare()
         except Exception as failure:
             error = failure
-        votes = self._votes(outcome)
-        verdict = resolution.decide(votes)
-        if outcome is not None and outcome.prepared:
-            try:
-                outcome = session.decide(outcome.step, outcome.digest, verdict)
-            except Exception as failure:
-                error = error or failure
+        with _interrupts_afterwards():
+            votes = self._votes(outcome)
+            verdict = resolution.decide(votes)
+            if outcome is not None and outcome.prepared:
+                try:
+                    outcome = session.decide(outcome.step, outcome.digest, verdict)
+                except Exception as failure:
+                    error = error or failure
         if verdict is not Verdict.ABORT:
             if error is not None:
                 raise error
@@ -229,6 +232,23 @@ class NodeAgreement:
             " on none: gradients, options, or loads of state differ between nodes. Average the"
             " gradients over all ranks (DistributedDataParallel) and give all ranks equal options"
         )
+
+
+@contextlib.contextmanager
+def _interrupts_afterwards() -> Iterator[None]:
+    """Has Ctrl-C wait: a rank that has voted must bring the decision to its daemon."""
+    former = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or former is None:
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextlib.contextmanager
