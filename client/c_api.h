@@ -205,8 +205,7 @@ typedef struct {
   int32_t fetches_parameters;
   /* 0: `offload_fraction` is not set, which is 1 for a new job. */
   int32_t has_offload_fraction;
-  /* The fraction of elements, from 0 to 1, that the CPU updates; the daemon's
-   * devices update the others. */
+  /* The CPU updates this part of the elements, devices the others. */
   double offload_fraction;
   /* optstate_commit prepares the step alone: see c_api_nodes.h. */
   int32_t two_phase;
@@ -253,9 +252,7 @@ typedef struct {
   uint32_t good_steps; /* with hysteresis_left: see v1.LossScalerState */
   uint32_t hysteresis_left;
   uint32_t load_required_from; /* at attaching; see v1.AttachReply */
-  /* How often the session has attached. When it changes, the memory of
-   * parameters may be another at the same address: who has pinned it for a
-   * device pins it anew. */
+  /* Counts attachments. With a new one, pin the parameter area anew. */
   uint32_t connections;
 } optstate_session_info;
 
