@@ -74,6 +74,9 @@ typedef struct optstate_session optstate_session;
 /* the parameter itself, in its own dtype, which can only be fetched: masters
  * are loaded */
 #define OPTSTATE_PARAMETER 8
+/* double, one per parameter, which can only be fetched: the sum of squares of
+ * its gradient in the step that is prepared, as it arrived; -1: it has none */
+#define OPTSTATE_PREPARED_SUM 9
 /* change detection */
 #define OPTSTATE_DETECT_OFF 0
 #define OPTSTATE_DETECT_SAMPLE 1 /* one line of 64 bytes of each 4 KiB */
@@ -473,8 +476,8 @@ OPTSTATE_EXPORT int optstate_load_many(optstate_session* session,
 OPTSTATE_EXPORT int optstate_finish_load(optstate_session* session);
 /* Copies the whole array of one parameter at the committed step: numel fp32
  * elements (Adafactor's row_var and col_var: one a row, one a column;
- * PARAMETER: of its own dtype; STEP_COUNT: one int64; SCALAR, GRADIENT_NORM:
- * one double). `step` may be NULL. */
+ * PARAMETER: of its own dtype; STEP_COUNT: one int64; SCALAR, GRADIENT_NORM,
+ * PREPARED_SUM: one double). `step` may be NULL. */
 OPTSTATE_EXPORT int optstate_fetch(optstate_session* session, int32_t array,
                                    uint32_t parameter, void* out,
                                    size_t out_bytes, uint64_t* step);

@@ -37,26 +37,41 @@ typedef struct {
   int32_t prepared_found_inf;
   uint32_t loads_finished;
   uint64_t durable_step;
+  /* Of the committed step, as optstate_outcome has them. */
+  double gradient_norm;
+  double clip_coefficient;
 } optstate_job_position;
 
+/* COMMIT_CLIPPED: the node has only some of the parameters, and the norm and
+ * clip coefficient in the verdict, of all nodes, replace its own. */
 enum {
   OPTSTATE_VERDICT_COMMIT = 1,
   OPTSTATE_VERDICT_SKIP = 2,
-  OPTSTATE_VERDICT_ABORT = 3
+  OPTSTATE_VERDICT_ABORT = 3,
+  OPTSTATE_VERDICT_COMMIT_CLIPPED = 4
 };
+
+/* What all nodes decided about a prepared step; see v1.DecideRequest. */
+typedef struct {
+  size_t struct_size;
+  uint64_t step;
+  uint64_t digest; /* of what this node prepared */
+  int32_t verdict;
+  double gradient_norm; /* these two with COMMIT_CLIPPED alone */
+  double clip_coefficient;
+} optstate_verdict;
 
 /* Takes (COMMIT, or SKIP: without an update) or drops (ABORT) the step that
  * optstate_commit prepared. A repeat has the same result. */
-OPTSTATE_EXPORT int optstate_decide(optstate_session* session, uint64_t step,
-                                    uint64_t digest, int32_t verdict,
+OPTSTATE_EXPORT int optstate_decide(optstate_session* session,
+                                    const optstate_verdict* verdict,
                                     optstate_outcome* outcome);
 /* Asks how far a job is: NOT_FOUND when there is none. */
 OPTSTATE_EXPORT int optstate_find_position(const optstate_job_address* address,
                                            optstate_job_position* position);
 /* Does what optstate_decide does, without a session. */
 OPTSTATE_EXPORT int optstate_bring_verdict(const optstate_job_address* address,
-                                           uint64_t step, uint64_t digest,
-                                           int32_t verdict,
+                                           const optstate_verdict* verdict,
                                            optstate_outcome* outcome);
 
 #ifdef __cplusplus

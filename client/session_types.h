@@ -38,17 +38,21 @@ enum class StateArray : uint16_t {
   // The parameter itself, in its own dtype, which can only be fetched: masters
   // are loaded.
   kParameter = 8,
+  // One double per parameter, which can only be fetched: the sum of squares of
+  // its gradient in the prepared step, as it arrived; -1: it has none.
+  kPreparedSum = 9,
 };
 
 constexpr bool IsValidStateArray(uint32_t value) {
-  return value >= 1 && value <= 8;
+  return value >= 1 && value <= 9;
 }
 
 // Returns whether the array has one number of 8 bytes per parameter, not one
 // per element.
 constexpr bool IsPerParameter(StateArray array) {
   return array == StateArray::kStepCount || array == StateArray::kScalar ||
-         array == StateArray::kGradientNorm;
+         array == StateArray::kGradientNorm ||
+         array == StateArray::kPreparedSum;
 }
 
 enum class JobPhase : uint8_t {

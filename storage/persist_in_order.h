@@ -34,6 +34,7 @@ enum class PersistPoint : uint8_t {
   kMicroStepAnswer,     // and that it counts in this epoch
   kStepInProgress,      // the intent of a step is whole
   kStepPrepared,        // likewise, of a step that waits for a verdict
+  kStepClipped,         // the norm that all nodes agreed on is stored
   kFirstTile,           // the step is marked as in progress
   kStepGivenUp,         // the rank whose gradients are lost is recorded
   kLoadSeal,            // the log of a load is whole

@@ -46,11 +46,21 @@ void WriteOutcome(const client::Outcome& from, optstate_outcome* outcome) {
   client::WriteStruct(to, outcome->struct_size, outcome);
 }
 
-optstate::StepVerdict VerdictOf(uint64_t step, uint64_t digest,
-                                int32_t verdict) {
-  return {.step = step,
-          .digest = digest,
-          .verdict = static_cast<optstate::Verdict>(verdict)};
+// A number that does not fit is none, as the daemon says.
+absl::StatusOr<optstate::StepVerdict> ReadVerdict(
+    const optstate_verdict* verdict) {
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const optstate_verdict given,
+      client::ReadStruct(
+          verdict, OPTSTATE_SIZE_THROUGH(optstate_verdict, clip_coefficient),
+          "verdict"));
+  const bool fits = given.verdict > 0 && given.verdict <= UINT8_MAX;
+  return optstate::StepVerdict{
+      .step = given.step,
+      .digest = given.digest,
+      .verdict = static_cast<optstate::Verdict>(fits ? given.verdict : 0),
+      .gradient_norm = given.gradient_norm,
+      .clip_coefficient = given.clip_coefficient};
 }
 
 absl::StatusOr<client::JobAddress> ReadAddress(
@@ -87,6 +97,8 @@ void WritePosition(const client::JobPosition& from,
   if (from.last_outcome.has_value()) {
     to.found_inf = from.last_outcome->found_inf;
     to.digest = from.last_outcome->digest;
+    to.gradient_norm = from.last_outcome->gradient_norm;
+    to.clip_coefficient = from.last_outcome->clip_coefficient;
   }
   if (from.prepared.has_value()) {
     to.prepared_step = from.prepared->step;
@@ -154,12 +166,13 @@ int optstate_commit_wait(optstate_session* session, optstate_outcome* outcome) {
   });
 }
 
-int optstate_decide(optstate_session* session, uint64_t step, uint64_t digest,
-                    int32_t verdict, optstate_outcome* outcome) {
+int optstate_decide(optstate_session* session, const optstate_verdict* verdict,
+                    optstate_outcome* outcome) {
   return Guarded(session, [&](client::Session& s) -> absl::Status {
     OPTSTATE_RETURN_IF_ERROR(CheckOutcome(outcome));
-    OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome from,
-                              s.Decide(VerdictOf(step, digest, verdict)));
+    OPTSTATE_ASSIGN_OR_RETURN(const optstate::StepVerdict decision,
+                              ReadVerdict(verdict));
+    OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome from, s.Decide(decision));
     WriteOutcome(from, outcome);
     return absl::OkStatus();
   });
@@ -180,16 +193,17 @@ int optstate_find_position(const optstate_job_address* address,
   });
 }
 
-int optstate_bring_verdict(const optstate_job_address* address, uint64_t step,
-                           uint64_t digest, int32_t verdict,
+int optstate_bring_verdict(const optstate_job_address* address,
+                           const optstate_verdict* verdict,
                            optstate_outcome* outcome) {
   return Guarded([&]() -> absl::Status {
     OPTSTATE_RETURN_IF_ERROR(CheckOutcome(outcome));
     OPTSTATE_ASSIGN_OR_RETURN(const client::JobAddress read,
                               ReadAddress(address));
-    OPTSTATE_ASSIGN_OR_RETURN(
-        const client::Outcome from,
-        client::BringVerdict(read, VerdictOf(step, digest, verdict)));
+    OPTSTATE_ASSIGN_OR_RETURN(const optstate::StepVerdict decision,
+                              ReadVerdict(verdict));
+    OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome from,
+                              client::BringVerdict(read, decision));
     WriteOutcome(from, outcome);
     return absl::OkStatus();
   });

@@ -29,6 +29,8 @@ static_assert(static_cast<int>(StateArray::kStepCount) ==
 static_assert(static_cast<int>(StateArray::kScalar) == v1::STATE_ARRAY_SCALAR);
 static_assert(static_cast<int>(StateArray::kGradientNorm) ==
               v1::STATE_ARRAY_GRADIENT_NORM);
+static_assert(static_cast<int>(StateArray::kPreparedSum) ==
+              v1::STATE_ARRAY_PREPARED_SUM);
 
 v1::Hello MakeHello(v1::Wire wire, const std::string& job, bool must_exist) {
   v1::Hello hello;
@@ -221,6 +223,10 @@ v1::DecideRequest MakeDecision(const StepVerdict& verdict) {
   request.set_step(verdict.step);
   request.set_digest(verdict.digest);
   request.set_verdict(static_cast<v1::DecideRequest::Verdict>(verdict.verdict));
+  if (verdict.verdict == Verdict::kCommitClipped) {
+    request.set_gradient_norm(verdict.gradient_norm);
+    request.set_clip_coefficient(verdict.clip_coefficient);
+  }
   return request;
 }
 

@@ -351,6 +351,7 @@ std::vector<float>* FakeDaemonJob::Array(StateArray array, uint32_t parameter) {
     case StateArray::kScalar:
     case StateArray::kGradientNorm:
     case StateArray::kParameter:
+    case StateArray::kPreparedSum:
       break;
   }
   return nullptr;

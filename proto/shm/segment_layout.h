@@ -122,8 +122,8 @@ struct Submission {
   // load, fetch: first element; finish_load, decide: the digest
   uint64_t begin;
   uint64_t numel;     // push, parameter_hint: parameters; else elements
-  double grad_scale;  // commit
-  double max_norm;    // commit
+  double grad_scale;  // commit; decide: the clip coefficient
+  double max_norm;    // commit; decide: the gradient norm
 };
 static_assert(sizeof(Submission) == 64);
 static_assert(offsetof(Submission, step) == 16);

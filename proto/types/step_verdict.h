@@ -11,6 +11,8 @@ enum class Verdict : uint8_t {
   kCommit = 1,
   kSkip = 2,  // take the step, but update nothing
   kAbort = 3,
+  // Take the step with the norm and the clip coefficient of all nodes.
+  kCommitClipped = 4,
 };
 
 // The decision of all nodes about a step that they have prepared.
@@ -18,6 +20,9 @@ struct StepVerdict {
   uint64_t step = 0;
   uint64_t digest = 0;  // of what was prepared
   Verdict verdict = Verdict::kCommit;
+  // With kCommitClipped alone: as StepOutcome has them, of all nodes.
+  double gradient_norm = 0;
+  double clip_coefficient = 1;
 };
 
 }  // namespace optstate

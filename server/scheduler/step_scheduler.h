@@ -140,6 +140,9 @@ class StepScheduler {
                       absl::Span<double> by_group) const {
     return norms_.SumOfSquares(updated, by_group);
   }
+  double SumOfSquaresOf(uint32_t parameter) const {
+    return norms_.SumOfSquaresOf(parameter);
+  }
   void NormsByParameter(absl::Span<const uint8_t> updated,
                         absl::Span<double> norms) const {
     norms_.NormsByParameter(updated, norms);

@@ -67,13 +67,14 @@ session::RankProcess ProcessOf(const Peer& peer) {
 }
 
 absl::Status CheckArray(uint32_t array) {
-  if (array >= v1::STATE_ARRAY_MASTER && array <= v1::STATE_ARRAY_PARAMETER) {
+  if (array >= v1::STATE_ARRAY_MASTER &&
+      array <= v1::STATE_ARRAY_PREPARED_SUM) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "state array ", array, " is not known; 1 master, 2 to 4 the ",
       "optimizer's arrays in their order, 5 step_count, 6 scalar, 7 "
-      "gradient_norm, 8 parameter"));
+      "gradient_norm, 8 parameter, 9 prepared_sum"));
 }
 
 // Returns whether the array holds one number of 8 bytes per parameter, not one
@@ -81,7 +82,8 @@ absl::Status CheckArray(uint32_t array) {
 bool IsPerParameter(uint32_t array) {
   return array == v1::STATE_ARRAY_STEP_COUNT ||
          array == v1::STATE_ARRAY_SCALAR ||
-         array == v1::STATE_ARRAY_GRADIENT_NORM;
+         array == v1::STATE_ARRAY_GRADIENT_NORM ||
+         array == v1::STATE_ARRAY_PREPARED_SUM;
 }
 
 // Returns the bytes of `numel` elements; a product that overflows is the
@@ -96,14 +98,17 @@ uint64_t BytesOf(uint64_t numel, uint64_t element_bytes) {
 Verdict VerdictOf(int64_t number) {
   const bool is_known = number == static_cast<int64_t>(Verdict::kCommit) ||
                         number == static_cast<int64_t>(Verdict::kSkip) ||
-                        number == static_cast<int64_t>(Verdict::kAbort);
+                        number == static_cast<int64_t>(Verdict::kAbort) ||
+                        number == static_cast<int64_t>(Verdict::kCommitClipped);
   return is_known ? static_cast<Verdict>(number) : Verdict{0};
 }
 
 StepVerdict VerdictFrom(const v1::DecideRequest& request) {
   return {.step = request.step(),
           .digest = request.digest(),
-          .verdict = VerdictOf(request.verdict())};
+          .verdict = VerdictOf(request.verdict()),
+          .gradient_norm = request.gradient_norm(),
+          .clip_coefficient = request.clip_coefficient()};
 }
 
 SessionHandler::SessionHandler(Options options, Peer peer, const PeerLink* link)

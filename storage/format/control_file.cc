@@ -58,6 +58,7 @@ absl::Status CheckBounds(const ControlFile& control, uint64_t parameter_count) {
       {"parameter_loading", control.parameter_loading.load(), parameter_count},
       {"step_given_up", control.step_given_up.load(), next},
       {"step_prepared", control.step_prepared.load(), next},
+      {"step_clipped", control.step_clipped.load(), next},
       {"load_required_from", record.load_required_from, parameter_count},
       {"load_touched_from", touched, parameter_count},
   };

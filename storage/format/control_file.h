@@ -27,6 +27,8 @@ inline constexpr uint32_t kControlVersion = 7;
 inline constexpr uint32_t kStepRecordHasOutcome = 1;
 inline constexpr uint32_t kStepRecordApplied = 2;
 inline constexpr uint32_t kStepRecordFoundInf = 4;
+// In an intent alone: the node's own norms clip some gradients.
+inline constexpr uint32_t kStepRecordClipped = 8;
 
 inline constexpr uint32_t kNoParameter = UINT32_MAX;
 // The number of masters that a load of former engines overwrote at a time.
@@ -124,7 +126,14 @@ struct ControlFile {
   // The step whose intent is written and whose verdict is awaited; none of its
   // tiles is touched. 0, or a step that is in progress or committed: none.
   std::atomic<uint64_t> step_prepared;
-  uint8_t reserved2[2616];
+  // The step whose verdict brought a norm of all nodes, which replaces the one
+  // in the intent, and what its gradients are multiplied by beside the intent's
+  // factors. Stored before the step is in progress. 0, or another step than
+  // that one: the intent's count.
+  std::atomic<uint64_t> step_clipped;
+  double nodes_gradient_norm;
+  double nodes_clip_coefficient;
+  uint8_t reserved2[2592];
 };
 static_assert(sizeof(ControlFile) == 4096);
 static_assert(offsetof(ControlFile, incarnation) == 16);
@@ -136,6 +145,7 @@ static_assert(offsetof(ControlFile, undo_bytes) == 184);
 static_assert(offsetof(ControlFile, records) == 192);
 static_assert(offsetof(ControlFile, loading_masters) == 448);
 static_assert(offsetof(ControlFile, step_prepared) == 1472);
+static_assert(offsetof(ControlFile, step_clipped) == 1480);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 // Makes a zeroed file the control file of a new job with this record.

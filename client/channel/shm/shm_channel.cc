@@ -388,6 +388,10 @@ absl::Status ShmChannel::StartDecision(const StepVerdict& verdict,
   submission.step = verdict.step;
   submission.begin = verdict.digest;
   submission.flags = static_cast<uint16_t>(verdict.verdict);
+  if (verdict.verdict == Verdict::kCommitClipped) {
+    submission.max_norm = verdict.gradient_norm;
+    submission.grad_scale = verdict.clip_coefficient;
+  }
   OPTSTATE_ASSIGN_OR_RETURN(commit_, Submit(Op::kDecide, submission, deadline));
   return absl::OkStatus();
 }

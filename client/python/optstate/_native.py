@@ -39,6 +39,7 @@ STATE_FORMATS = {"float32": 1, "bfloat16": 2, "dynamic8": 3}
 MASTER_FORMATS = {"float32": 1, "split": 2}
 HYPERPARAMS_MAX = 12
 MASTER, STATE_0, STEP_COUNT, SCALAR, GRADIENT_NORM, PARAMETER = 1, 2, 5, 6, 7, 8
+PREPARED_SUM = 9
 PHASE_EMPTY, PHASE_LOADING, PHASE_READY, PHASE_FAILED = 1, 2, 3, 4
 
 
@@ -188,6 +189,19 @@ class JobPosition(_Versioned):
         ("prepared_found_inf", c_int32),
         ("loads_finished", c_uint32),
         ("durable_step", c_uint64),
+        ("gradient_norm", c_double),
+        ("clip_coefficient", c_double),
+    )
+
+
+class Verdict(_Versioned):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("step", c_uint64),
+        ("digest", c_uint64),
+        ("verdict", c_int32),
+        ("gradient_norm", c_double),
+        ("clip_coefficient", c_double),
     )
 
 
@@ -308,11 +322,11 @@ _PROTOTYPES = {
     "optstate_end_micro_step": (c_int, (c_void_p, c_uint64, c_uint32)),
     "optstate_commit": (c_int, (c_void_p, POINTER(CommitOptions), POINTER(Outcome))),
     "optstate_commit_wait": (c_int, (c_void_p, POINTER(Outcome))),
-    "optstate_decide": (c_int, (c_void_p, c_uint64, c_uint64, c_int32, POINTER(Outcome))),
+    "optstate_decide": (c_int, (c_void_p, POINTER(Verdict), POINTER(Outcome))),
     "optstate_find_position": (c_int, (POINTER(JobAddress), POINTER(JobPosition))),
     "optstate_bring_verdict": (
         c_int,
-        (POINTER(JobAddress), c_uint64, c_uint64, c_int32, POINTER(Outcome)),
+        (POINTER(JobAddress), POINTER(Verdict), POINTER(Outcome)),
     ),
     "optstate_writes_parameters": (c_int, (c_void_p, POINTER(c_int32))),
     "optstate_abort": (c_int, (c_void_p, c_uint64)),

@@ -76,9 +76,26 @@ def find_position(spec: SessionSpec) -> _native.JobPosition | None:
     return position
 
 
-def bring_verdict(spec: SessionSpec, step: int, digest: int, verdict: int) -> None:
+class NodesNorm(NamedTuple):
+    """Of the gradients of all nodes, which have different parameters; as StepOutcome has them."""
+
+    gradient_norm: float
+    clip_coefficient: float
+
+
+def _verdict(step: int, digest: int, verdict: int, norm: NodesNorm | None) -> _native.Verdict:
+    native = _native.Verdict(step=step, digest=digest, verdict=verdict)
+    if norm is not None:
+        native.gradient_norm, native.clip_coefficient = norm
+    return native
+
+
+def bring_verdict(
+    spec: SessionSpec, step: int, digest: int, verdict: int, norm: NodesNorm | None = None
+) -> None:
     """Does Session.decide() without a session."""
-    _ask(spec, "optstate_bring_verdict", step, digest, verdict, ctypes.byref(_native.Outcome()))
+    native = _verdict(step, digest, verdict, norm)
+    _ask(spec, "optstate_bring_verdict", ctypes.byref(native), ctypes.byref(_native.Outcome()))
 
 
 _open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -333,11 +350,17 @@ class Session:
             self._call(self._library.optstate_commit, commit, self._outcome)
             return self._take_outcome()
 
-    def decide(self, step: int, digest: int, verdict: int) -> StepOutcome:
-        """Takes or drops the step that commit() prepared; see optstate_decide."""
+    def decide(
+        self, step: int, digest: int, verdict: int, norm: NodesNorm | None = None
+    ) -> StepOutcome:
+        """Takes or drops the step that commit() prepared; see optstate_decide.
+
+        norm: with OPTSTATE_VERDICT_COMMIT_CLIPPED alone.
+        """
+        native = _verdict(step, digest, verdict, norm)
         with self._lock:
             self._call(
-                self._library.optstate_decide, step, digest, verdict, ctypes.byref(self._outcome)
+                self._library.optstate_decide, ctypes.byref(native), ctypes.byref(self._outcome)
             )
             return self._take_outcome()
 

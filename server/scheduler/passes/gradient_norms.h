@@ -33,6 +33,10 @@ class GradientNorms {
   // updated != 0, and writes that of each group to `by_group`.
   double SumOfSquares(absl::Span<const uint8_t> updated,
                       absl::Span<double> by_group) const;
+  // Returns the sum of squares of what was staged for one parameter.
+  double SumOfSquaresOf(uint32_t parameter) const {
+    return SumOfRuns(sums_of_squares_, parameter);
+  }
   // Writes the norm of each parameter, 0 with updated == 0.
   void NormsByParameter(absl::Span<const uint8_t> updated,
                         absl::Span<double> norms) const;

@@ -43,10 +43,10 @@ constexpr std::array kPoints = {
     PersistPoint::kRankDetached,       PersistPoint::kStagingEpoch,
     PersistPoint::kStagingEpochStored, PersistPoint::kMicroStepEnded,
     PersistPoint::kMicroStepAnswer,    PersistPoint::kStepInProgress,
-    PersistPoint::kStepPrepared,       PersistPoint::kFirstTile,
-    PersistPoint::kStepGivenUp,        PersistPoint::kLoadSeal,
-    PersistPoint::kLoadInPlace,        PersistPoint::kLoadRecord,
-    PersistPoint::kParameterLoading,
+    PersistPoint::kStepPrepared,       PersistPoint::kStepClipped,
+    PersistPoint::kFirstTile,          PersistPoint::kStepGivenUp,
+    PersistPoint::kLoadSeal,           PersistPoint::kLoadInPlace,
+    PersistPoint::kLoadRecord,         PersistPoint::kParameterLoading,
 };
 
 // A pid that no process has: it is above the largest one.
@@ -337,6 +337,32 @@ TEST_F(PersistOrderInCrashTest, AStepIsPrepared) {
   EXPECT_THAT(watch.reached(), ElementsAreArray({PersistPoint::kStepPrepared}));
   EXPECT_EQ(watch.ReadControl()->step_prepared.load(), 3u);
   EXPECT_THAT(watch.RunStamps(), Each(Ne(3u)));
+}
+
+TEST_F(PersistOrderInCrashTest, APreparedStepIsClipped) {
+  PushStep3(&harness_);
+  CommitSpec commit = CommitOf(3);
+  commit.two_phase = true;
+  commit.max_norm = 0;
+  const uint64_t digest = harness_.CommitAll(commit).outcome.digest;
+  const Watch watch(harness_, [&](PersistPoint point) {
+    const Control control = watch.ReadControl();
+    EXPECT_EQ(control->nodes_gradient_norm, 7);
+    EXPECT_EQ(control->nodes_clip_coefficient, 0.5);
+    EXPECT_EQ(control->step_clipped.load(),
+              point == PersistPoint::kStepClipped ? 0u : 3u);
+    EXPECT_EQ(control->step_in_progress.load(),
+              point == PersistPoint::kFirstTile ? 3u : 0u);
+  });
+  harness_.job().Decide(0, 1000,
+                        {.step = 3,
+                         .digest = digest,
+                         .verdict = Verdict::kCommitClipped,
+                         .gradient_norm = 7,
+                         .clip_coefficient = 0.5});
+  EXPECT_THAT(watch.reached(), ElementsAreArray({PersistPoint::kStepClipped,
+                                                 PersistPoint::kStepInProgress,
+                                                 PersistPoint::kFirstTile}));
 }
 
 TEST_F(PersistOrderInCrashTest, AStepIsGivenUp) {

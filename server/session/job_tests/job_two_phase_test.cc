@@ -1,13 +1,19 @@
 // Steps that are prepared, and taken when all nodes have decided.
 
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/types/status_macros.h"
 #include "server/session/testing/job_crash_fixture.h"
 
 namespace optstate::session {
@@ -26,10 +32,16 @@ class TwoPhaseTest : public JobCrashTest,
     spec.two_phase = true;
     return spec;
   }
-  StepOutcome Prepare() {
+  // Prepares step 3 without the max_norm that it has on one node.
+  StepOutcome PrepareUnclipped() {
+    CommitSpec spec = TwoPhaseCommit();
+    spec.max_norm = 0;
+    return Prepare(spec);
+  }
+  StepOutcome Prepare() { return Prepare(TwoPhaseCommit()); }
+  StepOutcome Prepare(const CommitSpec& spec) {
     PushStep3(&harness_);
-    const RecordingListener::Answer answer =
-        harness_.CommitAll(TwoPhaseCommit());
+    const RecordingListener::Answer answer = harness_.CommitAll(spec);
     EXPECT_TRUE(answer.status.ok()) << answer.status;
     EXPECT_TRUE(answer.outcome.prepared);
     EXPECT_NE(answer.outcome.digest, 0u);
@@ -38,6 +50,25 @@ class TwoPhaseTest : public JobCrashTest,
   }
   StepVerdict VerdictOf(Verdict verdict) const {
     return {.step = 3, .digest = digest_, .verdict = verdict};
+  }
+  // Returns the verdict with which the step is what it is on one node.
+  StepVerdict ClippedAsOnOneNode(const StepOutcome& prepared) const {
+    StepVerdict verdict = VerdictOf(Verdict::kCommitClipped);
+    verdict.gradient_norm = prepared.gradient_norm;
+    verdict.clip_coefficient =
+        CommitOf(3).max_norm / (prepared.gradient_norm + 1e-6);
+    return verdict;
+  }
+  // Returns the sums of squares of the prepared step, by parameter.
+  absl::StatusOr<std::vector<double>> PreparedSums() {
+    std::vector<double> sums(3);
+    OPTSTATE_RETURN_IF_ERROR(
+        harness_.job()
+            .Fetch(v1::STATE_ARRAY_PREPARED_SUM, 0, 0, sums.size(),
+                   absl::MakeSpan(reinterpret_cast<std::byte*>(sums.data()),
+                                  sums.size() * sizeof(double)))
+            .status());
+    return sums;
   }
   // Returns the answer to the rank, which must have come.
   RecordingListener::Answer Decide(uint32_t rank, const StepVerdict& verdict) {
@@ -70,6 +101,25 @@ class TwoPhaseTest : public JobCrashTest,
     }
   }
 
+  // Has another engine finish step 3 as on one node.
+  void FinishWithTheNextEngine() {
+    ASSERT_TRUE(harness_.Open().ok());
+    if (GetParam() == Case::kRanksLackGradients) {
+      SetGradientsOfRanks(&harness_);
+    } else {
+      RememberGradients();
+    }
+    const bool needs_gradients = GetParam() != Case::kAccumulate;
+    EXPECT_EQ(absl::IsUnavailable(harness_.job().Position().status()),
+              needs_gradients);
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      ASSERT_TRUE(harness_.Register(rank).ok());
+      ASSERT_TRUE(harness_.Attach(rank).ok());
+    }
+    EXPECT_EQ(committed_step(), 3);
+    EXPECT_TRUE(harness_.StateBytes() == expected_);
+  }
+
   std::vector<KeptGradients> segments_;  // by rank
   uint64_t digest_ = 0;
   uint64_t next_request_ = 0;
@@ -90,6 +140,72 @@ TEST_P(TwoPhaseTest, IsTakenOnceAsItWasPrepared) {
   EXPECT_EQ(second.outcome.step, 3u);
   EXPECT_EQ(second.outcome.digest, digest_);
   EXPECT_FALSE(Prepared().has_value());
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+TEST_P(TwoPhaseTest, IsClippedByTheNormOfAllNodes) {
+  EXPECT_TRUE(absl::IsFailedPrecondition(PreparedSums().status()));
+  const StepOutcome prepared = PrepareUnclipped();
+  EXPECT_EQ(prepared.clip_coefficient, 1);
+  const auto sums = PreparedSums();
+  ASSERT_TRUE(sums.ok()) << sums.status();
+  double sum = 0;
+  for (const double each : *sums) sum += each;
+  EXPECT_EQ(std::sqrt(sum), prepared.gradient_norm);
+  const StepVerdict verdict = ClippedAsOnOneNode(prepared);
+  EXPECT_LT(verdict.clip_coefficient, 1);
+  const auto first = Decide(0, verdict);
+  ASSERT_TRUE(first.status.ok()) << first.status;
+  EXPECT_EQ(first.outcome.gradient_norm, verdict.gradient_norm);
+  EXPECT_EQ(first.outcome.clip_coefficient, verdict.clip_coefficient);
+  EXPECT_TRUE(Decide(1, verdict).status.ok());
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+  EXPECT_TRUE(absl::IsFailedPrecondition(PreparedSums().status()));
+  // It is too late for another norm.
+  StepVerdict other = verdict;
+  other.gradient_norm *= 2;
+  EXPECT_TRUE(absl::IsFailedPrecondition(Decide(0, other).status));
+}
+
+TEST_P(TwoPhaseTest, ANormThatIsNoneChangesNothing) {
+  const StepOutcome prepared = PrepareUnclipped();
+  const StepVerdict verdict = ClippedAsOnOneNode(prepared);
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const double norm : {-1.0, inf, nan}) {
+    StepVerdict bad = verdict;
+    bad.gradient_norm = norm;
+    EXPECT_TRUE(absl::IsInvalidArgument(Decide(0, bad).status)) << norm;
+  }
+  for (const double coefficient : {-1.0, 0.0, 1.5, nan}) {
+    StepVerdict bad = verdict;
+    bad.clip_coefficient = coefficient;
+    EXPECT_TRUE(absl::IsInvalidArgument(Decide(0, bad).status)) << coefficient;
+  }
+  ASSERT_TRUE(Prepared().has_value());
+  EXPECT_TRUE(Decide(0, verdict).status.ok());
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+TEST_P(TwoPhaseTest, WhatANodeHasClippedIsNotClippedAnew) {
+  const StepOutcome prepared = Prepare();
+  const absl::Status refused = Decide(0, ClippedAsOnOneNode(prepared)).status;
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("max_norm"));
+  EXPECT_TRUE(Decide(0, VerdictOf(Verdict::kCommit)).status.ok());
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+TEST_P(TwoPhaseTest, TheNextEngineClipsIt) {
+  ASSERT_NO_FATAL_FAILURE(AttachWithSegments());
+  const StepVerdict verdict = ClippedAsOnOneNode(PrepareUnclipped());
+  harness_.Close();
+  ASSERT_TRUE(harness_.OpenWith(std::move(segments_)).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(PreparedSums().status()));
+  const auto outcome = harness_.job().DecideUnattached(verdict);
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->clip_coefficient, verdict.clip_coefficient);
+  harness_.AttachAll();
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
@@ -259,23 +375,19 @@ TEST_P(TwoPhaseTest, AnEngineThatDiesInItFinishesIt) {
     Prepare();
     Decide(0, VerdictOf(Verdict::kCommit));
   });
-  ASSERT_TRUE(harness_.Open().ok());
-  if (GetParam() == Case::kRanksLackGradients) {
-    SetGradientsOfRanks(&harness_);
-  } else {
-    RememberGradients();
-  }
-  const bool needs_gradients = GetParam() != Case::kAccumulate;
-  EXPECT_EQ(absl::IsUnavailable(harness_.job().Position().status()),
-            needs_gradients);
-  for (uint32_t rank = 0; rank < 2; ++rank) {
-    ASSERT_TRUE(harness_.Register(rank).ok());
-    ASSERT_TRUE(harness_.Attach(rank).ok());
-  }
-  EXPECT_EQ(committed_step(), 3);
-  EXPECT_TRUE(harness_.StateBytes() == expected_);
+  ASSERT_NO_FATAL_FAILURE(FinishWithTheNextEngine());
 }
 
+TEST_P(TwoPhaseTest, AnEngineThatDiesInItFinishesItAsItWasClipped) {
+  DieIn([&] {
+    Killer killer(Instant::kFirstRun);
+    harness_.setup().observer = &killer;
+    if (!harness_.Open().ok()) ::_exit(1);
+    harness_.AttachAll();
+    Decide(0, ClippedAsOnOneNode(PrepareUnclipped()));
+  });
+  ASSERT_NO_FATAL_FAILURE(FinishWithTheNextEngine());
+}
 TEST_P(TwoPhaseTest, RanksThatDisagreeAboutThePhasesAreRefused) {
   PushStep3(&harness_);
   const uint64_t first = harness_.Commit(0, CommitOf(3));

@@ -26,6 +26,8 @@ absl::Status JobRecovery::AdoptStep() {
   if (step == 0) {
     OPTSTATE_RETURN_IF_ERROR(speculator_.RollBackSpeculation());
     control.step_given_up.store(0, std::memory_order_release);
+    // A verdict that did not become the step's comes again, or another one.
+    control.step_clipped.store(0, std::memory_order_release);
   }
   const absl::Status stamps = job_.scheduler->CheckStamps(
       step != 0 ? step : job_.record().committed_step);
@@ -99,7 +101,7 @@ void JobRecovery::KeepPrepared(
   RecoveredStep& prepared = job_.recovery.emplace(std::move(spare_));
   prepared.awaits_verdict = true;
   prepared.is_ours = true;
-  prepared.record = record;
+  prepared.TakeRecord(record);
   prepared.gradient_limit = gradient_limit;
   prepared.groups.assign(groups.begin(), groups.end());
   prepared.updated.assign(updated.begin(), updated.end());
@@ -122,11 +124,15 @@ absl::Status JobRecovery::PrepareRecovery(uint64_t step) {
       job_.tier->recovery().step_intent, step, job_.layout().groups().size(),
       job_.parameter_count(), &intent));
   RecoveredStep& recovery = job_.recovery.emplace();
-  recovery.record = intent.header.record;
+  recovery.TakeRecord(intent.header.record);
   recovery.gradient_limit = intent.header.gradient_limit;
   recovery.groups.assign(intent.groups.begin(), intent.groups.end());
   recovery.updated.assign(intent.updated.begin(), intent.updated.end());
   recovery.pushed_by.assign(intent.pushed_by.begin(), intent.pushed_by.end());
+  const storage::ControlFile& control = *job_.tier->control();
+  if (control.step_clipped.load() == step) {
+    recovery.Clip(control.nodes_gradient_norm, control.nodes_clip_coefficient);
+  }
   return absl::OkStatus();
 }
 

@@ -19,6 +19,8 @@ struct RecoveredStep {
   bool awaits_verdict = false;
   // This engine prepared it.
   bool is_ours = false;
+  // This node's own norms clip its gradients.
+  bool is_clipped = false;
   storage::StepRecord record = {};  // to be published
   std::vector<storage::StepIntentGroup> groups;
   std::vector<uint8_t> updated;
@@ -27,6 +29,22 @@ struct RecoveredStep {
   // Memory of the gradients of ranks that need not be attached.
   std::vector<shm::PeerSegment> kept;
   std::vector<storage::StateFile> staged;
+
+  // Takes the record of the intent.
+  void TakeRecord(const storage::StepRecord& from) {
+    record = from;
+    is_clipped = (record.flags & storage::kStepRecordClipped) != 0;
+    record.flags &= ~storage::kStepRecordClipped;
+  }
+  // Replaces this node's norm and clip coefficient, which is 1, by those of all
+  // nodes.
+  void Clip(double gradient_norm, double clip_coefficient) {
+    record.gradient_norm = gradient_norm;
+    record.clip_coefficient = clip_coefficient;
+    for (storage::StepIntentGroup& group : groups) {
+      group.gradient_factor *= clip_coefficient;
+    }
+  }
 };
 
 }  // namespace optstate::session

@@ -26,9 +26,9 @@ void FillGroups(const CommitSpec& spec, absl::Span<const double> norms,
   for (size_t i = 0; i < spec.groups.size(); ++i) {
     const double norm = norms[i] / spec.grad_scale;
     groups[i].hyperparams = spec.groups[i];
-    groups[i].gradient_factor = coefficient *
-                                ClipCoefficient(spec.groups[i].max_norm, norm) /
-                                spec.grad_scale;
+    groups[i].gradient_factor =
+        coefficient *
+        (ClipCoefficient(spec.groups[i].max_norm, norm) / spec.grad_scale);
   }
 }
 

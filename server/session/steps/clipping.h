@@ -19,7 +19,7 @@ void AddUpSharedNorms(const CommitSpec& spec, absl::Span<double> sums);
 
 // Fills in what the update of each group does. Each group is clipped by its own
 // norm in `norms`, of gradients as they arrived, and all by `coefficient`: the
-// coefficients multiply.
+// coefficients multiply, that of all last, as RecoveredStep::Clip() does it.
 void FillGroups(const CommitSpec& spec, absl::Span<const double> norms,
                 double coefficient,
                 absl::Span<storage::StepIntentGroup> groups);

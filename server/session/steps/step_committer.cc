@@ -6,6 +6,7 @@
 #include "proto/types/status_macros.h"
 #include "server/session/steps/commit_content.h"
 #include "server/session/steps/loss_scaler.h"
+#include "storage/persist_in_order.h"
 
 namespace optstate::session {
 
@@ -51,6 +52,7 @@ storage::StepRecord StepCommitter::PrepareDecision(
     uint64_t digest) {
   storage::StepRecord next = NextRecord(decision);
   next.prepared_digest = digest;
+  if (decision.clipped) next.flags |= storage::kStepRecordClipped;
   WriteIntent(next, updated);
   step_.progress.Prepare(next.committed_step);
   return next;
@@ -75,6 +77,14 @@ void StepCommitter::WriteIntent(const storage::StepRecord& next,
   storage::WriteStepIntent(header, decider_.groups(), updated,
                            step_.open_step.pushed_by(),
                            job_.tier->recovery().step_intent);
+}
+
+void StepCommitter::NoteClipping(const StepVerdict& verdict) {
+  storage::ControlFile& control = *job_.tier->control();
+  control.nodes_gradient_norm = verdict.gradient_norm;
+  control.nodes_clip_coefficient = verdict.clip_coefficient;
+  storage::PersistInOrder(storage::PersistPoint::kStepClipped);
+  control.step_clipped.store(verdict.step, std::memory_order_release);
 }
 
 // Marks the step before the first tile is touched: an engine that dies from

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "proto/types/step_verdict.h"
 #include "server/scheduler/step_scheduler.h"
 #include "server/session/durability/job_durability.h"
 #include "server/session/job_context.h"
@@ -44,6 +45,9 @@ class StepCommitter {
   storage::StepRecord PrepareDecision(const StepDecision& decision,
                                       absl::Span<const uint8_t> updated,
                                       uint64_t digest);
+  // Notes, for the next engine too, that a prepared step is clipped by the norm
+  // of all nodes; before it is marked.
+  void NoteClipping(const StepVerdict& verdict);
   // Marks a step whose intent is written, which ApplyStep is to apply.
   void MarkStep(uint64_t step);
   // Records a step that is skipped.

@@ -1,5 +1,7 @@
 #include "server/session/steps/step_preparer.h"
 
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/session/job_facts.h"
@@ -16,6 +18,30 @@ std::string Hex(uint64_t digest) {
 
 bool IsApplied(const storage::StepRecord& record) {
   return (record.flags & storage::kStepRecordApplied) != 0;
+}
+
+absl::Status CheckKnown(const StepVerdict& verdict) {
+  switch (verdict.verdict) {
+    case Verdict::kCommit:
+    case Verdict::kSkip:
+    case Verdict::kAbort:
+      return absl::OkStatus();
+    case Verdict::kCommitClipped:
+      break;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "verdict ", static_cast<int>(verdict.verdict),
+          " is not known; 1 commit, 2 skip, 3 abort, 4 commit_clipped"));
+  }
+  const double norm = verdict.gradient_norm;
+  const double coefficient = verdict.clip_coefficient;
+  if (std::isfinite(norm) && norm >= 0 && coefficient > 0 && coefficient <= 1) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "step ", verdict.step, " is to be clipped by gradient_norm ", norm,
+      " and clip_coefficient ", coefficient,
+      "; the norm is finite and not negative, the coefficient in (0, 1]"));
 }
 
 }  // namespace
@@ -69,19 +95,40 @@ absl::Status StepPreparer::CheckIsDecidedSo(
         IsApplied(record) ? "applied" : "skipped", " here, the decision is to ",
         verdict.verdict == Verdict::kAbort ? "abort" : "skip", " it"));
   }
+  if (verdict.verdict == Verdict::kCommitClipped &&
+      (verdict.gradient_norm != record.gradient_norm ||
+       verdict.clip_coefficient != record.clip_coefficient)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("step ", verdict.step, " of job \"", job_.options.name,
+                     "\" was taken here with gradient norm ",
+                     record.gradient_norm, " and clip coefficient ",
+                     record.clip_coefficient, ", the decision has ",
+                     verdict.gradient_norm, " and ", verdict.clip_coefficient));
+  }
   return absl::OkStatus();
+}
+
+// A step that this node has clipped by its own norms cannot be clipped anew:
+// what it clipped by groups is not known.
+absl::Status StepPreparer::CheckCanClip(const RecoveredStep& prepared) const {
+  const storage::StepRecord& record = prepared.record;
+  if (!IsApplied(record)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step ", record.committed_step, " of job \"", job_.options.name,
+        "\" has Inf or NaN here: nodes can only skip or abort it"));
+  }
+  if (!prepared.is_clipped) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "step ", record.committed_step, " of job \"", job_.options.name,
+      "\" was prepared with a max_norm, by which this node has clipped its own "
+      "gradients: commit without one where nodes have different parameters"));
 }
 
 absl::StatusOr<StepPreparer::Due> StepPreparer::CheckVerdict(
     const StepVerdict& verdict) const {
   OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
   OPTSTATE_RETURN_IF_ERROR(job_.failure);
-  if (verdict.verdict != Verdict::kCommit &&
-      verdict.verdict != Verdict::kSkip && verdict.verdict != Verdict::kAbort) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("verdict ", static_cast<int>(verdict.verdict),
-                     " is not known; 1 commit, 2 skip, 3 abort"));
-  }
+  OPTSTATE_RETURN_IF_ERROR(CheckKnown(verdict));
   const uint64_t committed = job_.record().committed_step;
   if (verdict.step == committed && committed != 0) {
     OPTSTATE_RETURN_IF_ERROR(CheckIsDecidedSo(verdict, job_.record()));
@@ -109,6 +156,9 @@ absl::StatusOr<StepPreparer::Due> StepPreparer::CheckVerdict(
                      ", the decision is about ", Hex(verdict.digest),
                      ": nodes have other gradients, settings or loads"));
   }
+  if (verdict.verdict == Verdict::kCommitClipped) {
+    OPTSTATE_RETURN_IF_ERROR(CheckCanClip(*job_.recovery));
+  }
   return Due::kDecide;
 }
 
@@ -131,6 +181,10 @@ void StepPreparer::Take(const StepVerdict& verdict) {
       AdvanceLossScaler(*job_.shape->description.loss_scaler,
                         /*found_inf=*/true, &record);
     }
+  }
+  if (verdict.verdict == Verdict::kCommitClipped) {
+    committer_.NoteClipping(verdict);
+    job_.recovery->Clip(verdict.gradient_norm, verdict.clip_coefficient);
   }
   if (IsApplied(record)) committer_.MarkStep(record.committed_step);
   job_.recovery->awaits_verdict = false;

@@ -64,6 +64,7 @@ class StepPreparer {
   absl::StatusOr<Due> CheckVerdict(const StepVerdict& verdict) const;
   absl::Status CheckIsDecidedSo(const StepVerdict& verdict,
                                 const storage::StepRecord& record) const;
+  absl::Status CheckCanClip(const RecoveredStep& prepared) const;
   // Makes the verdict that of the step, for the next engine too.
   void Take(const StepVerdict& verdict);
 

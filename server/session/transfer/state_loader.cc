@@ -82,9 +82,10 @@ absl::Status StateLoader::Load(uint32_t rank, v1::StateArray array,
   OPTSTATE_RETURN_IF_ERROR(CheckLoading(rank));
   load_.round.NoteLoaded(rank);
   const ElementRange range = {array, parameter, begin, numel};
-  if (array == v1::STATE_ARRAY_GRADIENT_NORM) {
+  if (array == v1::STATE_ARRAY_GRADIENT_NORM ||
+      array == v1::STATE_ARRAY_PREPARED_SUM) {
     return absl::InvalidArgumentError(
-        "gradient norms are no state: they cannot be loaded");
+        "norms and sums of gradients are no state: they cannot be loaded");
   }
   if (array == v1::STATE_ARRAY_PARAMETER) {
     return absl::InvalidArgumentError(

@@ -24,13 +24,16 @@ absl::StatusOr<uint64_t> StateReader::Fetch(v1::StateArray array,
                                             absl::Span<std::byte> out) {
   OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
   OPTSTATE_RETURN_IF_ERROR(job_.failure);
+  const ElementRange range = {array, parameter, begin, numel};
+  if (array == v1::STATE_ARRAY_PREPARED_SUM) {
+    return FetchPreparedSums(range, out);
+  }
   if (job_.recovery.has_value()) return job_.StillRecovering();
   OPTSTATE_RETURN_IF_ERROR(speculator_.HoldOpenStep());
   if (job_.phase() != v1::JOB_PHASE_READY) {
     return absl::FailedPreconditionError(absl::StrCat(
         "job \"", job_.options.name, "\" is loading: its state is of no step"));
   }
-  const ElementRange range = {array, parameter, begin, numel};
   if (ElementAccess::IsPerParameter(array)) {
     OPTSTATE_RETURN_IF_ERROR(CheckNoBegin(range));
     OPTSTATE_RETURN_IF_ERROR(
@@ -58,6 +61,29 @@ absl::StatusOr<uint64_t> StateReader::Fetch(v1::StateArray array,
   OPTSTATE_RETURN_IF_ERROR(
       job_.AccessRecords([&] { return ReadElements(range, out); }));
   return job_.record().committed_step;
+}
+
+// The sums are in memory until the next step's first push, which no step that
+// another engine prepared has.
+absl::StatusOr<uint64_t> StateReader::FetchPreparedSums(
+    const ElementRange& range, absl::Span<std::byte> out) const {
+  if (!job_.recovery.has_value() || !job_.recovery->awaits_verdict ||
+      !job_.recovery->is_ours) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job \"", job_.options.name,
+        "\" has no sums of a prepared step: this engine has prepared none "
+        "whose verdict is awaited"));
+  }
+  OPTSTATE_RETURN_IF_ERROR(CheckNoBegin(range));
+  OPTSTATE_RETURN_IF_ERROR(CheckNumbers(job_, range.array, range.parameter,
+                                        range.numel, out.size()));
+  for (uint64_t i = 0; i < range.numel; ++i) {
+    const auto p = static_cast<uint32_t>(range.parameter + i);
+    const double sum =
+        job_.recovery->updated[p] == 0 ? -1 : job_.scheduler->SumOfSquaresOf(p);
+    std::memcpy(out.data() + i * sizeof(sum), &sum, sizeof(sum));
+  }
+  return job_.recovery->record.committed_step;
 }
 
 absl::Status StateReader::ReadElements(const ElementRange& range,

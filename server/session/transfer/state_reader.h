@@ -33,6 +33,8 @@ class StateReader {
   absl::Status ReadParameters(uint64_t offset_bytes, absl::Span<std::byte> out);
 
  private:
+  absl::StatusOr<uint64_t> FetchPreparedSums(const ElementRange& range,
+                                             absl::Span<std::byte> out) const;
   absl::Status ReadElements(const ElementRange& range,
                             absl::Span<std::byte> out) const;
 

@@ -215,7 +215,8 @@ absl::Status GrpcSession::Load(const v1::LoadRequest& request) {
   uint64_t element_bytes = sizeof(int64_t);
   if (request.array() != v1::STATE_ARRAY_STEP_COUNT &&
       request.array() != v1::STATE_ARRAY_SCALAR &&
-      request.array() != v1::STATE_ARRAY_GRADIENT_NORM) {
+      request.array() != v1::STATE_ARRAY_GRADIENT_NORM &&
+      request.array() != v1::STATE_ARRAY_PREPARED_SUM) {
     OPTSTATE_ASSIGN_OR_RETURN(const DType dtype,
                               DTypeFromProto(request.dtype()));
     element_bytes = SizeInBytes(dtype);

@@ -90,7 +90,9 @@ absl::Status RingServer::Serve(const shm::Submission& submission) {
       handler_->Decide(submission.request_id,
                        {.step = submission.step,
                         .digest = submission.begin,
-                        .verdict = VerdictOf(submission.flags)});
+                        .verdict = VerdictOf(submission.flags),
+                        .gradient_norm = submission.max_norm,
+                        .clip_coefficient = submission.grad_scale});
       return absl::OkStatus();
     case shm::Op::kParameterHint:
       return Answer(
