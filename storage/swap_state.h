@@ -12,6 +12,8 @@ struct PassCounters {
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;
   uint64_t cpu_ns = 0;
+  uint64_t elapsed_ns = 0;
+  uint64_t waited_ns = 0;  // in which some thread waited for a record of a pass
 };
 
 // Counts the work of a store with records on disk since it was opened.
@@ -30,6 +32,13 @@ struct SwapCounters {
   PassCounters last_pass;
 };
 
+// Counts what one directory's files did in a pass.
+struct DirectoryPass {
+  uint64_t bytes_read = 0;
+  uint64_t bytes_written = 0;
+  uint64_t busy_ns = 0;
+};
+
 // Counts the requests to the files of one directory since the store was opened.
 // Bytes and operations are those that succeeded.
 struct DirectoryCounters {
@@ -40,6 +49,8 @@ struct DirectoryCounters {
   uint64_t syncs = 0;
   uint64_t errors = 0;       // each attempt of a read by itself
   uint64_t queue_depth = 0;  // requests that are under way now
+  uint64_t busy_ns = 0;      // in which some request was under way
+  DirectoryPass last_pass;   // as SwapCounters::last_pass
 };
 
 // Counts what was asked of a cache of parameters since the store was opened, by

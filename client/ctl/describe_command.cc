@@ -116,6 +116,25 @@ void AddDeviceUpdates(const v1::Job& job, Table& table) {
 }
 
 // Adds what is known of a job whose records are on disk.
+// Says, of a job whose updates may wait for its disks, how long they did.
+std::string WaitedText(const v1::DiskState& disk) {
+  if (disk.step_ns() == 0) return "";
+  return absl::StrFormat("; updates waited %.1f of %.1f ms for it",
+                         static_cast<double>(disk.step_waited_ns()) / 1e6,
+                         static_cast<double>(disk.step_ns()) / 1e6);
+}
+
+std::string ThroughputText(const v1::DirectoryIo& io) {
+  const double s = static_cast<double>(io.step_busy_ns()) / 1e9;
+  const auto rate = [s](uint64_t bytes) {
+    return HumanBytes(static_cast<uint64_t>(static_cast<double>(bytes) / s));
+  };
+  return absl::StrCat(HumanBytes(io.step_bytes_read()), " read, ",
+                      HumanBytes(io.step_bytes_written()), " written, at ",
+                      rate(io.step_bytes_read() + io.step_bytes_written()),
+                      absl::StrFormat("/s while busy, %.1f ms", s * 1e3));
+}
+
 void AddDisk(const v1::Job& job, Table& table) {
   const bool is_nvme = job.storage().placement() == v1::PLACEMENT_NVME;
   if (!is_nvme && !job.has_disk() && job.storage().placement_reason().empty()) {
@@ -141,10 +160,10 @@ void AddDisk(const v1::Job& job, Table& table) {
   table.AddRow({"  disk", absl::StrCat(HumanBytes(disk.bytes_read()), " read, ",
                                        HumanBytes(disk.bytes_written()),
                                        " written, by ", disk.io_engine())});
-  table.AddRow(
-      {"  disk, last step",
-       absl::StrCat(HumanBytes(disk.step_bytes_read()), " read, ",
-                    HumanBytes(disk.step_bytes_written()), " written")});
+  table.AddRow({"  disk, last step",
+                absl::StrCat(HumanBytes(disk.step_bytes_read()), " read, ",
+                             HumanBytes(disk.step_bytes_written()), " written",
+                             WaitedText(disk))});
   table.AddRow(
       {"  CPU of I/O", absl::StrFormat("%.1f ms a GB", disk.cpu_ms_per_gb())});
   table.AddRow({"  verified", VerifiedText(job)});
@@ -169,6 +188,9 @@ void AddDisk(const v1::Job& job, Table& table) {
     table.AddRow({"    errors, queue",
                   absl::StrCat(io.errors(), " errors, ", io.queue_depth(),
                                " requests under way")});
+    if (io.step_busy_ns() != 0) {
+      table.AddRow({"    last step", ThroughputText(io)});
+    }
   }
 }
 

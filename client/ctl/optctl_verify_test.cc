@@ -171,11 +171,14 @@ TEST_F(OptctlVerifyTest, TheEndOfTheEngineIsSaid) {
 
 TEST_F(OptctlVerifyTest, DescribeCountsTheDirectories) {
   const auto session = TrainOnDisk();
+  const auto outcome = Step(*session, 2);
+  EXPECT_TRUE(outcome.ok()) << outcome.status();
   const Ran ran = Optctl("describe job gpt");
   EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
   for (const char* text :
        {"disk, last step", "CPU of I/O", "ms a GB", "errors, queue",
-        "0 errors, 0 requests under way", " writes, "}) {
+        "0 errors, 0 requests under way", " writes, ", "; updates waited ",
+        "/s while busy, "}) {
     EXPECT_TRUE(absl::StrContains(ran.output, text)) << ran.output;
   }
 }

@@ -58,7 +58,7 @@ void JobDescriber::DescribeState(v1::Job* job) const {
   if (job_.HasDisk()) durability_.DescribeDisk(job->mutable_disk());
   DescribeDeviceUpdates(job_, job);
   job->set_open_step(DescribeOpenStep());
-  job->set_open_load(DescribeRewrite(job_));
+  DescribeRewrite(job_, job);
   if (load_.round.active() && job->open_load().empty()) {
     job->set_open_load(absl::StrCat(load_.round.Describe(), ", ",
                                     load_.staged.bytes(), " bytes staged"));

@@ -163,6 +163,8 @@ void JobDurability::DescribeDisk(v1::DiskState* disk) const {
   disk->set_step_bytes_read(counters.last_pass.bytes_read);
   disk->set_step_bytes_written(counters.last_pass.bytes_written);
   disk->set_step_cpu_ns(counters.last_pass.cpu_ns);
+  disk->set_step_ns(counters.last_pass.elapsed_ns);
+  disk->set_step_waited_ns(counters.last_pass.waited_ns);
   disk->set_cpu_ns(counters.cpu_ns);
   const uint64_t bytes = counters.bytes_read + counters.bytes_written;
   if (bytes != 0) {
@@ -191,6 +193,10 @@ void JobDurability::DescribeDisk(v1::DiskState* disk) const {
     io->set_syncs(of.syncs);
     io->set_errors(of.errors);
     io->set_queue_depth(of.queue_depth);
+    io->set_busy_ns(of.busy_ns);
+    io->set_step_bytes_read(of.last_pass.bytes_read);
+    io->set_step_bytes_written(of.last_pass.bytes_written);
+    io->set_step_busy_ns(of.last_pass.busy_ns);
   }
 }
 

@@ -195,6 +195,7 @@ TEST_F(JobDurabilityTest, TheDiskIsDescribed) {
   EXPECT_EQ(described.durable_step(), 1u);
   EXPECT_EQ(described.commits(), 1u);
   EXPECT_GT(described.directory_io(0).syncs(), 0u);
+  EXPECT_GT(described.directory_io(0).busy_ns(), 0u);
 }
 
 }  // namespace

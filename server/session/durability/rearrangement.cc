@@ -36,25 +36,37 @@ std::string StateFolderOf(const JobContext& job) {
   return job.options.directory + storage::kStateFolder;
 }
 
-}  // namespace
+std::optional<nvme::RewriteState> RewriteOf(const JobContext& job) {
+  if (!job.HasDisk()) return std::nullopt;
+  return static_cast<nvme::NvmeStore*>(job.store.get())->rewriting();
+}
 
-std::string DescribeRewrite(const JobContext& job) {
-  if (!job.HasDisk()) return "";
-  const std::optional<nvme::RewriteState> state =
-      static_cast<nvme::NvmeStore*>(job.store.get())->rewriting();
-  if (!state.has_value()) return "";
+std::string TextOf(const nvme::RewriteState& state) {
   std::string text = "records are written anew";
-  if (state->bytes_total == 0) return text;
+  if (state.bytes_total == 0) return text;
   constexpr double kMiB = 1 << 20;
-  const auto done = static_cast<double>(state->bytes);
-  const auto total = static_cast<double>(state->bytes_total);
-  const double s = absl::ToDoubleSeconds(state->elapsed);
+  const auto done = static_cast<double>(state.bytes);
+  const auto total = static_cast<double>(state.bytes_total);
+  const double s = absl::ToDoubleSeconds(state.elapsed);
   absl::StrAppendFormat(&text, ": %.0f of %.0f MiB (%.0f%%)", done / kMiB,
                         total / kMiB, 100 * done / total);
   if (done == 0 || s <= 0) return text;
   absl::StrAppendFormat(&text, " at %.0f MiB/s, %.0f s left", done / kMiB / s,
                         s * (total - done) / done);
   return text;
+}
+
+}  // namespace
+
+void DescribeRewrite(const JobContext& job, v1::Job* described) {
+  const std::optional<nvme::RewriteState> state = RewriteOf(job);
+  if (!state.has_value()) return;
+  v1::RecordRewrite* rewrite = described->mutable_record_rewrite();
+  rewrite->set_bytes(state->bytes);
+  rewrite->set_bytes_total(state->bytes_total);
+  rewrite->set_elapsed_ns(
+      static_cast<uint64_t>(absl::ToInt64Nanoseconds(state->elapsed)));
+  described->set_open_load(TextOf(*state));
 }
 
 Rearrangement::Rearrangement(JobContext* job, JobDescription next)

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "optstate/v1/admin.pb.h"
 #include "server/session/job_context.h"
 #include "server/session/job_description.h"
 #include "storage/state_file.h"
@@ -91,9 +92,9 @@ class Rearrangement {
   bool is_adopted_ = false;
 };
 
-// Says how far the job's records have been written anew, how fast, and how long
-// it will take; empty: they are not. Waits for no disk.
-std::string DescribeRewrite(const JobContext& job);
+// Says in record_rewrite how far the job's records have been written anew, and
+// in open_load how fast, and how long it will take. Waits for no disk.
+void DescribeRewrite(const JobContext& job, v1::Job* described);
 
 }  // namespace optstate::session
 

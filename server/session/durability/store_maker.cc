@@ -42,8 +42,8 @@ std::unique_ptr<io::IoEngine> ShareDisks(const JobContext& job,
   return engine;
 }
 
-// Says once what an engine, or a loss of power, in the middle of a
-// rearrangement had left, and is removed now.
+// Says once which files of other arrangements were removed: the former one's,
+// or what an engine, or a loss of power, in the middle of one had left.
 void LogRemoved(const JobContext& job, const std::vector<std::string>& left) {
   std::vector<std::string> removed;
   for (const std::string& path : left) {
@@ -51,7 +51,8 @@ void LogRemoved(const JobContext& job, const std::vector<std::string>& left) {
   }
   if (removed.empty()) return;
   spdlog::info(
-      "removed what was left where records were written anew: job={} files={}",
+      "removed what was left of other arrangements of the records: job={} "
+      "files={}",
       job.options.name, absl::StrJoin(removed, ","));
 }
 

@@ -80,9 +80,12 @@ TEST_P(JobRearrangeTest, OperatorsSeeHowFarItIsAndTheLogItsBeginningAndItsEnd) {
       }
     });
     held.Await();
-    EXPECT_THAT(on_disk_.job().Describe().open_load(),
+    const v1::Job described = on_disk_.job().Describe();
+    EXPECT_THAT(described.open_load(),
                 MatchesRegex("records are written anew: 0 of [0-9]+ MiB "
                              "\\(0%\\)"));
+    EXPECT_EQ(described.record_rewrite().bytes(), 0u);
+    EXPECT_GT(described.record_rewrite().bytes_total(), 0u);
     held.Release();
     act.join();
     ASSERT_TRUE(set.ok()) << set.status();
@@ -98,6 +101,7 @@ TEST_P(JobRearrangeTest, OperatorsSeeHowFarItIsAndTheLogItsBeginningAndItsEnd) {
                             " bytes=[1-9][0-9]* ms=")));
     EXPECT_THAT(on_disk_.job().Describe().open_load(),
                 Not(HasSubstr("written anew")));
+    EXPECT_FALSE(on_disk_.job().Describe().has_record_rewrite());
   }
 }
 

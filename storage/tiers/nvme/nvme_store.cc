@@ -116,7 +116,9 @@ absl::StatusOr<storage::StateStore::Pin> NvmeStore::Take(uint32_t index,
       if (queue_.Demand(index)) monitor_.Wake();
     }
     ++record.waiters;
+    if (is_of_pass) monitor_.counters.BeginWait();
     monitor_.changed.Wait(&monitor_.mu);
+    if (is_of_pass) monitor_.counters.EndWait();
     --record.waiters;
   }
 }
@@ -147,6 +149,7 @@ absl::StatusOr<size_t> NvmeStore::BeginPass(absl::Span<const uint8_t> wanted) {
   OPTSTATE_RETURN_IF_ERROR(monitor_.failed);
   const size_t records = queue_.BeginPass(wanted);
   monitor_.counters.OnPass();
+  monitor_.io_counters.OnPass();
   monitor_.Wake();
   return records;
 }

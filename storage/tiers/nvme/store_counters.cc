@@ -22,14 +22,28 @@ StoreCounters::CallerTimer::~CallerTimer() {
   counters_.callers_cpu_ns_ += NanosOf(CLOCK_THREAD_CPUTIME_ID) - begin_ns_;
 }
 
+StoreCounters::StoreCounters() : opened_ns_(NanosOf(CLOCK_MONOTONIC)) {}
+
 void StoreCounters::OnPass() {
   ++counters_.passes;
   const storage::PassCounters all = Totals();
   counters_.last_pass = {
       .bytes_read = all.bytes_read - before_pass_.bytes_read,
       .bytes_written = all.bytes_written - before_pass_.bytes_written,
-      .cpu_ns = all.cpu_ns - before_pass_.cpu_ns};
+      .cpu_ns = all.cpu_ns - before_pass_.cpu_ns,
+      .elapsed_ns = all.elapsed_ns - before_pass_.elapsed_ns,
+      .waited_ns = all.waited_ns - before_pass_.waited_ns};
   before_pass_ = all;
+}
+
+void StoreCounters::BeginWait() {
+  if (waiting_++ == 0) waiting_since_ns_ = NanosOf(CLOCK_MONOTONIC);
+}
+
+void StoreCounters::EndWait() {
+  if (--waiting_ == 0) {
+    waited_ns_ += NanosOf(CLOCK_MONOTONIC) - waiting_since_ns_;
+  }
 }
 
 void StoreCounters::SetIoThread() {
@@ -48,6 +62,10 @@ storage::PassCounters StoreCounters::Totals() const {
   totals.bytes_written = counters_.bytes_written;
   totals.cpu_ns = callers_cpu_ns_ + ended_cpu_ns_;
   if (io_clock_.has_value()) totals.cpu_ns += NanosOf(*io_clock_);
+  const uint64_t now_ns = NanosOf(CLOCK_MONOTONIC);
+  totals.elapsed_ns = now_ns - opened_ns_;
+  totals.waited_ns = waited_ns_;
+  if (waiting_ != 0) totals.waited_ns += now_ns - waiting_since_ns_;
   return totals;
 }
 

@@ -29,6 +29,8 @@ class StoreCounters {
     const uint64_t begin_ns_;
   };
 
+  StoreCounters();
+
   void OnRead(uint64_t bytes) {
     counters_.bytes_read += bytes;
     ++counters_.records_read;
@@ -40,6 +42,10 @@ class StoreCounters {
   void OnSectionRead(uint64_t bytes) { counters_.bytes_read += bytes; }
   void OnCommit() { ++counters_.commits; }
   void OnPass();
+  // Counts the time in which some thread waits for a record of a pass: each
+  // calls these two around it.
+  void BeginWait();
+  void EndWait();
   // Counts the CPU time of the calling thread, from its beginning on, as that
   // of the thread of I/O.
   void SetIoThread();
@@ -54,6 +60,10 @@ class StoreCounters {
   storage::SwapCounters counters_;
   storage::PassCounters before_pass_;
   uint64_t callers_cpu_ns_ = 0;
+  const uint64_t opened_ns_;
+  uint64_t waited_ns_ = 0;
+  uint64_t waiting_since_ns_ = 0;
+  uint32_t waiting_ = 0;       // threads
   uint64_t ended_cpu_ns_ = 0;  // of threads of I/O that have ended
   std::optional<clockid_t> io_clock_;
 };
