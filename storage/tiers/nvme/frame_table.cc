@@ -129,8 +129,10 @@ void FrameTable::Make(const Shape& shape) {
   header.frame_bytes = shape.frame_bytes;
   header.frames = static_cast<uint32_t>(shape.frames);
   header.is_syncing = 0;
-  std::memcpy(bytes_.data() + WeightsOffset(header), shape.weights.data(),
-              shape.weights.size() * sizeof(uint32_t));
+  if (!shape.weights.empty()) {
+    std::memcpy(bytes_.data() + WeightsOffset(header), shape.weights.data(),
+                shape.weights.size() * sizeof(uint32_t));
+  }
   header.crc32c = Checksum();
   for (uint32_t i = 0; i < shape.records; ++i) SetPlace(i, {});
   storage::PersistInOrder(storage::PersistPoint::kFrameTableMagic);
