@@ -3,6 +3,13 @@
 #include <algorithm>
 
 namespace optstate::session {
+namespace {
+
+// In the order of StepTimer::Phase.
+constexpr const char* kPhaseNames[] = {"staging", "waiting", "decide", "update",
+                                       "publish"};
+
+}  // namespace
 
 StepTimer::Phase StepTimer::Enter(Phase phase) {
   const auto now = clock_();
@@ -20,6 +27,13 @@ void StepTimer::Finish(uint64_t update_bytes) {
   Enter(Phase::kNone);
   current_.update_bytes = update_bytes;
   kept_[finished_++ % kKept] = current_;
+  for (size_t phase = 0; phase < kPhases; ++phase) {
+    const double s = static_cast<double>(current_.ns[phase]) / 1e9;
+    Histogram& histogram = histograms_[phase];
+    const auto* bound = std::lower_bound(kBoundsS.begin(), kBoundsS.end(), s);
+    ++histogram.steps[static_cast<size_t>(bound - kBoundsS.begin())];
+    histogram.sum_s += s;
+  }
   current_ = Times{};
 }
 
@@ -40,6 +54,14 @@ void StepTimer::Describe(v1::Job* job) const {
   }
   Fill(kept_[(finished_ - 1) % kKept], 1, job->mutable_last_step_times());
   Fill(sum, count, job->mutable_mean_step_times());
+  for (size_t phase = 0; phase < kPhases; ++phase) {
+    v1::PhaseHistogram* histogram = job->add_step_phases();
+    histogram->set_phase(kPhaseNames[phase]);
+    histogram->mutable_bounds_s()->Assign(kBoundsS.begin(), kBoundsS.end());
+    const Histogram& from = histograms_[phase];
+    histogram->mutable_steps()->Assign(from.steps.begin(), from.steps.end());
+    histogram->set_sum_s(from.sum_s);
+  }
 }
 
 void StepTimer::Fill(const Times& sum, uint64_t steps, v1::StepTimes* times) {

@@ -11,7 +11,8 @@
 namespace optstate::session {
 
 // Measures the time of each phase of a step, and keeps the times of the last 16
-// steps. Phases may alternate: a rank pushes while another waits in its commit.
+// steps, and of all of them as histograms. Phases may alternate: a rank pushes
+// while another waits in its commit.
 //
 // Threads: not thread-safe. Allocates only in Describe.
 class StepTimer {
@@ -60,6 +61,13 @@ class StepTimer {
     std::array<uint64_t, kPhases> ns{};
     uint64_t update_bytes = 0;
   };
+  // Of the steps since the beginning, by phase; the last bucket has no bound.
+  static constexpr std::array<double, 11> kBoundsS = {
+      0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100};
+  struct Histogram {
+    std::array<uint64_t, kBoundsS.size() + 1> steps{};
+    double sum_s = 0;
+  };
   static void Fill(const Times& sum, uint64_t steps, v1::StepTimes* times);
 
   const Clock clock_;
@@ -68,6 +76,7 @@ class StepTimer {
   Times current_;
   std::array<Times, kKept> kept_;
   uint64_t finished_ = 0;
+  std::array<Histogram, kPhases> histograms_;
 };
 
 }  // namespace optstate::session

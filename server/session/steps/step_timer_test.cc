@@ -53,6 +53,30 @@ TEST(StepTimerTest, EachPhaseHasItsTime) {
   EXPECT_EQ(times.update_bytes(), 1000u);
 }
 
+TEST(StepTimerTest, HistogramsHaveAllSteps) {
+  StepTimer timer = MakeTimer();
+  for (int64_t step = 1; step <= 20; ++step) {
+    timer.Enter(StepTimer::Phase::kUpdate);
+    Pass(step == 20 ? 200'000'000'000 : 1'000'000 * step);
+    timer.Finish(0);
+  }
+  v1::Job job;
+  timer.Describe(&job);
+  ASSERT_EQ(job.step_phases_size(), 5);
+  const v1::PhaseHistogram& update = job.step_phases(3);
+  EXPECT_EQ(update.phase(), "update");
+  ASSERT_EQ(update.steps_size(), update.bounds_s_size() + 1);
+  // Up to 1 ms, 3 ms, 10 ms, 30 ms; over 100 s.
+  EXPECT_EQ(update.steps(0), 1u);
+  EXPECT_EQ(update.steps(1), 2u);
+  EXPECT_EQ(update.steps(2), 7u);
+  EXPECT_EQ(update.steps(3), 9u);
+  EXPECT_EQ(update.steps(update.bounds_s_size()), 1u);
+  EXPECT_DOUBLE_EQ(update.sum_s(), 200.190);
+  EXPECT_EQ(job.step_phases(0).phase(), "staging");
+  EXPECT_EQ(job.step_phases(0).steps(0), 20u);
+}
+
 TEST(StepTimerTest, WhatIsDroppedCountsNot) {
   StepTimer timer = MakeTimer();
   timer.Enter(StepTimer::Phase::kWaiting);
