@@ -19,6 +19,7 @@ class Verdict(enum.IntEnum):
     COMMIT = 1
     SKIP = 2
     ABORT = 3
+    COMMIT_CLIPPED = 4  # with a norm of all nodes, which hold different parameters
 
 
 @dataclasses.dataclass(frozen=True)
