@@ -64,6 +64,7 @@ absl::Status PrintAnswered(const Context& context, const Reply& reply,
 // the run.
 void AddStatusCommand(CLI::App& app, Context& context);
 void AddGetCommand(CLI::App& app, Context& context);
+void AddTopCommand(CLI::App& app, Context& context);
 void AddDescribeCommand(CLI::App& app, Context& context);
 // Each adds a thing to `describe`.
 void AddDescribeTier(CLI::App& describe, Context& context);

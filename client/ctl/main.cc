@@ -93,6 +93,7 @@ int Main(int argc, char** argv) {
       ->capture_default_str();
   AddStatusCommand(app, context);
   AddGetCommand(app, context);
+  AddTopCommand(app, context);
   AddDescribeCommand(app, context);
   AddDeleteCommand(app, context);
   AddRecoverCommand(app, context);

@@ -97,6 +97,31 @@ TEST_F(OptctlShowTest, DescribeTellsWhereTimeAndMemoryGo) {
   }
 }
 
+TEST_F(OptctlShowTest, TopShowsRatesOfWhatJobsDo) {
+  const auto session = Train("gpt");
+  const Ran once = Optctl("top --count 1");
+  EXPECT_EQ(once.exit_code, kExitOk) << once.output;
+  EXPECT_TRUE(absl::StrContains(once.output, "STEPS/S")) << once.output;
+  // Nobody takes a step between the two looks.
+  const Ran twice = Optctl("top --count 2 --interval 0.1 -o wide");
+  EXPECT_EQ(twice.exit_code, kExitOk) << twice.output;
+  EXPECT_TRUE(absl::StrContains(twice.output, " 0.00 ")) << twice.output;
+  EXPECT_TRUE(absl::StrContains(twice.output, "OPEN STEP")) << twice.output;
+  for (const char* wrong : {"top --interval 0", "top -o json"}) {
+    EXPECT_EQ(Optctl(wrong).exit_code, kExitUsage) << wrong;
+  }
+}
+
+// The first table is there before the signal.
+TEST_F(OptctlShowTest, ASignalEndsTop) {
+  const Ran ran = RunCommand(absl::StrCat(
+      "fifo=$(mktemp -u) && mkfifo \"$fifo\" && { ", "client/ctl/optctl ",
+      AtDaemon("top --interval 3600"),
+      " >\"$fifo\" & read -r line <\"$fifo\"; kill -TERM $!; wait $!; ",
+      "code=$?; rm \"$fifo\"; exit $code; }"));
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
+}
+
 TEST_F(OptctlShowTest, DescribeComparesTheUpdateWithTheMemory) {
   const std::string record = daemon_->state_dir() + "/memory_bandwidth";
   std::ofstream(record) << "1 1000000000\n";

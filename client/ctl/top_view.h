@@ -1,0 +1,28 @@
+#ifndef OPTSTATE_CLIENT_CTL_TOP_VIEW_H_
+#define OPTSTATE_CLIENT_CTL_TOP_VIEW_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "optstate/v1/admin.pb.h"
+
+namespace optstate::ctl {
+
+// What a daemon said of itself and of its jobs at one time.
+struct TopSample {
+  absl::Time at;
+  v1::ServerStatus status;
+  v1::ListJobsReply jobs;
+};
+
+// Renders the daemon in a line or two, and each job in a row: how many steps it
+// took a second since the sample before, and what the last ones spent their
+// time on. `before`: null for the first sample, which has no rates. A number
+// that is not known is "?"; one that a job does not have is "-".
+absl::StatusOr<std::string> RenderTop(const TopSample* before,
+                                      const TopSample& now, bool wide);
+
+}  // namespace optstate::ctl
+
+#endif  // OPTSTATE_CLIENT_CTL_TOP_VIEW_H_
