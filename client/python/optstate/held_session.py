@@ -37,6 +37,7 @@ class HeldSession(Session):
         self.pieces = [
             Piece(self._position_of[piece.parameter], piece.begin, piece.numel)
             for piece in self.pieces
+            if piece.parameter in self._position_of
         ]
         self.load_required_from = bisect.bisect_left(self._held, self.load_required_from)
 
@@ -50,7 +51,11 @@ class HeldSession(Session):
         known = self._gradient_addresses
         if known is None:
             of_layout = super().gradient_addresses()
-            known = {self._position_of[index]: at for index, at in of_layout.items()}
+            known = {
+                self._position_of[index]: at
+                for index, at in of_layout.items()
+                if index in self._position_of
+            }
             self._gradient_addresses = known
         return known
 

@@ -217,6 +217,7 @@ class Session:
         return info
 
     def _read_pieces(self, count: int) -> None:
+        self._piece_count = count
         if count == 0:
             return
         structs = _native.array_of(_native.Piece, count)
@@ -230,9 +231,9 @@ class Session:
         raises ResourceExhaustedError: a write before it could end the process with SIGBUS.
         """
         if self._gradient_addresses is None:
-            structs = _native.array_of(_native.PieceWithGradient, len(self.pieces))
-            if self.pieces:
-                self._call(self._library.optstate_session_pieces, structs, len(self.pieces))
+            structs = _native.array_of(_native.PieceWithGradient, self._piece_count)
+            if self._piece_count:
+                self._call(self._library.optstate_session_pieces, structs, self._piece_count)
             self._gradient_addresses = {piece.parameter: piece.gradient or 0 for piece in structs}
         return self._gradient_addresses
 

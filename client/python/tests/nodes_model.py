@@ -6,7 +6,8 @@ the first verdict that fits decides. Each node has one rank, for all its ranks. 
 generation come when those of the last one are dead: they settle, and take the step again.
 
 Assumed: what a rank has sent reaches its engine at any time or never, and any number of times,
-until ranks of the next generation attach; the engine ends the former sessions before.
+until ranks of the next generation attach; the engine ends the former sessions before. What a rank
+has sent before an answer does not come again after it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from optstate._torch.nodes.resolution import Position, Step, Verdict
 
 STEP = 1
 GENERATIONS = 3
+_OF_ATTEMPT = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,16 +32,30 @@ class Scenario:
     fails: tuple[bool, ...]
     faults: int
     loses: bool  # a fault may take a prepared step's gradients
+    # Of each node, what it holds; None: all hold the same. See resolution.py.
+    kinds: tuple[int, ...] | None = None
+    # Each attempt at the step has other gradients, as of a script that goes on with other data.
+    varies: bool = False
+    retries: int = 0  # attempts that the same ranks make after an abort
+    # What they do not await before: "bring" that the abort is brought to their own node, "all"
+    # that it is to all nodes.
+    careless: str = ""
+
+    def digest(self, index: int, attempt: int) -> int:
+        return self.digests[index] + (_OF_ATTEMPT * attempt if self.varies else 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
     committed: Step = Step(0, 0)
     prepared: Step | None = None
-    # The rank: "runs", "voted" (its engine has prepared, or refused), "done" or "dead".
+    # The rank: "runs", "voted" (its engine has prepared, or refused), "drops" (a step that it
+    # tries again), "dropped", "done" or "dead".
     rank: str = "runs"
-    vote: Step | None = None
-    heard: frozenset[int] = frozenset()  # whose votes it has
+    votes: tuple[Step | None, ...] = ()  # by attempt of its generation
+    attempt: int = 0
+    dropped: int = 0  # attempts whose abort it has brought
+    heard: frozenset[int] = frozenset()  # whose votes of its attempt it has
 
     @property
     def position(self) -> Position:
@@ -85,7 +101,7 @@ def moves(world: World, scenario: Scenario) -> Iterator[World]:
             yield dataclasses.replace(world, nodes=tuple(nodes))
     yield from _faults(world, scenario)
     if world.seen is not None:
-        yield from _settling(world)
+        yield from _settling(world, scenario)
     elif all(node.rank == "dead" for node in world.nodes):
         if world.generation + 1 < GENERATIONS:
             yield dataclasses.replace(
@@ -109,7 +125,7 @@ def _faults(world: World, scenario: Scenario) -> Iterator[World]:
             yield dataclasses.replace(hit, lost=True).with_node(index, prepared=None, rank="dead")
 
 
-def _settling(world: World) -> Iterator[World]:
+def _settling(world: World, scenario: Scenario) -> Iterator[World]:
     assert world.seen is not None
     for index, seen in enumerate(world.seen):
         if seen is None:
@@ -119,13 +135,16 @@ def _settling(world: World) -> Iterator[World]:
     if None in world.seen:
         return
     try:
-        verdicts = resolution.resolve(world.seen, [str(i) for i in range(len(world.seen))])
+        names = [str(i) for i in range(len(world.seen))]
+        verdicts = resolution.resolve(world.seen, names, scenario.kinds)
     except resolution.Unresolvable as error:
         yield dataclasses.replace(world, seen=None, error=str(error), messages=frozenset())
         return
     if not verdicts:  # they attach
         nodes = tuple(
-            dataclasses.replace(node, rank="runs", vote=None, heard=frozenset())
+            dataclasses.replace(
+                node, rank="runs", votes=(), attempt=0, dropped=0, heard=frozenset()
+            )
             for node in world.nodes
         )
         yield dataclasses.replace(world, nodes=nodes, seen=None, messages=frozenset())
@@ -148,45 +167,76 @@ def _stepping(world: World, scenario: Scenario) -> Iterator[World]:
         if node.rank == "runs":
             if node.committed.step == STEP:
                 yield world.with_node(index, rank="done")
-            elif scenario.fails[index]:
-                yield world.with_node(index, rank="voted", vote=None, heard=frozenset({index}))
             else:
-                made = Step(STEP, scenario.digests[index], scenario.found_inf[index])
-                prepared = node.prepared or made
+                fails = scenario.fails[index] and node.attempt == 0
+                number = world.generation * (scenario.retries + 1) + node.attempt
+                made = Step(STEP, scenario.digest(index, number), scenario.found_inf[index])
+                # An engine answers with what it has prepared, whatever is pushed anew.
+                vote = None if fails else node.prepared or made
                 yield world.with_node(
-                    index, prepared=prepared, rank="voted", vote=made, heard=frozenset({index})
+                    index,
+                    prepared=node.prepared if fails else vote,
+                    rank="voted",
+                    votes=(*node.votes, vote),
+                    heard=frozenset({index}),
                 )
         elif node.rank == "voted":
             for other, sender in enumerate(world.nodes):
-                if other not in node.heard and sender.heard and sender.rank != "runs":
+                if other not in node.heard and len(sender.votes) > node.attempt:
                     yield world.with_node(index, heard=node.heard | {other})
             if len(node.heard) == len(world.nodes):
-                verdict = resolution.decide([each.vote for each in world.nodes])
-                sent = world.with_node(index, rank="done" if verdict.value < 3 else "dead")
-                if node.vote is not None:
-                    message = (index, node.vote, verdict)
+                votes = [each.votes[node.attempt] for each in world.nodes]
+                verdict = resolution.decide(votes, scenario.kinds)
+                tries = verdict is Verdict.ABORT and node.attempt < scenario.retries
+                then = "done" if verdict is not Verdict.ABORT else "drops" if tries else "dead"
+                sent = world.with_node(index, rank=then)
+                vote = votes[index]
+                if vote is not None:
+                    message = (index, vote, verdict)
                     sent = dataclasses.replace(sent, messages=world.messages | {message})
                 yield sent
+        elif node.rank == "drops":
+            # It has the answer to its abort, which does not come again.
+            vote = node.votes[node.attempt]
+            after = node
+            if vote is not None and scenario.careless != "bring":
+                after = take(node, vote, Verdict.ABORT)
+            then = world.with_node(
+                index, prepared=after.prepared, rank="dropped", dropped=node.dropped + 1
+            )
+            own = {each for each in world.messages if each[0] == index}
+            yield dataclasses.replace(then, messages=world.messages - own)
+        elif node.rank == "dropped":
+            lack = [each for each in world.nodes if each.dropped <= node.attempt]
+            if not lack or scenario.careless == "all":
+                yield world.with_node(
+                    index, rank="runs", attempt=node.attempt + 1, heard=frozenset()
+                )
+            elif any(each.rank == "dead" for each in lack):
+                yield world.with_node(index, rank="dead")
         if node.rank == "done" and any(each.rank == "dead" for each in world.nodes):
             yield world.with_node(index, rank="dead")  # the launcher ends the others
         if node.rank == "voted" and any(
-            each.rank == "dead" and not each.heard for each in world.nodes
+            each.rank == "dead" and len(each.votes) <= node.attempt for each in world.nodes
         ):
             yield world.with_node(index, rank="dead")
 
 
-def check(world: World) -> None:
+def check(world: World, scenario: Scenario) -> None:
     """Raises AssertionError when the world is one that must not be."""
-    taken = {
-        (node.committed.digest, node.committed.found_inf)
-        for node in world.nodes
-        if node.committed.step == STEP
-    }
-    assert len(taken) <= 1, f"a step was taken in two ways: {world}"
+    kinds = scenario.kinds or (0,) * len(world.nodes)
+    taken, digests = set(), set()
+    for kind, node in zip(kinds, world.nodes):
+        if node.committed.step == STEP:
+            taken.add((node.committed.digest // _OF_ATTEMPT, node.committed.found_inf))
+            digests.add((kind, node.committed.digest))
+    assert len(taken) <= 1, f"a step was taken in two ways, or of two attempts: {world}"
+    assert len(digests) == len({kind for kind, _ in digests}), f"nodes took other steps: {world}"
     assert not world.error or world.lost, f"the nodes cannot go on, and nothing was lost: {world}"
     if world.seen is None and all(node.rank == "runs" for node in world.nodes):
-        steps = {(node.committed, node.prepared) for node in world.nodes}
-        assert len(steps) == 1, f"ranks attached to nodes at different steps: {world}"
+        if not any(node.attempt for node in world.nodes):
+            steps = {(node.committed.step, node.prepared) for node in world.nodes}
+            assert len(steps) == 1, f"ranks attached to nodes at different steps: {world}"
 
 
 def explore(scenario: Scenario) -> set[World]:
@@ -195,7 +245,7 @@ def explore(scenario: Scenario) -> set[World]:
     found, due = {first}, [first]
     while due:
         world = due.pop()
-        check(world)
+        check(world, scenario)
         if world.error:
             continue
         for then in moves(world, scenario):

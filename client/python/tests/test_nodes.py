@@ -6,33 +6,16 @@ import copy
 import os
 import signal
 
+import nodes as on_nodes
 import optstate
 import pytest
 import ranks
 import torch
-from daemon import Daemon
 from optstate._torch.nodes import agreement
 from training import bits, loss_of, small_model, values_of
 
 STEPS = 5
-
-
-@pytest.fixture
-def nodes():
-    daemons = [Daemon(), Daemon()]
-    yield daemons
-    for each in daemons:
-        each.stop()
-
-
-def _engine(daemon, job):
-    return int(daemon.optctl("describe", "job", job)["engine_pid"])
-
-
-def _enter(rank, endpoints, per_node):
-    """Makes this process one of its node; returns the node's endpoint."""
-    os.environ["OPTSTATE_NODE"] = f"node{rank // per_node}"
-    return endpoints[rank // per_node]
+nodes = on_nodes.nodes
 
 
 def _make(kind, module, **kwargs):
@@ -46,7 +29,7 @@ def _train(connection, rank, endpoints, per_node, job, case, kwargs, pause=None)
     """Trains to STEPS under DistributedDataParallel; returns the bits of everything."""
     from torch.nn.parallel import DistributedDataParallel
 
-    endpoint = _enter(rank, endpoints, per_node)
+    endpoint = on_nodes.enter(rank, endpoints, per_node)
     if len(endpoints) > 1:
         kwargs = {**kwargs, "across_nodes": "replicated"}
     module = small_model()
@@ -118,7 +101,7 @@ def _collective(connection, rank, endpoints, job):
     """Without DistributedDataParallel; one parameter has a gradient on rank 0 alone."""
     module = small_model()
     across = "replicated" if len(endpoints) > 1 else None
-    endpoint = _enter(rank, endpoints, 1) if across else endpoints[0]
+    endpoint = on_nodes.enter(rank, endpoints, 1) if across else endpoints[0]
     optimizer = optstate.AdamW(
         module.named_parameters(),
         lr=0.01,
@@ -167,68 +150,17 @@ def test_over_grpc(wire, nodes, daemon, job):
     assert repr(_same_on_all(two)) == repr(_same_on_all(one))
 
 
-# Where a rank stops in step 3, for the test to kill what it wants to.
-
-
-def _stop(connection):
-    ranks.say(connection, "stopped")
-    connection.recv()
-
-
-def _stops_when_prepared(connection, rank, optimizer, at=3):
-    """Stops every rank when its node has prepared the step, and none knows of the others'."""
-    votes = agreement.NodeAgreement._votes
-
-    def stopping(self, outcome):
-        if outcome is not None and outcome.step == at:
-            _stop(connection)
-        return votes(self, outcome)
-
-    agreement.NodeAgreement._votes = stopping
-
-
-def _stops_before_deciding(connection, rank, optimizer, at=3):
-    """Rank 0's node takes the step; every other rank stops before it says what was decided."""
-    session = optimizer._served.attachment.session
-    decide = session.decide
-
-    def stopping(step, *rest):
-        if step == at and rank != 0:
-            _stop(connection)
-        outcome = decide(step, *rest)
-        if step == at and rank == 0:
-            _stop(connection)
-        return outcome
-
-    session.decide = stopping
-
-
-def _stops_before_preparing(connection, rank, optimizer, at=3):
-    """Rank 0's node prepares the step, and the other one does not."""
-    session = optimizer._served.attachment.session
-    commit = session.commit
-
-    def stopping(step, *rest, **options):
-        if step == at and rank != 0:
-            _stop(connection)
-        return commit(step, *rest, **options)
-
-    session.commit = stopping
-    if rank == 0:
-        _stops_when_prepared(connection, rank, optimizer, at)
-
-
 def _kill_nothing(nodes, job):
     pass
 
 
 def _kill_engine(nodes, job):
-    os.kill(_engine(nodes[1], job), signal.SIGKILL)
+    os.kill(on_nodes.engine(nodes[1], job), signal.SIGKILL)
 
 
 def _kill_engines(nodes, job):
     for each in nodes:
-        os.kill(_engine(each, job), signal.SIGKILL)
+        os.kill(on_nodes.engine(each, job), signal.SIGKILL)
 
 
 def _kill_supervisor(nodes, job):
@@ -248,7 +180,11 @@ def _kill_supervisor(nodes, job):
 )
 @pytest.mark.parametrize(
     ("where", "resumed_at"),
-    [(_stops_when_prepared, 3), (_stops_before_deciding, 3), (_stops_before_preparing, 2)],
+    [
+        (on_nodes.stops_when_prepared, 3),
+        (on_nodes.stops_before_deciding, 3),
+        (on_nodes.stops_before_preparing, 2),
+    ],
 )
 def test_ranks_that_are_killed_within_a_step(where, resumed_at, kill, wire, nodes, daemon, job):
     """All nodes end at one step, with the bits of a training that nobody disturbed."""
@@ -260,22 +196,20 @@ def test_ranks_that_are_killed_within_a_step(where, resumed_at, kill, wire, node
             assert running.hear(rank) == "stopped"
         kill(nodes, job)
         running.kill(0, 1)
-    with ranks.running(_train, 2, endpoints, 1, job, "plain", kwargs, _says_step) as running:
+    with ranks.running(
+        _train, 2, endpoints, 1, job, "plain", kwargs, on_nodes.says_step
+    ) as running:
         assert [running.hear(rank) for rank in range(2)] == [resumed_at] * 2
         again = _same_on_all(running.results())
     assert again[:2] == expected[:2] and again[3] == STEPS
     assert again[2] == expected[2][resumed_at:]
 
 
-def _says_step(connection, rank, optimizer):
-    ranks.say(connection, optimizer.committed_step)
-
-
 @pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
 def test_an_engine_killed_while_its_ranks_live_is_a_delay(wire, nodes, daemon, job):
     endpoints = [getattr(each, wire) for each in nodes]
     expected = _same_on_all(ranks.run(_train, 2, [daemon.shm], 2, job, "plain", {}))
-    for where in (_stops_when_prepared, _stops_before_deciding):
+    for where in (on_nodes.stops_when_prepared, on_nodes.stops_before_deciding):
         name = f"{job}-{where.__name__}"
         with ranks.running(_train, 2, endpoints, 1, name, "plain", {}, where) as running:
             for rank in range(2):
@@ -287,7 +221,7 @@ def test_an_engine_killed_while_its_ranks_live_is_a_delay(wire, nodes, daemon, j
 
 
 def _other_gradients(connection, rank, endpoints, job):
-    endpoint = _enter(rank, endpoints, 1)
+    endpoint = on_nodes.enter(rank, endpoints, 1)
     model = small_model()
     optimizer = optstate.AdamW(
         model.named_parameters(), lr=0.01, job=job, endpoint=endpoint, across_nodes="replicated"
@@ -311,7 +245,7 @@ def test_gradients_that_are_not_averaged(nodes, job):
 
 
 def _other_state(connection, rank, endpoints, job):
-    endpoint = _enter(rank, endpoints, 1)
+    endpoint = on_nodes.enter(rank, endpoints, 1)
     model = small_model()
     optimizer = optstate.AdamW(
         model.named_parameters(), lr=0.01, job=job, endpoint=endpoint, across_nodes="replicated"
@@ -352,7 +286,7 @@ def test_nodes_that_load_other_state(nodes, job):
 
 
 def _interrupted(connection, rank, endpoints, job):
-    endpoint = _enter(rank, endpoints, 1)
+    endpoint = on_nodes.enter(rank, endpoints, 1)
     model = small_model()
     optimizer = optstate.AdamW(
         model.named_parameters(), lr=0.01, job=job, endpoint=endpoint, across_nodes="replicated"
@@ -385,7 +319,7 @@ def test_an_interrupt_between_vote_and_decision_comes_afterwards(nodes, job):
 
 
 def _refused(connection, rank, endpoints, job, kwargs, model_seed=0):
-    endpoint = _enter(rank, endpoints, 1)
+    endpoint = on_nodes.enter(rank, endpoints, 1)
     try:
         optstate.AdamW(
             small_model(model_seed * rank).named_parameters(), job=job, endpoint=endpoint, **kwargs
@@ -399,14 +333,14 @@ def _refused(connection, rank, endpoints, job, kwargs, model_seed=0):
     ("kwargs", "kind", "text"),
     [
         ({}, "UnimplementedError", 'across_nodes="replicated"'),
-        ({"across_nodes": "sharded"}, "UnimplementedError", "not there yet"),
+        ({"across_nodes": "sharded"}, "UnimplementedError", "parameters are not sharded"),
         ({"across_nodes": "all"}, "ValueError", "Invalid across_nodes"),
         (
             {"across_nodes": "replicated", "reduction": "daemon"},
             "ValueError",
             'reduction="daemon" sums the ranks of one node',
         ),
-        ({"across_nodes": "replicated", "partition": "local"}, "UnimplementedError", "one node"),
+        ({"across_nodes": "replicated", "partition": "local"}, "UnimplementedError", '"sharded"'),
     ],
 )
 def test_what_several_nodes_exclude(kwargs, kind, text, nodes, job):
@@ -428,7 +362,9 @@ def _last_node(connection, rank, endpoint, job):
 
 def test_the_last_node_goes_on_alone(nodes, job):
     endpoints = [each.shm for each in nodes]
-    with ranks.running(_train, 2, endpoints, 1, job, "plain", {}, _stops_when_prepared) as running:
+    with ranks.running(
+        _train, 2, endpoints, 1, job, "plain", {}, on_nodes.stops_when_prepared
+    ) as running:
         for rank in range(2):
             assert running.hear(rank) == "stopped"
         running.kill(0, 1)

@@ -42,6 +42,95 @@ def test_all_interleavings_of_three_nodes():
     assert any(all(n.committed.step == nodes_model.STEP for n in w.nodes) for w in worlds)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "digests", "fails"),
+    [
+        ((0, 1), (5, 6), (False, False)),
+        ((0, 1), (5, 6), (True, False)),
+        ((0, 0), (5, 5), (True, False)),
+    ],
+)
+@pytest.mark.parametrize("loses", [False, True])
+def test_nodes_with_other_shards_take_the_same_attempt(kinds, digests, fails, loses):
+    """Digests do not say that two nodes' steps belong together; the order of what ranks do does."""
+    scenario = Scenario(
+        digests,
+        (False, True),
+        fails,
+        faults=2,
+        loses=loses,
+        kinds=kinds,
+        varies=True,
+        retries=1,
+    )
+    worlds = nodes_model.explore(scenario)
+    ends = [w for w in worlds if all(n.committed.step == nodes_model.STEP for n in w.nodes)]
+    assert {w.generation for w in ends} == {0, 1, 2}
+    assert any(w.error for w in worlds) == loses
+
+
+@pytest.mark.parametrize(("careless", "faults"), [("bring", 0), ("all", 2)])
+def test_an_abort_is_brought_before_the_step_is_prepared_again(careless, faults):
+    """The model notices what NodeAgreement.take prevents: an engine would answer with the step of
+    the first attempt, or one would be left on a node whose ranks die, and nodes that hold other
+    shards could not tell."""
+    scenario = Scenario(
+        (5, 6),
+        (False, False),
+        (False, True),
+        faults=faults,
+        loses=False,
+        kinds=(0, 1),
+        varies=True,
+        retries=1,
+        careless=careless,
+    )
+    with pytest.raises(AssertionError, match="of two attempts"):
+        nodes_model.explore(scenario)
+
+
+def test_three_nodes_of_which_two_hold_the_same():
+    scenario = Scenario(
+        (5, 6, 5), (False,) * 3, (False,) * 3, faults=1, loses=True, kinds=(0, 1, 0), varies=True
+    )
+    worlds = nodes_model.explore(scenario)
+    assert any(all(n.committed.step == nodes_model.STEP for n in w.nodes) for w in worlds)
+
+
+def test_the_rules_of_nodes_with_other_shards():
+    names, kinds = ["a", "b"], [0, 1]
+
+    def resolve(*positions):
+        return resolution.resolve(positions, names, kinds)
+
+    mine, other = Step(8, 9), Step(8, 10)
+    assert resolve(_at(7, 1, prepared=mine), _at(7, 2, prepared=other)) == {
+        0: Verdict.COMMIT,
+        1: Verdict.COMMIT,
+    }
+    assert resolve(_at(8, 9), _at(7, 2, prepared=other)) == {1: Verdict.COMMIT}
+    assert resolve(_at(8, 9, True), _at(7, 2, prepared=other)) == {1: Verdict.SKIP}
+    assert resolve(_at(7, 1, prepared=mine), _at(7, 2)) == {0: Verdict.ABORT}
+    assert resolve(_at(8, 9), _at(8, 10)) == {}
+    for positions in (
+        (_at(8, 9), _at(7, 2)),
+        (_at(8, 9), _at(7, 2, prepared=Step(7, 3))),
+        (_at(8, 9), _at(8, 0)),  # one of them alone, in one phase
+        (_at(8, 9, True), _at(8, 10)),
+        (_at(8, 9), None),
+        (_at(8, 9, loads_finished=2), _at(8, 10, loads_finished=1)),
+    ):
+        with pytest.raises(Unresolvable):
+            resolve(*positions)
+    # Of nodes that hold the same, digests are compared.
+    three = [_at(8, 9), _at(7, 2, prepared=other), _at(7, 1, prepared=Step(8, 11))]
+    with pytest.raises(Unresolvable):
+        resolution.resolve(three, ["a", "b", "c"], [0, 1, 0])
+    three[2] = _at(7, 1, prepared=mine)
+    found = resolution.resolve(three, ["a", "b", "c"], [0, 1, 0])
+    assert found == {1: Verdict.COMMIT, 2: Verdict.COMMIT}
+
+
 def test_the_rules():
     names = ["a", "b"]
     mine, other = Step(8, 9), Step(8, 10)
@@ -92,3 +181,8 @@ def test_votes():
     assert resolution.decide([step, None]) is Verdict.ABORT
     assert resolution.decide([None, step]) is Verdict.ABORT
     assert resolution.decide([step, Step(4, 4)]) is Verdict.ABORT
+    assert resolution.decide([step, Step(3, 5)], [0, 1]) is Verdict.COMMIT
+    assert resolution.decide([step, Step(3, 5, True)], [0, 1]) is Verdict.SKIP
+    assert resolution.decide([step, Step(3, 5), Step(3, 6)], [0, 1, 1]) is Verdict.ABORT
+    assert resolution.decide([step, Step(3, 5, alike=1)], [0, 1]) is Verdict.ABORT
+    assert resolution.decide([step, Step(4, 5)], [0, 1]) is Verdict.ABORT

@@ -13,6 +13,7 @@ import torch
 
 from optstate import _optctl, errors
 from optstate._torch.layout import parameter_names
+from optstate._torch.nodes import parts
 
 ParamGroups = Sequence[dict[str, Any]]
 
@@ -102,6 +103,9 @@ def parameters_in_job(job: str, endpoint: str | None) -> list[tuple[str, int]]:
         found = _optctl.ask(endpoint, "get", "params", job).get("parameters", [])
     except errors.UnavailableError:
         return []
+    names = [each["parameter"]["name"] for each in found]
+    if parts.part_of(names) is not None:
+        found = found[1:]
     pairs = [(_global_name(each["parameter"]), each["parameter"].get("group", 0)) for each in found]
     return list(dict.fromkeys(pairs))  # shards of a parameter are beside each other
 

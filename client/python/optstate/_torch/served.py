@@ -213,7 +213,9 @@ class Served:
                 everything = range(attachment.parameters.count)
                 attachment.parameters.read(without_gradient=everything if is_new else ())
             if attachment.nodes is not None:
-                attachment.nodes.check_parameters(attachment.parameters.tensors)
+                attachment.nodes.check_parameters(
+                    attachment.keys, list(map(local_of, attachment.parameters.tensors))
+                )
             if replaced is not None:
                 replaced.note_read(attachment.parameters)
         except BaseException:

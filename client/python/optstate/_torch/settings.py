@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping
 
-from optstate import _native, errors
+from optstate import _native
 from optstate._storage import Storage
 from optstate.session_spec import LossScaler, LossScalerState
 
@@ -46,13 +46,10 @@ class Settings:
     across_nodes: str | None = None
 
     def __post_init__(self) -> None:
-        if self.across_nodes == "sharded":
-            raise errors.UnimplementedError(
-                'across_nodes="sharded" (each node updates a part of the parameters) is not there'
-                ' yet: say "replicated"'
+        if self.across_nodes not in (None, "replicated", "sharded"):
+            raise ValueError(
+                f"Invalid across_nodes: {self.across_nodes!r} (None, replicated or sharded)"
             )
-        if self.across_nodes not in (None, "replicated"):
-            raise ValueError(f"Invalid across_nodes: {self.across_nodes!r} (None or replicated)")
         if self.resume not in _RESUME_CHOICES:
             known = ", ".join(_RESUME_CHOICES)
             raise ValueError(f"Invalid resume: {self.resume!r} (one of {known})")

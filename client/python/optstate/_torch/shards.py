@@ -14,15 +14,19 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from optstate import errors
+from optstate._torch.nodes.places import Places
 from optstate._torch.ranks import Ranks
 from optstate.session_spec import ParameterSpec, Shard
 
 
 class Layout(NamedTuple):
-    """All ranks' shards by group, parameter and owner, and which of them this rank holds."""
+    """The shards of this node's ranks by group, parameter and owner, and which of them this rank
+    holds."""
 
     parameters: Sequence[ParameterSpec]
     held: Sequence[int]  # of each parameter of this rank, the index of its shard
+    # By node, in the order of Places.nodes: the first node whose ranks hold the same shards.
+    kinds: Sequence[int]
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
@@ -156,12 +160,16 @@ def shard_of(tensor: torch.Tensor, what: str) -> Shard:
     return Shard(0, tuple(tensor.shape), tuple(map(min, offset, ends)))
 
 
-def exchange(ranks: Ranks, make_mine: Callable[[], Sequence[ParameterSpec]]) -> Layout:
-    """Returns the layout of all ranks' shards. Collective: raises on all ranks or on none.
+def exchange(
+    ranks: Ranks, places: Places, make_mine: Callable[[], Sequence[ParameterSpec]]
+) -> Layout:
+    """Returns the layout of the shards of this node's ranks. Collective: raises on all ranks or
+    on none.
 
     make_mine: returns this rank's parameters, each with its shard.
 
-    A shard that several ranks hold is owned by the lowest of them.
+    A shard that several ranks of a node hold is owned by the lowest of them. Owners are ranks of
+    their node. UnimplementedError: nodes share shards, and not all of them.
     """
     mine: Sequence[ParameterSpec] = ()
     error: Exception | None = None
@@ -179,19 +187,62 @@ def exchange(ranks: Ranks, make_mine: Callable[[], Sequence[ParameterSpec]]) -> 
     everyones = [specs for specs, _ in found]
     for rank, theirs in enumerate(everyones):
         _check_alike(everyones[0], theirs, rank)
+    for of_ranks in zip(*everyones):
+        _check_whole({_place(spec): spec for spec in of_ranks}, ranks.world_size)
+    of_nodes = [
+        _of_node([everyones[rank] for rank in places.ranks_of(node)]) for node in places.nodes
+    ]
+    kinds = [of_nodes.index(of_node) for of_node in of_nodes]
+    _check_shared(everyones, places, kinds)
+    layout, helds = of_nodes[places.node_of[ranks.rank]]
+    return Layout(layout, helds[places.local_rank], kinds)
+
+
+def _place(spec: ParameterSpec) -> tuple:
+    """Returns which part of its parameter a shard is."""
+    assert spec.shard is not None
+    return tuple(spec.shape), tuple(spec.shard.offset)
+
+
+def key_of(spec: ParameterSpec) -> tuple:
+    """Returns what the same part of the same parameter has on every rank; the name comes first."""
+    return (spec.name,) if spec.shard is None else (spec.name, *_place(spec))
+
+
+def _of_node(
+    everyones: Sequence[Sequence[ParameterSpec]],
+) -> tuple[list[ParameterSpec], list[list[int]]]:
+    """Returns the layout of one node's ranks, and what each of them holds."""
     layout: list[ParameterSpec] = []
-    held: list[int] = []
+    helds: list[list[int]] = [[] for _ in everyones]
     for of_ranks in zip(*everyones):
         index_of: dict[tuple, int] = {}
         for rank, spec in enumerate(of_ranks):
-            place = (spec.shape, spec.shard.offset)
+            place = _place(spec)
             if place not in index_of:
                 index_of[place] = len(layout)
                 layout.append(spec._replace(shard=spec.shard._replace(owner=rank)))
-            if rank == ranks.rank:
-                held.append(index_of[place])
-        _check_whole([layout[index] for index in index_of.values()], ranks.world_size)
-    return Layout(layout, held)
+            helds[rank].append(index_of[place])
+    return layout, helds
+
+
+def _check_shared(
+    everyones: Sequence[Sequence[ParameterSpec]], places: Places, kinds: Sequence[int]
+) -> None:
+    """Raises UnimplementedError when nodes share a shard that do not share all: such nodes could
+    not compare what they have prepared of it, and its norm would count twice."""
+    for of_ranks in zip(*everyones):
+        node_of: dict[tuple, int] = {}
+        for spec, node in zip(of_ranks, places.node_of):
+            other = node_of.setdefault(_place(spec), node)
+            if spec.numel and kinds[other] != kinds[node]:
+                raise errors.UnimplementedError(
+                    f'a part of parameter "{spec.name}" lies on {places.nodes[other]} and on'
+                    f" {places.nodes[node]}, which hold different parts of other parameters. Nodes"
+                    " share all of their shards or none: shard this parameter too (leave no"
+                    " parameter out of fully_shard), or lay the mesh so that its replicated"
+                    " dimension joins whole nodes, with the shards in the same order on each"
+                )
 
 
 def _facts(spec: ParameterSpec) -> tuple:
@@ -219,13 +270,15 @@ def _raise_other(what: str) -> NoReturn:
     )
 
 
-def _check_whole(shards: Sequence[ParameterSpec], world_size: int) -> None:
-    """Raises ValueError when the ranks do not hold a parameter whole."""
-    present = sum(spec.numel for spec in shards)
-    whole = math.prod(shards[0].shard.global_shape)
+def _check_whole(shards: Mapping[tuple, ParameterSpec], world_size: int) -> None:
+    """Raises ValueError when the ranks do not hold a parameter whole. shards: by place."""
+    present = sum(spec.numel for spec in shards.values())
+    first = next(iter(shards.values()))
+    assert first.shard is not None
+    whole = math.prod(first.shard.global_shape)
     if present != whole:
         raise ValueError(
-            f'of parameter "{shards[0].name}" the {world_size} ranks of the job hold {present}'
+            f'of parameter "{first.name}" the {world_size} ranks of the job hold {present}'
             f" elements, and it has {whole}: all ranks of its mesh train one job together"
             " (process_group=), each with a part that is one block"
         )

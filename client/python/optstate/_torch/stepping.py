@@ -136,6 +136,9 @@ class Stepping:
         self, attachment: Attachment, gradients: Gradients, **how: Any
     ) -> StepOutcome:
         step = attachment.next_step
+        if attachment.nodes is not None:
+            scale = attachment.session.loss_scale
+            attachment.nodes.note_options(attachment.options.hyperparams, scale, **how)
         attachment.gradients.push(step, attachment.micro_step, gradients)
         attachment.note_missing(gradients)
         idle = attachment.without_gradient

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Callable
 
 import torch
 
 from optstate import _native, errors
+from optstate._torch.gradients.norms import norms_by_name
 from optstate._torch.gradients.pusher import GradientPusher, Gradients
 from optstate._torch.job.opening import open_together, place_of, private_name
 from optstate._torch.job.partition import check_overlap, partition_of, shard_specs
@@ -18,6 +18,7 @@ from optstate._torch.job.registered_options import RegisteredOptions
 from optstate._torch.job.session_specs import session_spec
 from optstate._torch.layout import optimizer_info, parameter_names, parameter_specs
 from optstate._torch.names import quoted
+from optstate._torch.nodes import parts
 from optstate._torch.nodes.agreement import NodeAgreement, check_across_nodes
 from optstate._torch.nodes.places import Places, node_name
 from optstate._torch.optimizer_info import by_kind
@@ -27,8 +28,8 @@ from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
 from optstate._torch.shards import (
     Layout,
-    exchange,
     is_dtensor,
+    key_of,
     like_parameter,
     local_entries,
     local_of,
@@ -74,19 +75,25 @@ class Attachment:
             )
         )
         self.job: str = begun[0][0]
-        # Whether the parameters are shards that the ranks own; see shards.py.
         self.is_sharded = any(sharded for _, sharded, _ in begun)
         self._places = Places([node for _, _, node in begun], ranks.rank)
         check_across_nodes(settings, self._places, is_sharded=self.is_sharded)
-        # On several nodes, what takes each step on all of them or on none.
-        self.nodes = NodeAgreement(ranks, self._places) if self._places.several else None
         if not self.is_sharded and ranks.world_size > 1:
             check_overlap(settings)
         self._trained: Trained | None = None
         names = parameter_names(param_groups, names_by_id)
         layout: Layout | None = None
+        agreement = NodeAgreement(ranks, self._places)
         if self.is_sharded:
-            layout = exchange(ranks, lambda: shard_specs(param_groups, names, settings))
+            layout, agreement = parts.exchange_on_nodes(
+                ranks,
+                self._places,
+                lambda: shard_specs(param_groups, names, settings),
+                settings,
+                None if self.is_private else self.job,
+            )
+        # On several nodes, what takes each step on all of them or on none.
+        self.nodes = agreement if self._places.several else None
 
         def make_spec() -> SessionSpec:
             info = optimizer_info(param_groups, settings.optimizer)
@@ -110,6 +117,7 @@ class Attachment:
             self.session, self._spec = open_together(
                 ranks,
                 self._places,
+                agreement,
                 make_spec,
                 take_over,
                 settles=settings.across_nodes is not None and not self.is_private,
@@ -125,14 +133,12 @@ class Attachment:
         self.gradient_divisor = ranks.world_size if settings.reduction == "daemon" else 1
         # The parameters that this rank has, which are all unless they are sharded.
         specs = self._spec.parameters
-        # Of each of these, the index in the job's layout.
-        self.held: Sequence[int] = range(len(specs)) if layout is None else layout.held
-        if layout is not None:
-            specs = [layout.parameters[index] for index in layout.held]
+        specs = specs if layout is None else [specs[index] for index in layout.held]
+        # Of each, which part of which parameter it is: the name comes first.
+        self.keys: Sequence[tuple] = list(map(key_of, specs))
         alone = ranks.world_size == 1
-        self.parameters = Parameters(
-            self.session, param_groups, specs, settings.detect_changes, is_alone=alone
-        )
+        detect = settings.detect_changes
+        self.parameters = Parameters(self.session, param_groups, specs, detect, is_alone=alone)
         self.arrays = ArrayTransfer(self.session, specs)
         self.gradients = GradientPusher(
             self.session,
@@ -292,7 +298,9 @@ class Attachment:
         except errors.FailedPreconditionError:
             self.session.refresh()
             if self.session.committed_step < step:
-                raise
+                if self.nodes is None or not self.nodes.is_undecided:
+                    raise
+                return  # take() raises on all ranks
             self._read_but_changed()
             self.was_taken = True
         self.parameters.written_since.forget()
@@ -304,7 +312,9 @@ class Attachment:
         None when it was committed with other values."""
         self.was_taken = False
         with contextlib.suppress(errors.FailedPreconditionError):
-            return self.session.commit(self.session.committed_step, self.options.hyperparams, **how)
+            step = self.session.committed_step
+            outcome = self.session.commit(step, self.options.hyperparams, **how)
+            return outcome if self.nodes is None else self.nodes.of_all(outcome)
         return None
 
     def drop_step(self) -> None:
@@ -398,25 +408,19 @@ class Attachment:
             self.nodes.note_load([tensors[index][0] for index in parameters], entries)
         self.parameters.settle()
 
-    def name_in_layout(self, place: int) -> str:
-        """Returns the name of a parameter of the job, which another rank may hold."""
-        return self._spec.parameters[place].name
-
     def some_rank(self, flag: bool) -> bool:
         """Returns the flag; with shards, of which a rank sees only its own, whether it is set on
         some rank. Collective with shards."""
         return self._ranks.any(flag) if self.is_sharded else flag
 
     def gradient_norms(self) -> dict[str, float]:
-        """Returns norms by name, without parameters that had no gradient in the last step."""
+        """Returns norms by name, without parameters that had no gradient in the last step.
+        Collective with shards on several nodes."""
         if not isinstance(self.session, HeldSession):
             return self.arrays.fetch_gradient_norms()
-        specs = self._spec.parameters
-        squares: dict[str, float] = {}
-        for spec, norm in zip(specs, self.session.gradient_norms(len(specs))):
-            if norm != -1:
-                squares[spec.name] = squares.get(spec.name, 0.0) + norm * norm
-        return {name: math.sqrt(square) for name, square in squares.items()}
+        names = [spec.name for spec in self._spec.parameters]
+        norms = list(zip(names, self.session.gradient_norms(len(names))))
+        return norms_by_name(norms if self.nodes is None else self.nodes.of_all_shards(norms))
 
     @contextlib.contextmanager
     def announced(self) -> Iterator[None]:

@@ -50,18 +50,17 @@ def check_replicas(attachment: Attachment, tensors: Sequence[torch.Tensor], firs
 
     Each rank loads the parameters that it owns, so the job would begin with a mixture.
     """
-    # By place in the layout: a rank holds some of its shards, or all parameters.
-    held = attachment.held[first:]
-    mine = {place: bits_sum(local_of(each)) for place, each in zip(held, tensors[first:])}
-    sums: dict[int, set[int]] = {}
+    # A rank holds some shards of each parameter, or all parameters.
+    keys = attachment.keys[first:]
+    mine = {key: bits_sum(local_of(each)) for key, each in zip(keys, tensors[first:])}
+    sums: dict[tuple, set[int]] = {}
     for of_rank in attachment.ranks.gather(mine):
-        for place, found in of_rank.items():
-            sums.setdefault(place, set()).add(found)
-    for place, of_ranks in sorted(sums.items()):
+        for key, found in of_rank.items():
+            sums.setdefault(key, set()).add(found)
+    for key, of_ranks in sums.items():
         if len(of_ranks) > 1:
-            name = attachment.name_in_layout(place)
             raise ValueError(
-                f'parameter "{name}" has other values on other ranks: a job begins with'
+                f'parameter "{key[0]}" has other values on other ranks: a job begins with'
                 " the same on all (seed alike, or construct the optimizer after"
                 " DistributedDataParallel, which broadcasts them). Ranks that train models"
                 " of their own need jobs, and with torch.distributed a process_group, of"

@@ -40,6 +40,7 @@ def _open(spec: SessionSpec, take_over: Callable[[SessionSpec], bool]) -> Sessio
 def open_together(
     ranks: Ranks,
     places: Places,
+    agreement: NodeAgreement,
     make_spec: Callable[[], SessionSpec],
     take_over: Callable[[SessionSpec], bool],
     *,
@@ -63,7 +64,7 @@ def open_together(
         ranks.agree(error)
         assert spec is not None
         if place_of(spec.endpoint) != "embedded":  # that daemon begins with the session
-            NodeAgreement(ranks, places).settle(spec)
+            agreement.settle(spec)
     try:
         spec = spec or make_spec()
         if is_first:
@@ -87,7 +88,7 @@ def open_together(
         ranks.agree(error)
         assert session is not None and spec is not None
         if places.several:
-            NodeAgreement(ranks, places).check_attached(session)
+            agreement.check_attached(session)
     except BaseException:
         if session is not None:
             session.close()

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
+import math
 import signal
+import struct
+import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from optstate import errors
+from optstate._torch.gradients.norms import combined_norm
 from optstate._torch.nodes import resolution
 from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.resolution import Position, Step, Verdict
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
+from optstate._torch.state.checkpoint import PartialEntry
 from optstate._torch.tensors import bits_sum, in_memory
 from optstate.session import Session, StepOutcome, bring_verdict, find_position
 from optstate.session_spec import SessionSpec
@@ -41,12 +48,19 @@ def check_across_nodes(settings: Settings, places: Places, *, is_sharded: bool) 
         raise errors.UnimplementedError(
             f"the ranks run on {count} nodes, each with a daemon of its own: say"
             ' across_nodes="replicated", so that every node takes the same steps with the same,'
-            " averaged gradients. (Nodes are told apart by the kernel's boot id or"
-            " $OPTSTATE_NODE.)"
+            ' averaged gradients, or "sharded" when each node holds a part of the state. (Nodes'
+            " are told apart by the kernel's boot id or $OPTSTATE_NODE.)"
         )
-    if is_sharded:
+    if is_sharded and settings.across_nodes == "replicated":
         raise errors.UnimplementedError(
-            'sharded parameters (DTensors, partition="local") are served on one node alone'
+            f'the parameters are sharded (DTensors, or partition="local"), and the ranks run on'
+            f' {count} nodes: say across_nodes="sharded", which has each node\'s daemon keep the'
+            " shards of its ranks"
+        )
+    if not is_sharded and settings.across_nodes == "sharded":
+        raise errors.UnimplementedError(
+            'across_nodes="sharded" has each node\'s daemon keep the shards of its ranks, and these'
+            ' parameters are not sharded (fully_shard makes DTensors): say "replicated"'
         )
     if settings.reduction == "daemon":
         raise ValueError(
@@ -56,6 +70,10 @@ def check_across_nodes(settings: Settings, places: Places, *, is_sharded: bool) 
     if settings.speculative:
         raise ValueError("speculative=True cannot be had on several nodes: leave it out")
     places.check_even()
+
+
+def _hash(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 def _position(spec: SessionSpec) -> Position | None:
@@ -76,10 +94,30 @@ def _position(spec: SessionSpec) -> Position | None:
 class NodeAgreement:
     """The ranks of all nodes, which decide together. Threads: one at a time."""
 
-    def __init__(self, ranks: Ranks, places: Places) -> None:
+    def __init__(self, ranks: Ranks, places: Places, kinds: Sequence[int] | None = None) -> None:
+        """kinds: by node, the first node that holds the same shards; None: every node holds all
+        parameters, and loads the same."""
         self._ranks = ranks
         self._places = places
+        self._kinds = kinds
         self._loaded = 0  # identifies what this rank has loaded
+        self._loaded_alike = 0  # what of it is the same on all ranks, whatever they hold
+        self._options = 0  # identifies what the step under way is taken with
+        self._norm_type = 2.0
+        # Norms by node that the last votes have brought, and their step.
+        self._norms: tuple[int, list[float]] = (0, [])
+        # A step whose verdict this rank did not learn, or could not bring.
+        self._undecided = 0
+
+    @property
+    def is_split(self) -> bool:
+        """Whether nodes hold different parameters."""
+        return self._kinds is not None and len(set(self._kinds)) > 1
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether take() refuses all further steps, on all ranks."""
+        return self.is_split and self._undecided != 0
 
     def settle(self, spec: SessionSpec) -> None:
         """Brings all nodes to one step before the ranks attach. Collective.
@@ -89,7 +127,7 @@ class NodeAgreement:
         for _ in range(_ROUNDS_MAX):
             found = self._positions(spec)
             try:
-                verdicts = resolution.resolve(found, self._places.nodes)
+                verdicts = resolution.resolve(found, self._places.nodes, self._kinds)
             except resolution.Unresolvable as error:
                 raise errors.FailedPreconditionError(f'job "{spec.job}": {error}') from None
             if not verdicts:
@@ -99,7 +137,7 @@ class NodeAgreement:
             f'the nodes of job "{spec.job}" do not settle: other ranks still take steps of it'
         )
 
-    def _on_first(self, what: Callable[[], Any]) -> list[Any]:
+    def on_first(self, what: Callable[[], Any]) -> list[Any]:
         """Does it on the first rank of each node; returns the results by node, on every rank."""
         result: Any = None
         error: Exception | None = None
@@ -113,7 +151,7 @@ class NodeAgreement:
         return [found[rank] for rank in self._places.first_ranks]
 
     def _positions(self, spec: SessionSpec) -> list[Position | None]:
-        return self._on_first(lambda: _position(spec))
+        return self.on_first(lambda: _position(spec))
 
     def _bring(
         self,
@@ -140,22 +178,32 @@ class NodeAgreement:
                         raise
                     time.sleep(_PAUSE_S)
 
-        self._on_first(bring)
+        self.on_first(bring)
 
     def check_attached(self, session: Session) -> None:
-        """Raises, on all ranks, when the ranks attached to jobs of other phases or steps."""
-        self._check_alike("phase or step", (session.phase, session.committed_step))
+        """Raises, on all ranks, when the ranks attached to jobs of other phases, steps or loss
+        scales. Collective."""
+        scaler = session.loss_scaler_state() or session.loss_scale
+        facts = {"phase": session.phase, "step": session.committed_step, "loss scaler": scaler}
+        self._check_alike(facts)
 
-    def check_parameters(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raises, on all ranks, when nodes have other values of parameters. Collective."""
-        self._check_alike("parameters", list(map(bits_sum, tensors)))
+    def check_parameters(self, keys: Sequence[Hashable], tensors: Sequence[torch.Tensor]) -> None:
+        """Raises, on all ranks, when ranks have other values of what both hold. Collective.
 
-    def _check_alike(self, what: str, mine: Any) -> None:
-        """Raises FailedPreconditionError, on all ranks, when a value differs between nodes."""
-        found = self._ranks.gather(mine)
-        for rank, value in enumerate(found):
-            if value != found[0]:
-                here, there = self._places.names[0], self._places.names[rank]
+        keys: which part of which parameter each of the tensors is.
+        """
+        self._check_alike({("parameters", key): bits_sum(t) for key, t in zip(keys, tensors)})
+
+    def _check_alike(self, mine: dict[Any, Any]) -> None:
+        """Raises FailedPreconditionError, on all ranks, when nodes have other values of a key."""
+        known: dict[Any, tuple[int, Any]] = {}
+        for rank, of_rank in enumerate(self._ranks.gather(mine)):
+            for key, value in of_rank.items():
+                first, expected = known.setdefault(key, (rank, value))
+                if value == expected:
+                    continue
+                here, there = self._places.names[first], self._places.names[rank]
+                what = key if isinstance(key, str) else key[0]
                 raise errors.FailedPreconditionError(
                     f"the nodes of the job differ in {what}: {here} and {there}. Delete the job on"
                     " all nodes (optctl delete job) and begin it again from a checkpoint"
@@ -169,24 +217,104 @@ class NodeAgreement:
         outcome: StepOutcome | None = None
         error: Exception | None = None
         try:
+            self._check_decided(session)
             outcome = prepare()
         except Exception as failure:
             error = failure
         with _interrupts_afterwards():
+            is_brought = not self._undecided
+            if self.is_split:
+                self._undecided = self._undecided or session.committed_step + 1
             votes = self._votes(outcome)
-            verdict = resolution.decide(votes)
+            verdict = resolution.decide(votes, self._kinds_of_votes())
             if outcome is not None and outcome.prepared:
                 try:
                     outcome = session.decide(outcome.step, outcome.digest, verdict)
                 except Exception as failure:
-                    error = error or failure
+                    error, is_brought = error or failure, False
+            if verdict is Verdict.ABORT:
+                is_brought = self._all_dropped(session, is_brought, votes[self._places.rank])
+            if is_brought:
+                self._undecided = 0
         if verdict is not Verdict.ABORT:
             if error is not None:
                 raise error
             assert outcome is not None
-            return outcome
+            return self.of_all(outcome)
         self._ranks.agree(error)
         raise errors.FailedPreconditionError(self._difference(votes))
+
+    def _all_dropped(self, session: Session, is_brought: bool, vote: Step | None) -> bool:
+        """Returns whether no node has the step prepared any more, nor will prepare it. Collective.
+
+        Nodes that hold the same tell attempts at a step apart by their digests.
+        """
+        if not self.is_split:
+            return True
+        self._ranks.gather_numbers([0])  # every rank has brought what it can
+        if vote is None:
+            try:
+                session.abort(session.committed_step + 1)
+            except errors.OptstateError:
+                is_brought = False
+        return all(brought for [brought] in self._ranks.gather_numbers([int(is_brought)]))
+
+    def _check_decided(self, session: Session) -> None:
+        """Raises FailedPreconditionError when another attempt at a step could meet the one that
+        other nodes may have taken, or still have prepared: nothing in the files of nodes that hold
+        different shards would tell the two apart."""
+        if not self.is_split:
+            return
+        if session.committed_step >= self._undecided:
+            self._undecided = 0
+        if self._undecided:
+            raise errors.FailedPreconditionError(
+                f"what all nodes decided about step {self._undecided} is not known on"
+                f" {self._places.node}, or has not reached its daemon: construct the optimizer anew"
+                " on all ranks of all nodes, which brings the decision"
+            )
+
+    def note_options(self, hyperparams: Any, loss_scale: float, **how: float) -> None:
+        """Notes what the next step is taken with, which nodes that hold different shards compare
+        (the digests of the others tell). hyperparams: the groups', as a ctypes array.
+
+        UnimplementedError: gradients are to be clipped by a norm that no daemon has.
+        """
+        if self._kinds is None:
+            return
+        if self.is_split and (how["max_norm"] or any(group.max_norm for group in hyperparams)):
+            raise errors.UnimplementedError(
+                "max_norm, of the optimizer or of a group, cannot be had with shards on several"
+                " nodes: each daemon knows the norm of its own shards alone. Leave max_norm out,"
+                " and clip with torch.nn.utils.clip_grad_norm_ before step()"
+            )
+        self._norm_type = how["norm_type"]
+        how = {name: value for name, value in how.items() if name != "found_inf"}
+        values = repr((loss_scale, sorted(how.items()))).encode()
+        self._options = _hash(bytes(hyperparams) + values)
+
+    def of_all(self, outcome: StepOutcome) -> StepOutcome:
+        """Returns this node's outcome with the gradient norm of all nodes: NaN when it is not
+        known, because a step was found to be taken without its votes."""
+        if not self.is_split:
+            return outcome
+        step, norms = self._norms
+        norm = combined_norm(norms, self._norm_type) if step == outcome.step else math.nan
+        return dataclasses.replace(outcome, gradient_norm=norm)
+
+    def of_all_shards(self, of_node: list[Any]) -> list[Any]:
+        """Returns what the first node of each kind has of its shards, one after the other, from
+        each node's own. Collective when nodes hold different ones."""
+        if not self.is_split:
+            return of_node
+        found = self._ranks.gather(of_node)
+        by_node = [found[rank] for rank in self._places.first_ranks]
+        return [each for of_kind in self._of_each_kind(by_node) for each in of_kind]
+
+    def _of_each_kind(self, by_node: Sequence[Any]) -> list[Any]:
+        """Returns what the first node of each kind has, in the order of nodes."""
+        kinds = self._kinds or [0] * len(by_node)
+        return [value for node, value in enumerate(by_node) if kinds[node] == node]
 
     def note_load(self, parameters: Sequence[torch.Tensor], entries: Entries | None) -> None:
         """Notes what this rank has loaded into the job. The next votes compare it: nodes that
@@ -197,6 +325,9 @@ class NodeAgreement:
         values: list[Any] = list(parameters)
         if entries is not None:
             self._loaded = 0
+            if not any(isinstance(entry, PartialEntry) for entry in entries.values()):
+                steps = {i: float(e["step"]) for i, e in entries.items() if e and "step" in e}
+                self._loaded_alike = _hash(repr(sorted(steps.items())).encode())
         for index, entry in sorted((entries or {}).items()):
             values += [index, *(value for _, value in sorted((entry or {}).items()))]
         for value in values:
@@ -211,15 +342,38 @@ class NodeAgreement:
         self._ranks.agree(error)
 
     def _votes(self, outcome: StepOutcome | None) -> list[Step | None]:
-        mine = [0, 0, 0, 0]
+        """Returns what each rank's node has prepared. One small all-gather."""
+        mine = [0] * 6
         if outcome is not None:
-            seen = outcome.digest ^ self._loaded
-            digest = seen - (1 << 64 if seen >> 63 else 0)
-            mine = [1, outcome.step, digest, int(outcome.found_inf)]
+            alike = 0 if self._kinds is None else self._options ^ self._loaded_alike
+            norm = int.from_bytes(struct.pack("=d", outcome.gradient_norm), sys.byteorder)
+            numbers = [outcome.digest ^ self._loaded, alike, norm]
+            signed = [number - (1 << 64 if number >> 63 else 0) for number in numbers]
+            mine = [1, outcome.step, int(outcome.found_inf), *signed]
+        found = self._ranks.gather_numbers(mine)
+        norms = [found[rank][5] % (1 << 64) for rank in self._places.first_ranks]
+        self._norms = (
+            found[0][1],
+            self._of_each_kind(
+                [struct.unpack("=d", norm.to_bytes(8, sys.byteorder))[0] for norm in norms]
+            ),
+        )
         return [
-            Step(step, digest % (1 << 64), bool(found_inf)) if ok else None
-            for ok, step, digest, found_inf in self._ranks.gather_numbers(mine)
+            Step(step, digest % (1 << 64), bool(found_inf), alike) if ok else None
+            for ok, step, found_inf, digest, alike, _ in found
         ]
+
+    def _kinds_of_votes(self) -> Sequence[Hashable] | None:
+        """Returns which ranks have equal digests, of what they have loaded too."""
+        if self._kinds is None:
+            return None
+        place_of = {
+            rank: i
+            for node in self._places.nodes
+            for i, rank in enumerate(self._places.ranks_of(node))
+        }
+        kinds = [self._kinds[node] for node in self._places.node_of]
+        return [(kind, place_of[rank]) for rank, kind in enumerate(kinds)]
 
     def _difference(self, votes: list[Step | None]) -> str:
         said = []
@@ -227,6 +381,8 @@ class NodeAgreement:
             vote = votes[rank]
             assert vote is not None
             said.append(f"{node}: step {vote.step}, digest {vote.digest:016x}")
+            if self._kinds is not None:
+                said[-1] += f", options {vote.alike % (1 << 64):016x}"
         return (
             f"the nodes have prepared different steps ({'; '.join(said)}), and the step is taken"
             " on none: gradients, options, or loads of state differ between nodes. Average the"

@@ -36,6 +36,12 @@ class Places:
     def several(self) -> bool:
         return len(self.nodes) > 1
 
+    @property
+    def node_of(self) -> list[int]:
+        """The place in `nodes` of each rank's node."""
+        number_of = {node: number for number, node in enumerate(self.nodes)}
+        return [number_of[name] for name in self.names]
+
     def ranks_of(self, node: str) -> list[int]:
         return [rank for rank, name in enumerate(self.names) if name == node]
 

@@ -1,0 +1,84 @@
+"""Several nodes on one machine, each with a daemon of its own, for tests of several modules."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import ranks
+from daemon import Daemon
+from optstate._torch.nodes import agreement
+
+
+@pytest.fixture
+def nodes():
+    daemons = [Daemon(), Daemon()]
+    yield daemons
+    for each in daemons:
+        each.stop()
+
+
+def enter(rank, endpoints, per_node):
+    """Makes this process one of its node; returns the node's endpoint."""
+    os.environ["OPTSTATE_NODE"] = f"node{rank // per_node}"
+    return endpoints[rank // per_node]
+
+
+def engine(daemon, job):
+    """The process of a job's engine."""
+    return int(daemon.optctl("describe", "job", job)["engine_pid"])
+
+
+# Where a rank stops in step 3, for the test to kill what it wants to.
+
+
+def _stop(connection):
+    ranks.say(connection, "stopped")
+    connection.recv()
+
+
+def stops_when_prepared(connection, rank, optimizer, at=3):
+    """Stops every rank when its node has prepared the step, and none knows of the others'."""
+    votes = agreement.NodeAgreement._votes
+
+    def stopping(self, outcome):
+        if outcome is not None and outcome.step == at:
+            _stop(connection)
+        return votes(self, outcome)
+
+    agreement.NodeAgreement._votes = stopping
+
+
+def stops_before_deciding(connection, rank, optimizer, at=3):
+    """Rank 0's node takes the step; every other rank stops before it says what was decided."""
+    session = optimizer._served.attachment.session
+    decide = session.decide
+
+    def stopping(step, *rest):
+        if step == at and rank != 0:
+            _stop(connection)
+        outcome = decide(step, *rest)
+        if step == at and rank == 0:
+            _stop(connection)
+        return outcome
+
+    session.decide = stopping
+
+
+def stops_before_preparing(connection, rank, optimizer, at=3):
+    """Rank 0's node prepares the step, and the other one does not."""
+    session = optimizer._served.attachment.session
+    commit = session.commit
+
+    def stopping(step, *rest, **options):
+        if step == at and rank != 0:
+            _stop(connection)
+        return commit(step, *rest, **options)
+
+    session.commit = stopping
+    if rank == 0:
+        stops_when_prepared(connection, rank, optimizer, at)
+
+
+def says_step(connection, rank, optimizer):
+    ranks.say(connection, optimizer.committed_step)
