@@ -28,7 +28,7 @@ from optstate._torch.settings import Settings
 from optstate._torch.shards import (
     Layout,
     exchange,
-    is_dtensor,
+    is_shard,
     like_parameter,
     local_entries,
     local_of,
@@ -69,7 +69,7 @@ class Attachment:
         begun = ranks.gather(
             (
                 job or private_name(),
-                settings.partition == "local" or any(map(is_dtensor, tensors)),
+                settings.partition == "local" or any(map(is_shard, tensors)),
                 node_name(),
             )
         )
