@@ -37,6 +37,7 @@ from optstate.session import StepOutcome
 from optstate.session_spec import LossScaler
 
 if TYPE_CHECKING:
+    from optstate._torch.flat_shards import flat_shard
     from optstate.ddp import ddp_hook
     from optstate.optimizers import (
         LAMB,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     )
     from optstate.parameter_store import ParameterStore
     from optstate.torch_optimizer import ServedOptimizer
+    from optstate.whole_state import whole_state_dict
 
 _OF_TORCH = (
     "LAMB",
@@ -104,6 +106,8 @@ __all__ = [
     "UnknownError",
     "__version__",
     "ddp_hook",
+    "flat_shard",
+    "whole_state_dict",
 ]
 
 
@@ -120,6 +124,14 @@ def __getattr__(name: str) -> Any:
         from optstate.ddp import ddp_hook
 
         return ddp_hook
+    if name == "flat_shard":
+        from optstate._torch.flat_shards import flat_shard
+
+        return flat_shard
+    if name == "whole_state_dict":
+        from optstate.whole_state import whole_state_dict
+
+        return whole_state_dict
     if name == "__version__":
         from optstate import _native
 

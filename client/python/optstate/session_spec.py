@@ -19,6 +19,7 @@ class Shard(NamedTuple):
     owner: int
     global_shape: Sequence[int]
     offset: Sequence[int]
+    is_flat: bool = False  # a range of the elements of a tensor, whose shape is not told
 
 
 class ParameterSpec(NamedTuple):

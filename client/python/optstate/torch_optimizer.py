@@ -8,6 +8,7 @@ from collections import defaultdict
 from typing import Any
 
 import torch
+from torch.distributed.algorithms.join import Joinable
 
 from optstate import _optctl
 from optstate._storage import storage
@@ -61,7 +62,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             frameworks that take a keyword called model for themselves.
         partition: which rank pushes which gradients. "greedy" (whole parameters; the
             default), "contiguous" (equal slices) or "local": each rank those of the shards
-            that it owns, which is chosen for DTensors. Not with reduction="daemon".
+            that it owns, which is chosen for DTensors and flat pieces. Not with reduction="daemon".
         across_nodes: with ranks on several nodes, each with a daemon of its own: "replicated":
             every node takes the same steps with the same gradients, which are averaged over
             all ranks (DistributedDataParallel), and a step is taken on all nodes or on none.
@@ -424,3 +425,6 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             if not was_attached or self._served.attachment is not None:
                 self.param_groups.pop()
             raise
+
+
+Joinable.register(ServedOptimizer)

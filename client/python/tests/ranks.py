@@ -20,7 +20,7 @@ RECEIVE_TIMEOUT_S = 120
 
 _context = multiprocessing.get_context("forkserver")
 # torch imports torch._dynamo, which takes seconds, when the first optimizer is made.
-_context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "optstate.optimizers"])
+_context.set_forkserver_preload(["torch.distributed.fsdp", "torch._dynamo", "optstate.optimizers"])
 
 
 class RankFailed(AssertionError):

@@ -10,6 +10,12 @@ from typing import Any, NoReturn
 import torch
 
 from optstate import _native
+from optstate._torch.flat_shards import (
+    given_name,
+    lacks_place,
+    name_without_fsdp,
+    note_fsdp_shards,
+)
 from optstate._torch.optimizer_info import OptimizerInfo, infos
 from optstate._torch.parameters.memory import check_disjoint
 from optstate._torch.shards import is_dtensor, local_of, shard_of
@@ -73,10 +79,10 @@ def check_tensor(tensor: torch.Tensor, what: str) -> None:
     """Raises TypeError when the daemon cannot hold such a parameter."""
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
         raise TypeError(f"{what} is uninitialized: run the lazy module once before")
-    if hasattr(tensor, "_is_flat_param") or hasattr(tensor, "_fsdp_flattened"):
+    if lacks_place(tensor):
         raise TypeError(
-            f"{what} is FullyShardedDataParallel's, a part of the model's on each rank, which"
-            " optstate does not support: use fully_shard (FSDP2), or DistributedDataParallel"
+            f"{what} is FullyShardedDataParallel's, a part of the model's on each rank, and does"
+            " not say which: give the wrapped module to the optimizer too, as model="
         )
     if tensor.layout is not torch.strided:
         raise TypeError(f"{what} is {tensor.layout}: optstate supports dense parameters only")
@@ -95,15 +101,17 @@ def check_tensor(tensor: torch.Tensor, what: str) -> None:
 
 def model_names(model: torch.nn.Module | NamedParameters | None) -> dict[int, str]:
     """Returns names of a model's parameters, or of (name, parameter) pairs, by id(), without
-    the prefixes of wrappers."""
+    the prefixes of wrappers. Notes on FSDP1's parameters which parts of the model they are."""
     if model is None:
         return {}
+    if isinstance(model, torch.nn.Module):
+        note_fsdp_shards(model)
     names = {}
     pairs = list(model.named_parameters() if isinstance(model, torch.nn.Module) else model)
     if not all(isinstance(each, tuple) and len(each) == 2 for each in pairs):
         raise TypeError("named_parameters must be a module or (name, parameter) pairs")
     for name, parameter in pairs:
-        names[id(parameter)] = name
+        names[id(parameter)] = name_without_fsdp(name)
     return dict(zip(names, _without_wrappers(list(names.values()))))
 
 
@@ -117,14 +125,15 @@ def _without_wrappers(names: list[str]) -> list[str]:
 
 
 def parameter_names(param_groups: Sequence[dict[str, Any]], by_id: dict[int, str]) -> list[str]:
-    """Returns stable names: those of torch's (name, parameter) pairs, else those of model=,
-    else "GROUP.INDEX"."""
+    """Returns stable names: those that flat_shard() was given, else those of torch's (name,
+    parameter) pairs, else those of model=, else "GROUP.INDEX"."""
     names: list[str | None] = []
     places: list[str] = []
     for group_index, group in enumerate(param_groups):
         given = group.get("param_names")
         for index, parameter in enumerate(group["params"]):
-            names.append(by_id.get(id(parameter)) if given is None else given[index])
+            name = by_id.get(id(parameter)) if given is None else given[index]
+            names.append(given_name(parameter) or name)
             places.append(f"{group_index}.{index}")
     # A copied optimizer may have place names from before its groups changed their order.
     taken = set(names)
@@ -146,7 +155,7 @@ def unnamed_alike(
         if group.get("param_names") is not None:
             continue
         for index, parameter in enumerate(group["params"]):
-            if id(parameter) in by_id or not parameter.numel():
+            if id(parameter) in by_id or given_name(parameter) or not parameter.numel():
                 continue
             name = f"{group_index}.{index}"
             other = seen.setdefault((parameter.shape, parameter.dtype), name)

@@ -69,6 +69,16 @@ class Ranks:
             return
         dist.all_reduce(tensor, group=self._group)
 
+    def replicate(self, tensor: torch.Tensor, source: int) -> None:
+        """Makes the tensor, in place, that of rank `source`. One broadcast."""
+        if self._group is not None:
+            source = dist.get_global_rank(self._group, source)
+        moves = dist.get_backend(self._group) == "nccl" and not tensor.is_cuda
+        there = tensor.cuda() if moves else tensor
+        dist.broadcast(there, src=source, group=self._group)
+        if moves:
+            tensor.copy_(there)
+
     def gather_numbers(self, numbers: list[int]) -> list[list[int]]:
         """Returns every rank's numbers, equally many and of 64 bits. One small all-gather."""
         if self.world_size == 1:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from optstate import errors
+from optstate._torch.flat_shards import check_pieces, flat_shard_of, is_flat_shard, shard_of_flat
 from optstate._torch.nodes.places import Places
 from optstate._torch.ranks import Ranks
 from optstate.session_spec import ParameterSpec, Shard
@@ -31,6 +32,11 @@ class Layout(NamedTuple):
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "to_local")
+
+
+def is_shard(tensor: torch.Tensor) -> bool:
+    """Returns whether a parameter is a part of a tensor, by what it is or what is noted on it."""
+    return is_dtensor(tensor) or is_flat_shard(tensor)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,6 +100,9 @@ def local_values(values: Any, parameter: torch.Tensor, what: str) -> Any:
         if values.placements != parameter.placements:
             values = values.redistribute(placements=parameter.placements)
         return local_of(values)
+    flat = flat_shard_of(parameter)
+    if flat is not None and values.shape == (flat.global_numel,) != parameter.shape:
+        return values.narrow(0, flat.begin, parameter.numel())
     if not is_dtensor(parameter) or values.shape != parameter.shape:
         return values
     local = local_of(parameter)
@@ -150,8 +159,11 @@ def _place_of(tensor: torch.Tensor, what: str) -> tuple[tuple[int, ...], tuple[i
 def shard_of(tensor: torch.Tensor, what: str) -> Shard:
     """Returns where this rank's part of a parameter is in the whole; the owner is not known yet.
 
-    TypeError for a DTensor that cannot be served.
+    TypeError for a DTensor or a flat piece that cannot be served.
     """
+    flat = flat_shard_of(tensor)
+    if flat is not None:
+        return shard_of_flat(tensor, flat, what)
     if not is_dtensor(tensor):
         return Shard(0, tuple(tensor.shape), (0,) * tensor.dim())
     shape, offset = _place_of(tensor, what)
@@ -188,7 +200,7 @@ def exchange(
     for rank, theirs in enumerate(everyones):
         _check_alike(everyones[0], theirs, rank)
     for of_ranks in zip(*everyones):
-        _check_whole({_place(spec): spec for spec in of_ranks}, ranks.world_size)
+        _check_whole(of_ranks, ranks.world_size)
     of_nodes = [
         _of_node([everyones[rank] for rank in places.ranks_of(node)]) for node in places.nodes
     ]
@@ -247,7 +259,8 @@ def _check_shared(
 
 def _facts(spec: ParameterSpec) -> tuple:
     """Returns what is the same on all ranks."""
-    return spec.name, spec.shard.global_shape, spec.dtype, spec.gradient_dtype, spec.group
+    of_shard = spec.shard.global_shape, spec.shard.is_flat
+    return spec.name, *of_shard, spec.dtype, spec.gradient_dtype, spec.group
 
 
 def _check_alike(first: Sequence[ParameterSpec], specs: Sequence[ParameterSpec], rank: int) -> None:
@@ -265,20 +278,28 @@ def _check_alike(first: Sequence[ParameterSpec], specs: Sequence[ParameterSpec],
 
 def _raise_other(what: str) -> NoReturn:
     raise ValueError(
-        f"{what}: the ranks of a job have the same parameters, of which each holds its shards."
-        " Stages of a pipeline are jobs of their own, each with its ranks as process_group="
+        f"{what}: the ranks of a job have the same parameters, of which each holds its shards,"
+        " perhaps empty ones. Stages of a pipeline are jobs of their own, each with its ranks as"
+        " process_group="
     )
 
 
-def _check_whole(shards: Mapping[tuple, ParameterSpec], world_size: int) -> None:
-    """Raises ValueError when the ranks do not hold a parameter whole. shards: by place."""
-    present = sum(spec.numel for spec in shards.values())
-    first = next(iter(shards.values()))
-    assert first.shard is not None
-    whole = math.prod(first.shard.global_shape)
+def _check_whole(of_ranks: Sequence[ParameterSpec], world_size: int) -> None:
+    """Raises ValueError when the ranks do not hold a parameter whole."""
+    by_place: dict[tuple, ParameterSpec] = {}
+    for rank, spec in enumerate(of_ranks):
+        assert spec.shard is not None
+        by_place.setdefault(_place(spec), spec._replace(shard=spec.shard._replace(owner=rank)))
+    shards = list(by_place.values())
+    assert shards[0].shard is not None
+    if shards[0].shard.is_flat:
+        check_pieces(shards)
+        return
+    present = sum(spec.numel for spec in shards)
+    whole = math.prod(shards[0].shard.global_shape)
     if present != whole:
         raise ValueError(
-            f'of parameter "{first.name}" the {world_size} ranks of the job hold {present}'
+            f'of parameter "{shards[0].name}" the {world_size} ranks of the job hold {present}'
             f" elements, and it has {whole}: all ranks of its mesh train one job together"
             " (process_group=), each with a part that is one block"
         )

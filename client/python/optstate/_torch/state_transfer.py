@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from optstate import errors
+from optstate._torch.flat_shards import flat_shard_of, is_flat_shard, restore_flat_shard
 from optstate._torch.hidden_values import hide_values, opened
 from optstate._torch.job.attachment import Attachment
 from optstate._torch.layout import parameter_names
@@ -161,7 +162,7 @@ class StateTransfer:
             self._set_loaded_state(state)  # torch's load_state_dict ends here
             return
         state = dict(state)
-        settings, group, names, *limits = state.pop("_optstate")
+        settings, group, names, pieces, *limits = state.pop("_optstate")
         self._served = served = Served(settings, group.group)
         served.lacks_process_group = group.is_lost
         served.max_norm, served.max_value, served.norm_type = limits
@@ -170,6 +171,8 @@ class StateTransfer:
         served.names_by_id = {
             id(tensor): name for tensor, name in zip(served.tensors(), names) if name is not None
         }
+        for tensor, piece in zip(served.tensors(), pieces):
+            restore_flat_shard(tensor, piece)
         super().__setstate__(state)
 
     def _set_groups(self, groups: list[dict[str, Any]]) -> None:
@@ -299,12 +302,17 @@ class StateTransfer:
             if key in keys and not checkpoint.is_absent(value)
         }
         if entry:
-            # A DTensor's shape is the whole parameter's, as a plain tensor's must be.
-            checkpoint.check_entry(attachment.info, entry, name, tensor, group)
+            # A DTensor's shape is the whole parameter's, as a plain tensor's must be; a flat
+            # piece's is its own.
+            is_flat = is_flat_shard(tensor)
+            if not is_flat:
+                checkpoint.check_entry(attachment.info, entry, name, tensor, group)
             entry = {
                 key: local_values(value, tensor, f'loaded {key} of parameter "{name}"')
                 for key, value in entry.items()
             }
+            if is_flat:
+                checkpoint.check_entry(attachment.info, entry, name, tensor, group)
         beside = {key: value for key, value in values.items() if key not in keys}
         if beside:
             own[tensor] = beside
@@ -413,7 +421,8 @@ class StateTransfer:
         group = GroupOfCopies(served.process_group, served.lacks_process_group)
         limits = (served.max_norm, served.max_value, served.norm_type)
         names = [served.names_by_id.get(id(tensor)) for tensor in served.tensors()]
-        state["_optstate"] = (served.present_settings(), group, names, *limits)
+        pieces = list(map(flat_shard_of, served.tensors()))
+        state["_optstate"] = (served.present_settings(), group, names, pieces, *limits)
         return state
 
 

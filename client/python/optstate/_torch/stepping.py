@@ -12,6 +12,7 @@ from optstate._torch.collective.averaging import average_gradients
 from optstate._torch.gradients.gathered import Gradients
 from optstate._torch.initialization import is_initialization
 from optstate._torch.job.attachment import Attachment
+from optstate._torch.joining import Joining
 from optstate._torch.optimizer_info import as_float
 from optstate._torch.options import checked_norm_type, limit
 from optstate._torch.served import Served
@@ -20,7 +21,7 @@ from optstate._torch.tensors import dtype_of
 from optstate.session import StepOutcome
 
 
-class Stepping:
+class Stepping(Joining):
     """The part of ServedOptimizer that takes steps.
 
     Threads: one at a time, like the optimizer.
@@ -50,6 +51,7 @@ class Stepping:
             or settings.accumulate
             or settings.reduction != "trainer"
             or settings.loss_scaler is not None
+            or self._is_inside_join
             or torch.float16 in map(dtype_of, tensors)
         )
 
@@ -85,7 +87,7 @@ class Stepping:
             served.__dict__.pop("found_inf", None)
             raise
 
-    def _step(self, closure: Callable[[], Any] | None) -> Any:
+    def _step(self, closure: Callable[[], Any] | None, *, has_inputs: bool = True) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -95,6 +97,7 @@ class Stepping:
             served.attached().is_initialised = True  # nothing else happens
             return loss
         served.handed_over = None
+        self._meet(served.attached(), has_inputs=has_inputs, has_scaler=self._has_scaler())
         attachment, groups = self._prepared_attachment()
         attachment.options.fill(groups, attachment.parameters.groups)
         grad_scale, found_inf = self._scaling(attachment)

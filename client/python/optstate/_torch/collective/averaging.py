@@ -1,4 +1,5 @@
-"""Averages gradients over all ranks, where nothing else has (reduction="collective")."""
+"""Averages gradients over all ranks, where nothing else has (reduction="collective"), and copies
+them from one rank to others."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+
+from optstate._torch.layout import gradient_dtype
 
 # Bytes that are sent together, as in DistributedDataParallel.
 BUCKET_BYTES = 25 << 20
@@ -18,6 +21,9 @@ class Collective(Protocol):
 
     def add_up(self, tensor: torch.Tensor) -> None:
         """Makes the tensor, in place, the sum of all ranks'. The bits are the same on all."""
+
+    def replicate(self, tensor: torch.Tensor, source: int) -> None:
+        """Makes the tensor, in place, that of rank `source`."""
 
 
 def _buckets(gradients: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -58,4 +64,26 @@ def average_gradients(collective: Collective, tensors: Sequence[torch.Tensor]) -
         parts = flat.split([gradient.numel() for gradient in bucket])
         with torch.no_grad():
             for gradient, part in zip(bucket, parts):
+                gradient.copy_(part.view_as(gradient))
+
+
+def replicate_gradients(
+    collective: Collective, tensors: Sequence[torch.Tensor], source: int, *, has_mine: bool
+) -> None:
+    """Gives ranks that have no gradients of these tensors those of rank `source`; collective.
+
+    has_mine: this rank has gradients, which stay as they are.
+    """
+    gradients = []
+    for tensor in tensors:
+        if not has_mine:
+            tensor.grad = torch.zeros_like(tensor, dtype=gradient_dtype(tensor))
+        present = tensor.grad
+        gradients.append(torch.zeros_like(tensor) if present is None else present)
+    for bucket in _buckets(gradients):
+        flat = torch.cat([gradient.detach().reshape(-1) for gradient in bucket])
+        collective.replicate(flat, source)
+        parts = flat.split([gradient.numel() for gradient in bucket])
+        with torch.no_grad():
+            for gradient, part in zip(bucket, () if has_mine else parts):
                 gradient.copy_(part.view_as(gradient))

@@ -28,7 +28,7 @@ from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
 from optstate._torch.shards import (
     Layout,
-    is_dtensor,
+    is_shard,
     key_of,
     like_parameter,
     local_entries,
@@ -70,7 +70,7 @@ class Attachment:
         begun = ranks.gather(
             (
                 job or private_name(),
-                settings.partition == "local" or any(map(is_dtensor, tensors)),
+                settings.partition == "local" or any(map(is_shard, tensors)),
                 node_name(),
             )
         )

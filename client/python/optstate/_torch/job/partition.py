@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from optstate import _native, errors
+from optstate._torch.flat_shards import is_flat_shard
 from optstate._torch.layout import optimizer_info, parameter_specs
 from optstate._torch.settings import Settings
 from optstate.session_spec import ParameterSpec
@@ -40,7 +41,7 @@ def shard_specs(
     ValueError for settings that shards exclude, errors.UnimplementedError for an optimizer that
     needs whole parameters, TypeError for a parameter that cannot be served.
     """
-    which = "parameters that are sharded (DTensors, as of fully_shard)"
+    which = "parameters that are sharded (DTensors, as of fully_shard, or flat pieces)"
     if settings.reduction != "trainer":
         raise ValueError(
             f'reduction="{settings.reduction}" cannot be had with {which}, whose gradients arrive'
@@ -59,8 +60,11 @@ def shard_specs(
     specs = parameter_specs(param_groups, names, sharded=True)
     info = optimizer_info(param_groups, settings.optimizer)
     if info.name in _NEED_WHOLE:
-        for spec in specs:
-            if tuple(spec.shape) != tuple(spec.shard.global_shape):
+        tensors = [tensor for group in param_groups for tensor in group["params"]]
+        for spec, tensor in zip(specs, tensors):
+            # A flat piece has lost its shape, also when it is not cut.
+            is_cut = tuple(spec.shape) != tuple(spec.shard.global_shape)
+            if is_cut or is_flat_shard(tensor):
                 raise errors.UnimplementedError(
                     f'parameter "{spec.name}" is sharded, and an update of {info.name} needs it'
                     " whole (a norm, row sums or a matrix product over all of it). Take an"

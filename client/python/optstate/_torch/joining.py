@@ -1,0 +1,125 @@
+"""Lets ranks whose inputs have run out take part in the steps of the others, with torch's Join."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join, JoinHook
+
+from optstate._torch.collective.averaging import replicate_gradients
+from optstate._torch.job.attachment import Attachment
+from optstate._torch.served import Served
+from optstate._torch.shared import Shared
+
+
+class _StepsOfOthers(JoinHook):
+    """What a rank without inputs does for each iteration of the others."""
+
+    def __init__(self, optimizer: Joining) -> None:
+        self._optimizer = optimizer
+
+    def main_hook(self) -> None:
+        self._optimizer._step_without_inputs()
+
+
+class Joining:
+    """The part of ServedOptimizer that torch.distributed.algorithms.join.Join knows: a Joinable.
+
+    A rank without inputs takes the step with the options of the others. With reduction="daemon" and
+    "collective" it adds nothing to the gradients' sum, which is divided by the number of all ranks,
+    as DistributedDataParallel does by default. With "trainer" it gets the reduced gradients, of
+    which it pushes its part, from a rank that has inputs.
+
+    Threads: one at a time, like the optimizer.
+    """
+
+    _served: Served
+    param_groups: list[dict[str, Any]]
+    _join_config = Shared()
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Returns the hook for torch's Join, which passes it the keywords that it was given.
+
+        One step() is taken in each iteration, on every rank. ValueError for
+        divide_by_initial_world_size=False, and RuntimeError for an optimizer with accumulate=True,
+        of sharded parameters, or on several nodes.
+        """
+        if not kwargs.get("divide_by_initial_world_size", True):
+            raise ValueError(
+                "divide_by_initial_world_size=False is not supported by optstate: gradients are"
+                " averaged over all ranks, also those without inputs"
+            )
+        attachment = self._served.attached()
+        refused = None
+        if self._served.settings.accumulate:
+            refused = (
+                "accumulate=True: a rank without inputs cannot know which iterations are steps"
+            )
+        elif attachment.is_sharded:
+            refused = "sharded parameters: a rank without inputs has no gradients of its shards"
+        elif attachment.nodes is not None:
+            refused = "ranks on several nodes"
+        if refused is not None:
+            raise RuntimeError(f"optstate does not support Join, or join(), with {refused}")
+        return _StepsOfOthers(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        """The device of the messages by which ranks find out who has inputs."""
+        is_nccl = dist.get_backend(self.join_process_group) == "nccl"
+        return torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
+
+    @property
+    def join_process_group(self) -> Any:
+        """The ranks that train the job together."""
+        return self._served.process_group or dist.distributed_c10d._get_default_group()
+
+    @property
+    def _is_inside_join(self) -> bool:
+        return self._join_config is not None and self._join_config.enable
+
+    def _step_without_inputs(self) -> None:
+        # Gradients of this rank's last iteration are still there.
+        self.zero_grad(set_to_none=True)
+        self._step(None, has_inputs=False)
+
+    def _meet(self, attachment: Attachment, *, has_inputs: bool, has_scaler: bool) -> None:
+        """Inside Join, has all ranks take the same step; elsewhere does nothing."""
+        if not self._is_inside_join:
+            return
+        if has_inputs:
+            Join.notify_join_context(self)
+        said = None
+        tensors = attachment.parameters.tensors
+        if has_inputs:
+            said = (self._options(), has_scaler, [each.grad is not None for each in tensors])
+        everyones = attachment.ranks.gather(said)
+        source = next(rank for rank, each in enumerate(everyones) if each is not None)
+        options, _, has_gradient = everyones[source]
+        if any(each is not None and each[1] for each in everyones):
+            raise RuntimeError(
+                "a GradScaler cannot be used inside Join: ranks without inputs have none, and would"
+                " wait for a step that it skips. Use loss_scaler=optstate.LossScaler(...)"
+            )
+        if not has_inputs:
+            self._take_options(options)
+        if self._served.settings.reduction == "trainer" and None in everyones:
+            wanted = [each for each, has in zip(tensors, has_gradient) if has]
+            replicate_gradients(attachment.ranks, wanted, source, has_mine=has_inputs)
+
+    def _options(self) -> tuple[Sequence[dict[str, Any]], Sequence[Any]]:
+        apart = ("params", "param_names")
+        groups = [{k: v for k, v in group.items() if k not in apart} for group in self.param_groups]
+        served = self._served
+        return groups, (served.max_norm, served.max_value, served.norm_type)
+
+    def _take_options(self, options: tuple[Sequence[dict[str, Any]], Sequence[Any]]) -> None:
+        """Takes the options of a rank with inputs, whose scheduler goes on."""
+        groups, limits = options
+        for group, theirs in zip(self.param_groups, groups):
+            group.update(theirs)
+        served = self._served
+        served.max_norm, served.max_value, served.norm_type = limits
