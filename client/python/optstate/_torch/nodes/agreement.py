@@ -173,7 +173,10 @@ class NodeAgreement:
         except Exception as failure:
             error = failure
         with _interrupts_afterwards():
-            votes = self._votes(outcome)
+            try:
+                votes = self._votes(outcome)
+            except errors.UnavailableError as failure:
+                raise error or _undecided(outcome, failure) from None
             verdict = resolution.decide(votes)
             if outcome is not None and outcome.prepared:
                 try:
@@ -232,6 +235,17 @@ class NodeAgreement:
             " on none: gradients, options, or loads of state differ between nodes. Average the"
             " gradients over all ranks (DistributedDataParallel) and give all ranks equal options"
         )
+
+
+def _undecided(
+    outcome: StepOutcome | None, failure: errors.UnavailableError
+) -> errors.UnavailableError:
+    if outcome is None or not outcome.prepared:
+        return failure
+    return errors.UnavailableError(
+        f"step {outcome.step} is prepared on this node, and this rank does not know what all have"
+        f" decided: {failure}, with this step or without it on all nodes alike"
+    )
 
 
 @contextlib.contextmanager
