@@ -5,6 +5,8 @@ They are exchanged when an optimizer is constructed, is extended or loads a chec
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,11 +15,26 @@ import torch.distributed as dist
 from optstate import errors
 
 
+@contextlib.contextmanager
+def _reaching_all() -> Iterator[None]:
+    """Makes the process group's errors, which are plain RuntimeErrors, such as say what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise errors.UnavailableError(
+            f"the ranks of the process group do not reach each other ({error}): one has ended, or"
+            " the network between them is down. End all ranks and start them again: they go on"
+            " from the step that is committed"
+        ) from error
+
+
 class Ranks:
     """This process's place among the processes that train one job together.
 
     The ranks are those of `process_group` if given; else of torch.distributed's
     default group when it is initialised; else this process alone.
+
+    UnavailableError, of all that is exchanged: another rank has ended or cannot be reached.
     """
 
     def __init__(self, process_group: Any | None) -> None:
@@ -38,7 +55,8 @@ class Ranks:
             return value
         box = [value]
         source = dist.get_global_rank(self._group, 0) if self._group is not None else 0
-        dist.broadcast_object_list(box, src=source, group=self._group)
+        with _reaching_all():
+            dist.broadcast_object_list(box, src=source, group=self._group)
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
@@ -46,7 +64,8 @@ class Ranks:
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self._group)
+        with _reaching_all():
+            dist.all_gather_object(values, value, group=self._group)
         return values
 
     def any(self, flag: bool) -> bool:
@@ -55,7 +74,8 @@ class Ranks:
             return flag
         device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
         box = torch.tensor(int(flag), dtype=torch.int32, device=device)
-        dist.all_reduce(box, dist.ReduceOp.MAX, group=self._group)
+        with _reaching_all():
+            dist.all_reduce(box, dist.ReduceOp.MAX, group=self._group)
         return bool(box.item())
 
     def add_up(self, tensor: torch.Tensor) -> None:
@@ -64,10 +84,11 @@ class Ranks:
             return
         if dist.get_backend(self._group) == "nccl" and not tensor.is_cuda:
             there = tensor.cuda()
-            dist.all_reduce(there, group=self._group)
+            self.add_up(there)
             tensor.copy_(there)
             return
-        dist.all_reduce(tensor, group=self._group)
+        with _reaching_all():
+            dist.all_reduce(tensor, group=self._group)
 
     def replicate(self, tensor: torch.Tensor, source: int) -> None:
         """Makes the tensor, in place, that of rank `source`. One broadcast."""
@@ -86,7 +107,8 @@ class Ranks:
         device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
         mine = torch.tensor(numbers, dtype=torch.int64, device=device)
         found = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(found, mine, group=self._group)
+        with _reaching_all():
+            dist.all_gather(found, mine, group=self._group)
         return [each.tolist() for each in found]
 
     def agree(self, error: Exception | None) -> None:

@@ -225,7 +225,10 @@ class NodeAgreement:
             is_brought = not self._undecided
             if self.is_split:
                 self._undecided = self._undecided or session.committed_step + 1
-            votes = self._votes(outcome)
+            try:
+                votes = self._votes(outcome)
+            except errors.UnavailableError as failure:
+                raise error or _undecided(outcome, failure) from None
             verdict = resolution.decide(votes, self._kinds_of_votes())
             if outcome is not None and outcome.prepared:
                 try:
@@ -388,6 +391,17 @@ class NodeAgreement:
             " on none: gradients, options, or loads of state differ between nodes. Average the"
             " gradients over all ranks (DistributedDataParallel) and give all ranks equal options"
         )
+
+
+def _undecided(
+    outcome: StepOutcome | None, failure: errors.UnavailableError
+) -> errors.UnavailableError:
+    if outcome is None or not outcome.prepared:
+        return failure
+    return errors.UnavailableError(
+        f"step {outcome.step} is prepared on this node, and this rank does not know what all have"
+        f" decided: {failure}, with this step or without it on all nodes alike"
+    )
 
 
 @contextlib.contextmanager
