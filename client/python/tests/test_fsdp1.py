@@ -200,7 +200,6 @@ def _used(connection, rank, endpoint, job):
     _assert_alike(*runs)
 
 
-@pytest.mark.filterwarnings("ignore:.*without a trace", "ignore:.*is put back to a state")
 def test_what_scripts_do(daemon, job):
     ranks.run(_used, 2, daemon.shm, job)
 
@@ -351,7 +350,6 @@ def _load(connection, rank, endpoint, kind, path, form):
         ("torch", "optstate", (3, 2), "full"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*without a trace")
 def test_checkpoints(saves, loads, worlds, form, daemon, tmp_path):
     path = str(tmp_path / "checkpoint")
     ranks.run(_save, worlds[0], daemon.shm, saves, path, form)

@@ -51,6 +51,8 @@ def _uneven(connection, rank, endpoint, kinds):
         )
         assert isinstance(optimizer, Joinable)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        hooked: list[int] = []
+        optimizer.register_step_post_hook(lambda *_, hooked=hooked: hooked.append(1))
         if kind == "collective":
             _train([optimizer], module, optimizer, scheduler)
         else:
@@ -58,13 +60,17 @@ def _uneven(connection, rank, endpoint, kinds):
             if kind in ("daemon", "overlap"):
                 model.register_comm_hook(None, optstate.ddp_hook)
             _train([model, optimizer], model, optimizer, scheduler)
-        assert optimizer.committed_step == max(INPUTS)
+        assert optimizer.committed_step == len(hooked) == max(INPUTS)
         assert_close(list(module.parameters()), expected)
-        if kind == "collective":  # the steps go on, with the rates of one rank
-            for group in optimizer.param_groups:
-                group["lr"] = 0.01
+        optimizer.param_groups[0]["lr"] = 0.01  # the ranks' schedulers have parted
+        if kind == "collective":
             _train([optimizer], module, optimizer)
             assert optimizer.committed_step == 2 * max(INPUTS)
+        # Afterwards steps are as before.
+        optimizer.zero_grad()
+        loss_of(module, 0).backward()
+        optimizer.step()
+        assert not optimizer._is_inside_join
         steps = [entry["step"] for entry in optimizer.state_dict()["state"].values()]
         assert {int(step) for step in steps} == {optimizer.committed_step}
     return True

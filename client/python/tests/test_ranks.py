@@ -210,7 +210,7 @@ def _unlike(connection, rank, what):
     if what == "flat":
         parameter._is_flat_param = True
     error = TypeError if what == "flat" else ValueError
-    text = "give the wrapped module to the optimizer too" if what == "flat" else "other values on other ranks"
+    text = "give the wrapped module" if what == "flat" else "other values on other ranks"
     with pytest.raises(error, match=text):
         optstate.SGD([parameter], lr=0.1)
     return True

@@ -149,7 +149,8 @@ def check_pieces(pieces: Sequence[ParameterSpec]) -> None:
     for begin, numel, owner in [*by_begin, (whole, 0, -1)]:
         here = "the end" if owner < 0 else f"rank {owner}"
         if begin < place:
-            _raise_pieces(pieces, f"{before} and {here} both have elements {begin} to {place - 1}")
+            last = min(place, begin + numel) - 1
+            _raise_pieces(pieces, f"{before} and {here} both have elements {begin} to {last}")
         if begin > place:
             between = f"between {before or 'the beginning'} and {here}"
             _raise_pieces(pieces, f"no rank has elements {place} to {begin - 1}, {between}")

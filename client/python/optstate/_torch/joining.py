@@ -24,6 +24,9 @@ class _StepsOfOthers(JoinHook):
     def main_hook(self) -> None:
         self._optimizer._step_without_inputs()
 
+    def post_hook(self, is_last_joiner: bool) -> None:
+        self._optimizer._join_config = None  # which torch leaves, enabled
+
 
 class Joining:
     """The part of ServedOptimizer that torch.distributed.algorithms.join.Join knows: a Joinable.
@@ -39,6 +42,7 @@ class Joining:
     _served: Served
     param_groups: list[dict[str, Any]]
     _join_config = Shared()
+    _has_inputs = Shared()
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Returns the hook for torch's Join, which passes it the keywords that it was given.
@@ -82,19 +86,25 @@ class Joining:
         return self._join_config is not None and self._join_config.enable
 
     def _step_without_inputs(self) -> None:
+        if not self._is_inside_join:
+            raise RuntimeError("a Join was entered a second time: make another one for each loop")
         # Gradients of this rank's last iteration are still there.
         self.zero_grad(set_to_none=True)
-        self._step(None, has_inputs=False)
+        self._has_inputs = False
+        try:
+            self.step()
+        finally:
+            self._has_inputs = True
 
-    def _meet(self, attachment: Attachment, *, has_inputs: bool, has_scaler: bool) -> None:
+    def _meet(self, attachment: Attachment, *, has_scaler: bool) -> None:
         """Inside Join, has all ranks take the same step; elsewhere does nothing."""
         if not self._is_inside_join:
             return
-        if has_inputs:
-            Join.notify_join_context(self)
+        has_inputs = self._has_inputs
         said = None
         tensors = attachment.parameters.tensors
         if has_inputs:
+            Join.notify_join_context(self)
             said = (self._options(), has_scaler, [each.grad is not None for each in tensors])
         everyones = attachment.ranks.gather(said)
         source = next(rank for rank, each in enumerate(everyones) if each is not None)

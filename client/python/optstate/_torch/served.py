@@ -88,6 +88,7 @@ class Served:
         self.steps_before = 0  # steps of a private job that went on under another name
         self.outcome: StepOutcome | None = None
         self._join_config: Any = None  # set by torch's Join
+        self._has_inputs = True  # False: a step that other ranks take
         # State that keeps file descriptors open for a process that is being started.
         self.handed_over: Any = None
         self._finalizer: weakref.finalize | None = None

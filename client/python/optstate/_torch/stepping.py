@@ -87,7 +87,7 @@ class Stepping(Joining):
             served.__dict__.pop("found_inf", None)
             raise
 
-    def _step(self, closure: Callable[[], Any] | None, *, has_inputs: bool = True) -> Any:
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -97,7 +97,7 @@ class Stepping(Joining):
             served.attached().is_initialised = True  # nothing else happens
             return loss
         served.handed_over = None
-        self._meet(served.attached(), has_inputs=has_inputs, has_scaler=self._has_scaler())
+        self._meet(served.attached(), has_scaler=self._has_scaler())
         attachment, groups = self._prepared_attachment()
         attachment.options.fill(groups, attachment.parameters.groups)
         grad_scale, found_inf = self._scaling(attachment)
