@@ -69,7 +69,7 @@ def master(session: Session, index: int, numel: int) -> torch.Tensor:
     return values
 
 
-@pytest.mark.parametrize("wire", ["shm", "grpc"])
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
 def test_nodes_with_parts_of_the_parameters_clip_as_one_node_does(
     daemon: Daemon, job: str, wire: str
 ) -> None:
@@ -104,7 +104,7 @@ def test_nodes_with_parts_of_the_parameters_clip_as_one_node_does(
         session.close()
 
 
-@pytest.mark.parametrize("wire", ["shm", "grpc"])
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
 def test_a_norm_that_cannot_be_is_refused_and_the_step_stays_prepared(
     daemon: Daemon, job: str, wire: str
 ) -> None:

@@ -231,7 +231,7 @@ TEST_F(ShmHostileTest, TransfersBeyondTheWindow) {
 
 TEST_F(ShmHostileTest, UnknownArrayAndDtype) {
   auto peer = Open(0);
-  for (const uint16_t array : {0, 9, 0xffff}) {
+  for (const uint16_t array : {0, 10, 0xffff}) {
     shm::Submission load = {};
     load.op = static_cast<uint16_t>(shm::Op::kLoad);
     load.array = array;
