@@ -34,11 +34,15 @@ class Ranks:
 
     def from_first(self, value: Any) -> Any:
         """Returns rank 0's value on every rank."""
+        return self.object_from(value, 0)
+
+    def object_from(self, value: Any, source: int) -> Any:
+        """Returns the value of rank `source` on every rank."""
         if self.world_size == 1:
             return value
         box = [value]
-        source = dist.get_global_rank(self._group, 0) if self._group is not None else 0
-        dist.broadcast_object_list(box, src=source, group=self._group)
+        sender = dist.get_global_rank(self._group, source) if self._group is not None else source
+        dist.broadcast_object_list(box, src=sender, group=self._group)
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
@@ -68,6 +72,18 @@ class Ranks:
             tensor.copy_(there)
             return
         dist.all_reduce(tensor, group=self._group)
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Makes the tensor, in place, that of rank `source` on all ranks."""
+        if self.world_size == 1:
+            return
+        sender = dist.get_global_rank(self._group, source) if self._group is not None else source
+        if dist.get_backend(self._group) == "nccl" and not tensor.is_cuda:
+            there = tensor.cuda()
+            dist.broadcast(there, sender, group=self._group)
+            tensor.copy_(there)
+            return
+        dist.broadcast(tensor, sender, group=self._group)
 
     def gather_numbers(self, numbers: list[int]) -> list[list[int]]:
         """Returns every rank's numbers, equally many and of 64 bits. One small all-gather."""

@@ -8,6 +8,7 @@ from typing import Any
 from optstate import _native, errors
 from optstate._torch.layout import optimizer_info, parameter_specs
 from optstate._torch.settings import Settings
+from optstate._torch.shards import is_dtensor
 from optstate.session_spec import ParameterSpec
 
 # Optimizers whose updates use more of a parameter than the element that they update.
@@ -41,7 +42,8 @@ def shard_specs(
     needs whole parameters, TypeError for a parameter that cannot be served.
     """
     which = "parameters that are sharded (DTensors, as of fully_shard)"
-    if settings.reduction != "trainer":
+    is_cut = any(is_dtensor(each) for group in param_groups for each in group["params"])
+    if settings.reduction != "trainer" and (is_cut or settings.reduction == "daemon"):
         raise ValueError(
             f'reduction="{settings.reduction}" cannot be had with {which}, whose gradients arrive'
             " reduced: leave reduction out"
@@ -60,7 +62,7 @@ def shard_specs(
     info = optimizer_info(param_groups, settings.optimizer)
     if info.name in _NEED_WHOLE:
         for spec in specs:
-            if tuple(spec.shape) != tuple(spec.shard.global_shape):
+            if spec.numel and tuple(spec.shape) != tuple(spec.shard.global_shape):
                 raise errors.UnimplementedError(
                     f'parameter "{spec.name}" is sharded, and an update of {info.name} needs it'
                     " whole (a norm, row sums or a matrix product over all of it). Take an"
