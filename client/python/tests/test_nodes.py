@@ -333,7 +333,7 @@ def _refused(connection, rank, endpoints, job, kwargs, model_seed=0):
     ("kwargs", "kind", "text"),
     [
         ({}, "UnimplementedError", 'across_nodes="replicated"'),
-        ({"across_nodes": "sharded"}, "UnimplementedError", "parameters are not sharded"),
+        ({"across_nodes": "sharded", "overlap": True}, "ValueError", "overlap=True"),
         ({"across_nodes": "all"}, "ValueError", "Invalid across_nodes"),
         (
             {"across_nodes": "replicated", "reduction": "daemon"},

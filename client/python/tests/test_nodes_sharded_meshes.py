@@ -97,16 +97,17 @@ def test_replicas_stay_equal(nodes, job):
 
 
 def _partly_shared(connection, rank, endpoints, job):
-    """A parameter that fully_shard leaves out, beside others."""
-    endpoint = on_nodes.enter(rank, endpoints, 1)
-    model = sharded.make_model()
-    from torch.distributed.fsdp import fully_shard
+    """A DTensor that both nodes hold whole, beside shards."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, distribute_tensor
 
-    fully_shard(model[0])
+    endpoint = on_nodes.enter(rank, endpoints, 1)
+    model = sharded.fsdp(sharded.make_model())
+    mesh = init_device_mesh("cpu", (2,))
+    replica = torch.nn.Parameter(distribute_tensor(torch.ones(3), mesh, [Replicate()]))
+    pairs = [*model.named_parameters(), ("replica", replica)]
     try:
-        optstate.AdamW(
-            model.parameters(), model=model, job=job, endpoint=endpoint, across_nodes="sharded"
-        )
+        optstate.AdamW(pairs, job=job, endpoint=endpoint, across_nodes="sharded")
     except optstate.UnimplementedError as error:
         return str(error)
     return ""
@@ -114,7 +115,40 @@ def _partly_shared(connection, rank, endpoints, job):
 
 def test_nodes_that_share_some_shards(nodes, job):
     for said in ranks.run(_partly_shared, 2, [each.shm for each in nodes], job):
-        assert 'a part of parameter "2.weight" lies on node0 and on node1' in said
+        assert 'a part of parameter "replica" lies on node0 and on node1' in said
+
+
+def _beside_plain_ones(connection, rank, endpoints, job):
+    """Parameters that fully_shard leaves out: the nodes share them out."""
+    from torch.distributed.fsdp import fully_shard
+
+    endpoint = on_nodes.enter(rank, endpoints, 1)
+    models = [sharded.make_model(), sharded.make_model()]
+    for model in models:
+        fully_shard(model[0])
+    optimizer = optstate.AdamW(
+        models[0].parameters(),
+        lr=0.01,
+        model=models[0],
+        endpoint=endpoint,
+        job=job,
+        across_nodes="sharded",
+    )
+    reference = torch.optim.AdamW(models[1].parameters(), lr=0.01)
+    for step in range(STEPS):
+        for model, each in zip(models, (optimizer, reference)):
+            each.zero_grad()
+            sharded.loss_of(model, 2 * step + rank).backward()
+            for plain in [*model[2].parameters(), *model[3].parameters()]:
+                dist.all_reduce(plain.grad)
+            each.step()
+    assert_close(wholes(models[0]), wholes(models[1]))
+    return bits(wholes(models[0]))
+
+
+def test_plain_parameters_beside_shards(nodes, job):
+    one, other = ranks.run(_beside_plain_ones, 2, [each.shm for each in nodes], job)
+    assert one == other
 
 
 def _make(rank, endpoints, job, kind):

@@ -51,12 +51,16 @@ class Ranks:
 
     def from_first(self, value: Any) -> Any:
         """Returns rank 0's value on every rank."""
+        return self.object_from(value, 0)
+
+    def object_from(self, value: Any, source: int) -> Any:
+        """Returns the value of rank `source` on every rank."""
         if self.world_size == 1:
             return value
         box = [value]
-        source = dist.get_global_rank(self._group, 0) if self._group is not None else 0
+        sender = dist.get_global_rank(self._group, source) if self._group is not None else source
         with _reaching_all():
-            dist.broadcast_object_list(box, src=source, group=self._group)
+            dist.broadcast_object_list(box, src=sender, group=self._group)
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
@@ -91,12 +95,14 @@ class Ranks:
             dist.all_reduce(tensor, group=self._group)
 
     def replicate(self, tensor: torch.Tensor, source: int) -> None:
-        """Makes the tensor, in place, that of rank `source`. One broadcast."""
-        if self._group is not None:
-            source = dist.get_global_rank(self._group, source)
+        """Makes the tensor, in place, that of rank `source` on all ranks. One broadcast."""
+        if self.world_size == 1:
+            return
+        sender = dist.get_global_rank(self._group, source) if self._group is not None else source
         moves = dist.get_backend(self._group) == "nccl" and not tensor.is_cuda
         there = tensor.cuda() if moves else tensor
-        dist.broadcast(there, src=source, group=self._group)
+        with _reaching_all():
+            dist.broadcast(there, src=sender, group=self._group)
         if moves:
             tensor.copy_(there)
 

@@ -214,10 +214,10 @@ class Served:
                 # A new job already has these parameters, and backward() may need them unchanged.
                 everything = range(attachment.parameters.count)
                 attachment.parameters.read(without_gradient=everything if is_new else ())
+            if not is_new:
+                attachment.spread()
             if attachment.nodes is not None:
-                attachment.nodes.check_parameters(
-                    attachment.keys, list(map(local_of, attachment.parameters.tensors))
-                )
+                attachment.nodes.check_parameters(attachment.keys, attachment.parameters.values)
             if replaced is not None:
                 replaced.note_read(attachment.parameters)
         except BaseException:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from optstate import errors
 from optstate._torch.flat_shards import check_pieces, flat_shard_of, is_flat_shard, shard_of_flat
@@ -39,15 +40,40 @@ def is_shard(tensor: torch.Tensor) -> bool:
     return is_dtensor(tensor) or is_flat_shard(tensor)
 
 
+# Plain parameters whose state only other nodes have; see nodes/owners.py.
+_elsewhere = WeakIdKeyDictionary()
+
+
+def keep_elsewhere(tensors: Sequence[torch.Tensor], elsewhere: bool) -> None:
+    """Notes whether other nodes alone have the state of these parameters: this rank's part of
+    them then has no elements."""
+    for tensor in tensors:
+        if elsewhere:
+            _elsewhere[tensor] = True
+        else:
+            _elsewhere.pop(tensor, None)
+
+
+def is_elsewhere(tensor: torch.Tensor) -> bool:
+    return bool(_elsewhere) and tensor in _elsewhere
+
+
+def has_part(tensor: torch.Tensor) -> bool:
+    """Returns whether this rank has only a part of a parameter."""
+    return is_dtensor(tensor) or is_elsewhere(tensor)
+
+
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part of a DTensor, in the memory of the DTensor; other tensors
-    themselves."""
-    return tensor._local_tensor if is_dtensor(tensor) else tensor
+    """Returns this rank's part of a DTensor, in the memory of the DTensor; nothing of a parameter
+    that is elsewhere; other tensors themselves."""
+    if is_dtensor(tensor):
+        return tensor._local_tensor
+    return tensor.detach()[:0] if is_elsewhere(tensor) else tensor
 
 
 def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a plain tensor for a parameter: this rank's part of a DTensor."""
-    if not is_dtensor(tensor):
+    """Returns a plain tensor for a parameter: this rank's part of it."""
+    if not has_part(tensor):
         return tensor
     return local_of(tensor).detach().requires_grad_(tensor.requires_grad)
 
@@ -55,6 +81,8 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
 def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
     """Returns this rank's part of a parameter's gradient, which lies as the parameter does."""
     gradient = parameter.grad
+    if gradient is not None and is_elsewhere(parameter):
+        return gradient.detach()[:0]
     if gradient is None or not is_dtensor(gradient):
         return gradient
     if is_dtensor(parameter) and gradient.placements != parameter.placements:
@@ -103,8 +131,10 @@ def local_values(values: Any, parameter: torch.Tensor, what: str) -> Any:
     flat = flat_shard_of(parameter)
     if flat is not None and values.shape == (flat.global_numel,) != parameter.shape:
         return values.narrow(0, flat.begin, parameter.numel())
-    if not is_dtensor(parameter) or values.shape != parameter.shape:
+    if not has_part(parameter) or values.shape != parameter.shape:
         return values
+    if is_elsewhere(parameter):
+        return values.detach()[:0]
     local = local_of(parameter)
     if values.shape == local.shape:
         return values
@@ -116,6 +146,8 @@ def local_values(values: Any, parameter: torch.Tensor, what: str) -> Any:
 
 def as_dtensor(values: Any, parameter: torch.Tensor, what: str) -> Any:
     """Returns an array of state, given whole or as a DTensor, as like_parameter() does."""
+    if is_elsewhere(parameter):
+        return local_values(values, parameter, what)
     if not is_dtensor(parameter) or not isinstance(values, torch.Tensor) or is_dtensor(values):
         return values
     if values.shape != parameter.shape:
@@ -165,7 +197,10 @@ def shard_of(tensor: torch.Tensor, what: str) -> Shard:
     if flat is not None:
         return shard_of_flat(tensor, flat, what)
     if not is_dtensor(tensor):
-        return Shard(0, tuple(tensor.shape), (0,) * tensor.dim())
+        begin = (0,) * tensor.dim()
+        if is_elsewhere(tensor):
+            begin = (tensor.shape[0], *begin[1:])
+        return Shard(0, tuple(tensor.shape), begin)
     shape, offset = _place_of(tensor, what)
     # A part without elements begins where the tensor ends, or anywhere.
     ends = [whole - size for whole, size in zip(tensor.shape, shape)]

@@ -124,9 +124,33 @@ class StateTransfer:
         Moments are fp32 whatever the parameter's dtype, and 16-bit parameters
         have a "master_param" besides, so that nothing is lost. Every rank that
         calls it gets the whole state; the call is not collective.
+
+        RuntimeError: nodes have shared the parameters out, and consolidate_state_dict() was not
+        called since the last step or load.
         """
-        with self._state_as(self._served.whole_state()):
+        with self._state_as(self._complete_state()):
             return super().state_dict()
+
+    def _complete_state(self) -> dict[Any, Any]:
+        attachment = self._served.attachment
+        if attachment is None or attachment.shared_out is None:
+            return self._served.whole_state()
+        if attachment.consolidated is None:
+            raise RuntimeError(
+                "each node has the state of other parameters: call consolidate_state_dict() on all"
+                " ranks before state_dict() or a copy; to=None gives it to all of them"
+            )
+        return attachment.consolidated
+
+    def consolidate_state_dict(self, to: int | None = 0) -> None:
+        """Gathers the state that nodes have shared out (across_nodes="sharded") for state_dict(),
+        as torch's ZeroRedundancyOptimizer does. Collective. to: the rank that gets it, or None
+        for all. It is kept, in host memory, until the next step or load.
+        """
+        attachment = self._served.attached()
+        if attachment.shared_out is not None:
+            state = self._served.whole_state()
+            attachment.consolidated = attachment.shared_out.whole_entries(state, to)
 
     @torch._disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -236,6 +260,7 @@ class StateTransfer:
         self._set_groups(state["param_groups"])  # an interrupted load keeps the former groups
         attachment.is_initialised = False
         attachment.parameters.read()
+        attachment.spread()
         served.replaced = None
         return loaded
 
@@ -412,7 +437,7 @@ class StateTransfer:
         """Returns what torch's returns, with all state. The copy is not attached: it is a
         separate optimizer, for which attach() makes a job."""
         served = self._served
-        with self._state_as(served.whole_state()):
+        with self._state_as(self._complete_state()):
             state = super().__getstate__()
         if multiprocessing.context.get_spawning_popen() is not None:
             # torch shares a tensor's memory, and assumes that the pickling process keeps the

@@ -132,6 +132,7 @@ class Stepping(Joining):
             if outcome.applied:
                 idle = attachment.without_gradient
                 attachment.parameters.read(without_gradient=idle, but_direct=overlap)
+                attachment.spread()
             attachment.committing = None
         return loss
 

@@ -26,18 +26,18 @@ class Collective(Protocol):
         """Makes the tensor, in place, that of rank `source`."""
 
 
-def _buckets(gradients: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Returns runs of gradients of one device and dtype, each of about BUCKET_BYTES."""
+def buckets_of(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Returns runs of tensors of one device and dtype, each of about BUCKET_BYTES."""
     buckets: list[list[torch.Tensor]] = []
     size = 0
-    for gradient in gradients:
+    for tensor in tensors:
         last = buckets[-1][-1] if buckets else None
-        alike = last is not None and (last.dtype, last.device) == (gradient.dtype, gradient.device)
+        alike = last is not None and (last.dtype, last.device) == (tensor.dtype, tensor.device)
         if not alike or size >= BUCKET_BYTES:
             buckets.append([])
             size = 0
-        buckets[-1].append(gradient)
-        size += gradient.numel() * gradient.element_size()
+        buckets[-1].append(tensor)
+        size += tensor.numel() * tensor.element_size()
     return buckets
 
 
@@ -57,7 +57,7 @@ def average_gradients(collective: Collective, tensors: Sequence[torch.Tensor]) -
             tensor.grad = torch.zeros_like(tensor)
         if tensor.grad is not None:
             gradients.append(tensor.grad)
-    for bucket in _buckets(gradients):
+    for bucket in buckets_of(gradients):
         flat = torch.cat([gradient.detach().reshape(-1).float() for gradient in bucket])
         collective.add_up(flat)
         flat /= collective.world_size
@@ -80,7 +80,7 @@ def replicate_gradients(
             tensor.grad = torch.zeros_like(tensor, dtype=gradient_dtype(tensor))
         present = tensor.grad
         gradients.append(torch.zeros_like(tensor) if present is None else present)
-    for bucket in _buckets(gradients):
+    for bucket in buckets_of(gradients):
         flat = torch.cat([gradient.detach().reshape(-1) for gradient in bucket])
         collective.replicate(flat, source)
         parts = flat.split([gradient.numel() for gradient in bucket])

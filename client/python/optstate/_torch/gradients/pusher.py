@@ -15,7 +15,7 @@ from optstate._torch.gradients.gathered import Gradients
 from optstate._torch.gradients.on_device import DeviceGradients, runs_of
 from optstate._torch.gradients.views import GradientViews
 from optstate._torch.parameters.indirect import IndirectCopies
-from optstate._torch.shards import is_dtensor, local_gradient, local_of
+from optstate._torch.shards import has_part, local_gradient, local_of
 from optstate._torch.tensors import (
     DTYPES,
     dtype_of,
@@ -61,7 +61,7 @@ class GradientPusher:
         self._specs = specs
         self._shapes = [local_of(parameter).shape for parameter in self._parameters]
         # How to get at a gradient: of a DTensor, at this rank's part.
-        has_parts = any(map(is_dtensor, self._parameters))
+        has_parts = any(map(has_part, self._parameters))
         self._gradient_of = local_gradient if has_parts else gradient_of
         self._dtypes = [DTYPES[spec.gradient_dtype] for spec in specs]
         self._owned: dict[int, Piece] = {piece.parameter: piece for piece in session.pieces}

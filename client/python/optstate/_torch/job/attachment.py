@@ -12,14 +12,16 @@ import torch
 from optstate import _native, errors
 from optstate._torch.gradients.norms import norms_by_name
 from optstate._torch.gradients.pusher import GradientPusher, Gradients
+from optstate._torch.job.fetching import fetch
 from optstate._torch.job.opening import open_together, place_of, private_name
 from optstate._torch.job.partition import check_overlap, partition_of, shard_specs
 from optstate._torch.job.registered_options import RegisteredOptions
 from optstate._torch.job.session_specs import session_spec
 from optstate._torch.layout import optimizer_info, parameter_names, parameter_specs
 from optstate._torch.names import quoted
-from optstate._torch.nodes import parts
 from optstate._torch.nodes.agreement import NodeAgreement, check_across_nodes
+from optstate._torch.nodes.owners import SharedOut
+from optstate._torch.nodes.parts import exchange_on_nodes
 from optstate._torch.nodes.places import Places, node_name
 from optstate._torch.optimizer_info import by_kind
 from optstate._torch.parameters.memory import Trained
@@ -30,7 +32,6 @@ from optstate._torch.shards import (
     Layout,
     is_shard,
     key_of,
-    like_parameter,
     local_entries,
     local_of,
     stand_in,
@@ -39,7 +40,7 @@ from optstate._torch.state import checkpoint
 from optstate._torch.state.arrays import ArrayTransfer
 from optstate.held_session import HeldSession
 from optstate.session import StepOutcome
-from optstate.session_spec import SessionSpec
+from optstate.session_spec import ParameterSpec, SessionSpec
 
 ParamGroups = Sequence[dict[str, Any]]
 
@@ -67,16 +68,12 @@ class Attachment:
         tensors = [tensor for group in param_groups for tensor in group["params"]]
         self._ranks = ranks
         self.is_private = job is None
-        begun = ranks.gather(
-            (
-                job or private_name(),
-                settings.partition == "local" or any(map(is_shard, tensors)),
-                node_name(),
-            )
-        )
+        is_sharded = settings.partition == "local" or any(map(is_shard, tensors))
+        begun = ranks.gather((job or private_name(), is_sharded, node_name()))
         self.job: str = begun[0][0]
-        self.is_sharded = any(sharded for _, sharded, _ in begun)
-        self._places = Places([node for _, _, node in begun], ranks.rank)
+        places = self._places = Places([node for _, _, node in begun], ranks.rank)
+        shares_out = settings.across_nodes == "sharded" and self._places.several
+        self.is_sharded = shares_out or any(sharded for _, sharded, _ in begun)
         check_across_nodes(settings, self._places, is_sharded=self.is_sharded)
         if not self.is_sharded and ranks.world_size > 1:
             check_overlap(settings)
@@ -84,14 +81,23 @@ class Attachment:
         names = parameter_names(param_groups, names_by_id)
         layout: Layout | None = None
         agreement = NodeAgreement(ranks, self._places)
+        # Of the parameters that are no shards, those of each node.
+        self.shared_out: SharedOut | None = None
+
+        def make_mine() -> list[ParameterSpec]:
+            if shares_out and not all(map(is_shard, tensors)):
+                self.shared_out = SharedOut(ranks, self._places, tensors, names)
+            return shard_specs(param_groups, names, settings)
+
         if self.is_sharded:
-            layout, agreement = parts.exchange_on_nodes(
-                ranks,
-                self._places,
-                lambda: shard_specs(param_groups, names, settings),
-                settings,
-                None if self.is_private else self.job,
-            )
+            known = None if self.is_private else self.job
+            try:
+                layout, agreement = exchange_on_nodes(ranks, places, make_mine, settings, known)
+            except BaseException:
+                self._leave_memory()
+                raise
+            if self.shared_out is not None:
+                layout = self.shared_out.in_layout(layout)
         # On several nodes, what takes each step on all of them or on none.
         self.nodes = agreement if self._places.several else None
 
@@ -148,6 +154,8 @@ class Attachment:
             can_take_back=not (settings.reduction == "daemon" and settings.accumulate),
             views=not self.is_sharded and settings.makes_gradient_views(ranks.world_size),
         )
+        # With shared_out: the state of all nodes, until it changes; None: not asked for.
+        self.consolidated: dict[Any, Any] | None = None
         # True when parameters that were never updated have entries, as after torch's first step.
         self.is_initialised = False
         self.micro_step = 0
@@ -177,15 +185,25 @@ class Attachment:
     def _leave_memory(self) -> None:
         if self._trained is not None:
             self._trained.leave()
+        if self.shared_out is not None:
+            self.shared_out.end()
+
+    def spread(self) -> None:
+        """Gives the other nodes the values of parameters that this node's daemon has. Collective
+        where nodes have shared them out."""
+        self.consolidated = None
+        if self.shared_out is not None:
+            self.shared_out.spread()
+            self.parameters.remember()
 
     def close(self) -> None:
         """Closes the session; parameters keep their values. Idempotent. DataLossError, after
         everything is closed: they could not, because the parameter file was cut short."""
-        self._leave_memory()
         self.parameters.unlock()
         self.end()
 
     def end(self) -> None:
+        self._leave_memory()
         # Views end first: without this session, the engine may write at any time.
         lost: errors.DataLossError | None = None
         try:
@@ -242,6 +260,7 @@ class Attachment:
         written = self.parameters.written_since.take()
         self.parameters.locate()  # the trainer may have moved parameters since
         self.parameters.read(without_gradient=self.without_gradient)
+        self.spread()
         self.parameters.written_since.put_back(written)
 
     @contextlib.contextmanager
@@ -403,7 +422,7 @@ class Attachment:
                 except errors.AbortedError:  # the engine crashed, or another rank was lost
                     if attempt + 1 == _LOADS_MAX:
                         raise
-        self.broken_load = None
+        self.broken_load, self.consolidated = None, None
         if self.nodes is not None:
             self.nodes.note_load([tensors[index][0] for index in parameters], entries)
         self.parameters.settle()
@@ -477,24 +496,5 @@ class Attachment:
     def fetch(
         self, param_groups: ParamGroups, keys: Collection[str] | None = None
     ) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-        """Returns state by tensor, without tensors that were never updated or are not in the
-        job. Groups and tensors may be in any order. keys: names of the wanted arrays."""
-        wanted = [
-            (index, (tensor, group))
-            for group in map(self.options.fixed_group, param_groups)
-            for tensor in group["params"]
-            if (index := self.parameters.index_of(tensor)) is not None
-        ]
-        entries = checkpoint.fetch_entries(
-            self.arrays,
-            self.info,
-            [index for index, _ in wanted],
-            [(stand_in(tensor), group) for _, (tensor, group) in wanted],
-            keys=keys,
-            is_initialised=self.is_initialised,
-        )
-        return {
-            tensor: {key: like_parameter(value, tensor) for key, value in entry.items()}
-            for (_, (tensor, _)), entry in zip(wanted, entries)
-            if entry is not None
-        }
+        """Returns state by tensor; see fetching.py."""
+        return fetch(self, param_groups, keys)

@@ -53,6 +53,10 @@ def check_replicas(attachment: Attachment, tensors: Sequence[torch.Tensor], firs
     # A rank holds some shards of each parameter, or all parameters.
     keys = attachment.keys[first:]
     mine = {key: bits_sum(local_of(each)) for key, each in zip(keys, tensors[first:])}
+    if attachment.shared_out is not None:  # nodes may have nothing of them in their jobs
+        whole = dict(zip(attachment.shared_out.names, attachment.shared_out.tensors))
+        new = set(map(id, tensors[first:]))
+        mine.update({(n, "whole"): bits_sum(t) for n, t in whole.items() if id(t) in new})
     sums: dict[tuple, set[int]] = {}
     for of_rank in attachment.ranks.gather(mine):
         for key, found in of_rank.items():

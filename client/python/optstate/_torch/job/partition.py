@@ -9,6 +9,7 @@ from optstate import _native, errors
 from optstate._torch.flat_shards import is_flat_shard
 from optstate._torch.layout import optimizer_info, parameter_specs
 from optstate._torch.settings import Settings
+from optstate._torch.shards import is_shard
 from optstate.session_spec import ParameterSpec
 
 # Optimizers whose updates use more of a parameter than the element that they update.
@@ -42,7 +43,9 @@ def shard_specs(
     needs whole parameters, TypeError for a parameter that cannot be served.
     """
     which = "parameters that are sharded (DTensors, as of fully_shard, or flat pieces)"
-    if settings.reduction != "trainer":
+    tensors = [tensor for group in param_groups for tensor in group["params"]]
+    is_cut = any(map(is_shard, tensors))
+    if settings.reduction != "trainer" and (is_cut or settings.reduction == "daemon"):
         raise ValueError(
             f'reduction="{settings.reduction}" cannot be had with {which}, whose gradients arrive'
             " reduced: leave reduction out"
@@ -60,11 +63,10 @@ def shard_specs(
     specs = parameter_specs(param_groups, names, sharded=True)
     info = optimizer_info(param_groups, settings.optimizer)
     if info.name in _NEED_WHOLE:
-        tensors = [tensor for group in param_groups for tensor in group["params"]]
         for spec, tensor in zip(specs, tensors):
+            is_whole = not spec.numel or tuple(spec.shape) == tuple(spec.shard.global_shape)
             # A flat piece has lost its shape, also when it is not cut.
-            is_cut = tuple(spec.shape) != tuple(spec.shard.global_shape)
-            if is_cut or is_flat_shard(tensor):
+            if not is_whole or is_flat_shard(tensor):
                 raise errors.UnimplementedError(
                     f'parameter "{spec.name}" is sharded, and an update of {info.name} needs it'
                     " whole (a norm, row sums or a matrix product over all of it). Take an"

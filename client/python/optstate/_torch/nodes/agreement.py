@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -57,11 +58,6 @@ def check_across_nodes(settings: Settings, places: Places, *, is_sharded: bool) 
             f' {count} nodes: say across_nodes="sharded", which has each node\'s daemon keep the'
             " shards of its ranks"
         )
-    if not is_sharded and settings.across_nodes == "sharded":
-        raise errors.UnimplementedError(
-            'across_nodes="sharded" has each node\'s daemon keep the shards of its ranks, and these'
-            ' parameters are not sharded (fully_shard makes DTensors): say "replicated"'
-        )
     if settings.reduction == "daemon":
         raise ValueError(
             f'reduction="daemon" sums the ranks of one node, and the job is on {count}: leave it'
@@ -100,6 +96,16 @@ class NodeAgreement:
         self._ranks = ranks
         self._places = places
         self._kinds = kinds
+        self._first_ranks = places.first_ranks
+        # By rank: which have equal digests, of what they have loaded too. None: all.
+        self._kinds_of_votes: Sequence[Hashable] | None = None
+        if kinds is not None:
+            seen: collections.Counter[int] = collections.Counter()
+            of_votes: list[Hashable] = []
+            for node in places.node_of:
+                of_votes.append((kinds[node], seen[node]))
+                seen[node] += 1
+            self._kinds_of_votes = of_votes
         self._loaded = 0  # identifies what this rank has loaded
         self._loaded_alike = 0  # what of it is the same on all ranks, whatever they hold
         self._options = 0  # identifies what the step under way is taken with
@@ -148,7 +154,7 @@ class NodeAgreement:
                 error = failure
         self._ranks.agree(error)
         found = self._ranks.gather(result)
-        return [found[rank] for rank in self._places.first_ranks]
+        return [found[rank] for rank in self._first_ranks]
 
     def _positions(self, spec: SessionSpec) -> list[Position | None]:
         return self.on_first(lambda: _position(spec))
@@ -192,7 +198,7 @@ class NodeAgreement:
 
         keys: which part of which parameter each of the tensors is.
         """
-        self._check_alike({("parameters", key): bits_sum(t) for key, t in zip(keys, tensors)})
+        self._check_alike({key: bits_sum(tensor) for key, tensor in zip(keys, tensors)})
 
     def _check_alike(self, mine: dict[Any, Any]) -> None:
         """Raises FailedPreconditionError, on all ranks, when nodes have other values of a key."""
@@ -203,7 +209,7 @@ class NodeAgreement:
                 if value == expected:
                     continue
                 here, there = self._places.names[first], self._places.names[rank]
-                what = key if isinstance(key, str) else key[0]
+                what = key if isinstance(key, str) else f'parameter "{key[0]}"'
                 raise errors.FailedPreconditionError(
                     f"the nodes of the job differ in {what}: {here} and {there}. Delete the job on"
                     " all nodes (optctl delete job) and begin it again from a checkpoint"
@@ -229,7 +235,7 @@ class NodeAgreement:
                 votes = self._votes(outcome)
             except errors.UnavailableError as failure:
                 raise error or _undecided(outcome, failure) from None
-            verdict = resolution.decide(votes, self._kinds_of_votes())
+            verdict = resolution.decide(votes, self._kinds_of_votes)
             if outcome is not None and outcome.prepared:
                 try:
                     outcome = session.decide(outcome.step, outcome.digest, verdict)
@@ -311,7 +317,7 @@ class NodeAgreement:
         if not self.is_split:
             return of_node
         found = self._ranks.gather(of_node)
-        by_node = [found[rank] for rank in self._places.first_ranks]
+        by_node = [found[rank] for rank in self._first_ranks]
         return [each for of_kind in self._of_each_kind(by_node) for each in of_kind]
 
     def _of_each_kind(self, by_node: Sequence[Any]) -> list[Any]:
@@ -354,33 +360,17 @@ class NodeAgreement:
             signed = [number - (1 << 64 if number >> 63 else 0) for number in numbers]
             mine = [1, outcome.step, int(outcome.found_inf), *signed]
         found = self._ranks.gather_numbers(mine)
-        norms = [found[rank][5] % (1 << 64) for rank in self._places.first_ranks]
-        self._norms = (
-            found[0][1],
-            self._of_each_kind(
-                [struct.unpack("=d", norm.to_bytes(8, sys.byteorder))[0] for norm in norms]
-            ),
-        )
+        bits = self._of_each_kind([found[rank][5] % (1 << 64) for rank in self._first_ranks])
+        norms = [struct.unpack("=d", each.to_bytes(8, sys.byteorder))[0] for each in bits]
+        self._norms = found[0][1], norms
         return [
             Step(step, digest % (1 << 64), bool(found_inf), alike) if ok else None
             for ok, step, found_inf, digest, alike, _ in found
         ]
 
-    def _kinds_of_votes(self) -> Sequence[Hashable] | None:
-        """Returns which ranks have equal digests, of what they have loaded too."""
-        if self._kinds is None:
-            return None
-        place_of = {
-            rank: i
-            for node in self._places.nodes
-            for i, rank in enumerate(self._places.ranks_of(node))
-        }
-        kinds = [self._kinds[node] for node in self._places.node_of]
-        return [(kind, place_of[rank]) for rank, kind in enumerate(kinds)]
-
     def _difference(self, votes: list[Step | None]) -> str:
         said = []
-        for node, rank in zip(self._places.nodes, self._places.first_ranks):
+        for node, rank in zip(self._places.nodes, self._first_ranks):
             vote = votes[rank]
             assert vote is not None
             said.append(f"{node}: step {vote.step}, digest {vote.digest:016x}")

@@ -117,12 +117,12 @@ def _named(
         return layout
     mark = ParameterSpec(
         name=expected[places.node_of[places.rank]].name,
-        shape=(0,),
+        shape=(0, 0),  # Muon takes only matrices
         numel=0,
         dtype=_native.FLOAT32,
         gradient_dtype=_native.FLOAT32,
         group=0,
-        shard=Shard(0, (0,), (0,)),
+        shard=Shard(0, (0, 0), (0, 0)),
     )
     return layout._replace(
         parameters=[mark, *layout.parameters], held=[index + 1 for index in layout.held]
@@ -131,5 +131,5 @@ def _named(
 
 def _said(exists: bool, part: Part | None) -> str:
     if part is None:
-        return "a job of one node" if exists else "no such job"
+        return "a job without parts" if exists else "no such job"
     return f"part {part.number} of {part.count} of run {part.run}"

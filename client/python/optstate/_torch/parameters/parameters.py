@@ -21,7 +21,7 @@ from optstate._torch.parameters.views import (
     may_be_view,
 )
 from optstate._torch.parameters.written_since import WrittenSince
-from optstate._torch.shards import is_dtensor, local_of
+from optstate._torch.shards import has_part, is_dtensor, local_of
 from optstate._torch.tensors import (
     DTYPES,
     bits_sum,
@@ -75,7 +75,7 @@ class Parameters:
         self._parts = parts_of(len(self._parameters))
         self._specs = specs
         # Whether some are DTensors: then the memory is that of this rank's parts.
-        self.has_parts = any(map(is_dtensor, self._parameters))
+        self.has_parts = any(map(has_part, self._parameters))
         self._shapes = [values.shape for values in self.values]
         self._dtypes = [values.dtype for values in self.values]
         # The tensors as of remember(): while they exist, no other memory gets their

@@ -1,0 +1,217 @@
+"""Whole parameters that nodes share out (ZeRO-1), each node with a daemon of its own."""
+
+from __future__ import annotations
+
+import copy
+
+import nodes as on_nodes
+import optstate
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from optstate._torch.nodes.owners import owners_of
+from training import bits, loss_of, small_model
+
+STEPS = 5
+nodes = on_nodes.nodes
+
+
+def _make(rank, endpoints, per_node, job, kind="AdamW", seed=0, **kwargs):
+    from torch.nn.parallel import DistributedDataParallel
+
+    endpoint = on_nodes.enter(rank, endpoints, per_node)
+    module = small_model(seed)
+    model = DistributedDataParallel(module)
+    parameters = list(module.named_parameters())
+    if kind == "Muon":
+        parameters = [(name, each) for name, each in parameters if each.ndim == 2]
+    if len(endpoints) > 1:
+        kwargs = {"across_nodes": "sharded", **kwargs}
+    make = getattr(optstate, kind)
+    return module, model, make(parameters, lr=0.01, job=job, endpoint=endpoint, **kwargs)
+
+
+def _train(connection, rank, endpoints, per_node, job, kind="AdamW", kwargs=None, pause=None):
+    """Trains to STEPS; returns bits of parameters and of the whole state, and outcomes."""
+    module, model, optimizer = _make(rank, endpoints, per_node, job, kind, **(kwargs or {}))
+    if pause is not None:
+        pause(connection, rank, optimizer)
+    outcomes = []
+    for step in range(optimizer.committed_step, STEPS):
+        optimizer.zero_grad()
+        loss_of(model, 100 * step + rank).backward()
+        optimizer.step()
+        outcomes.append(optimizer.last_outcome.gradient_norm)
+    optimizer.consolidate_state_dict(to=None)
+    state = optimizer.state_dict()["state"]
+    tensors = [value for _, entry in sorted(state.items()) for value in entry.values()]
+    result = bits(module.parameters()), bits(tensors), outcomes, optimizer.committed_step
+    optimizer.close()
+    return result
+
+
+def _same(results, expected):
+    for each in results:
+        assert each[:2] == expected[:2] and each[3] == STEPS
+        taken = expected[2][len(expected[2]) - len(each[2]) :]
+        assert each[2] == pytest.approx(taken, rel=1e-12)
+        assert repr(each) == repr(results[0])
+    return results[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "per_node"), [("AdamW", 2), ("SGD", 1), ("Muon", 1), ("LAMB", 1), ("Adafactor", 1)]
+)
+def test_the_bits_of_one_node_with_all_ranks(kind, per_node, nodes, daemon, job):
+    kwargs = {"momentum": 0.9} if kind == "SGD" else {}
+    world = 2 * per_node
+    one = ranks.run(_train, world, [daemon.shm], world, job, kind, kwargs)
+    two = ranks.run(_train, world, [each.shm for each in nodes], per_node, job, kind, kwargs)
+    _same(two, one[0])
+    elements = [
+        sum(int(torch.tensor(list(map(int, p["shape"]))).prod()) for p in each.parameters(job)[1:])
+        for each in nodes
+    ]
+    assert min(elements) > 0
+
+
+def test_owners():
+    assert owners_of([4, 4, 4, 4], 2) == [0, 1, 0, 1]
+    assert owners_of([8, 1, 1, 1, 9], 2) == [0, 1, 1, 1, 1]
+    numels = [7, 3, 5, 1, 9, 2]
+    assert owners_of(numels[:4], 3) == owners_of(numels, 3)[:4]
+
+
+def _beside_torch(connection, rank, endpoints, per_node, job):
+    """Beside torch's ZeroRedundancyOptimizer, with checkpoints to and from it."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+
+    module, model, optimizer = _make(rank, endpoints, per_node, job)
+    other = DistributedDataParallel(small_model())
+    reference = ZeroRedundancyOptimizer(other.parameters(), torch.optim.AdamW, lr=0.01)
+
+    def train(steps):
+        for step in steps:
+            for each, of in ((model, optimizer), (other, reference)):
+                of.zero_grad()
+                loss_of(each, 100 * step + rank).backward()
+                of.step()
+
+    train(range(3))
+    with pytest.raises(RuntimeError, match="consolidate_state_dict"):
+        optimizer.state_dict()
+    with pytest.raises(RuntimeError, match="consolidate_state_dict"):
+        copy.deepcopy(optimizer)
+    for each in (optimizer, reference):
+        each.consolidate_state_dict(to=0)
+    saved = [None]
+    if rank == 0:
+        saved = [optimizer.state_dict()]
+        expected = reference.state_dict()["state"]
+        assert saved[0]["state"].keys() == expected.keys()
+        for index, entry in expected.items():
+            for key, value in entry.items():
+                torch.testing.assert_close(
+                    saved[0]["state"][index][key], value, rtol=1e-5, atol=2e-6
+                )
+        torch.optim.AdamW(small_model().parameters()).load_state_dict(saved[0])
+    else:
+        with pytest.raises(RuntimeError, match="consolidate_state_dict"):
+            optimizer.state_dict()
+    dist.broadcast_object_list(saved)
+    values = [each.detach().clone() for each in module.parameters()]
+    train(range(3, 5))
+    then = bits(module.parameters())
+    for one, expected in zip(module.parameters(), other.parameters()):
+        torch.testing.assert_close(one, expected, rtol=1e-5, atol=2e-6)
+    # A checkpoint, written on every rank alike, puts the job back.
+    with torch.no_grad():
+        for each, value in zip(module.parameters(), values):
+            each.copy_(value)
+    optimizer.load_state_dict(saved[0])
+    for step in (3, 4):
+        optimizer.zero_grad()
+        loss_of(model, 100 * step + rank).backward()
+        optimizer.step()
+    assert bits(module.parameters()) == then
+    optimizer.close()
+    # Another script attaches, and gets all parameters.
+    module, model, optimizer = _make(rank, endpoints, per_node, job, seed=9)
+    assert optimizer.committed_step == 7 and bits(module.parameters()) == then
+    return then
+
+
+def test_it_trains_as_zero_redundancy_optimizer_does(nodes, job):
+    one, other = ranks.run(_beside_torch, 2, [each.shm for each in nodes], 1, job)
+    assert one == other
+
+
+@pytest.mark.parametrize("where", [on_nodes.stops_when_prepared, on_nodes.stops_before_deciding])
+def test_ranks_that_are_killed_within_a_step(where, nodes, daemon, job):
+    """The next script gets all parameters, also those that nobody had sent."""
+    endpoints = [each.shm for each in nodes]
+    expected = ranks.run(_train, 2, [daemon.shm], 2, job)[0]
+    with ranks.running(_train, 2, endpoints, 1, job, "AdamW", {}, where) as running:
+        for rank in range(2):
+            assert running.hear(rank) == "stopped"
+        running.kill(0, 1)
+    again = ranks.run(_train, 2, endpoints, 1, job)
+    assert len(_same(again, expected)[2]) == STEPS - 3
+
+
+def _collective(connection, rank, endpoints, job):
+    """Without DistributedDataParallel, in two groups of which one is added later; and what is
+    refused."""
+    endpoint = on_nodes.enter(rank, endpoints, 1)
+    module, other = small_model(), small_model()
+    scalar = torch.nn.Parameter(torch.tensor(1.0))
+    kwargs = {"lr": 0.01, "endpoint": endpoint, "across_nodes": "sharded"}
+    with pytest.raises(optstate.UnimplementedError, match="no dimensions"):
+        optstate.AdamW([*module.parameters(), scalar], **kwargs)
+    with pytest.raises(ValueError, match="other values on other ranks"):
+        optstate.AdamW(small_model(rank).parameters(), **kwargs)
+    kwargs["reduction"] = "collective"
+    optimizer = optstate.AdamW(module[0].parameters(), job=job, model=module, **kwargs)
+    reference = torch.optim.AdamW(other[0].parameters(), lr=0.01)
+    for step in range(6):
+        if step == 2:
+            for of, each in ((optimizer, module), (reference, other)):
+                added = [*each[2].parameters(), *each[3].parameters()]
+                of.add_param_group({"params": added, "lr": 0.02})
+        for each, of in ((module, optimizer), (other, reference)):
+            each.zero_grad()
+            loss_of(each, 100 * step + rank).backward()
+            if step == 4 and rank == 0:
+                each[0].weight.grad[0, 0] = float("inf")
+            if of is reference:
+                for parameter in each.parameters():
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= 2
+                if step != 4:
+                    of.step()
+            else:
+                of.step()
+        assert optimizer.last_outcome.applied == (step != 4)
+    for one, expected in zip(module.parameters(), other.parameters()):
+        torch.testing.assert_close(one, expected, rtol=1e-5, atol=2e-6)
+    values = bits(module.parameters())
+    optimizer.close()
+    # The parameters are whole ones again, for a job of one node.
+    alone = dist.new_group([0]), dist.new_group([1])
+    single = optstate.AdamW(
+        module.parameters(), lr=0.01, endpoint=endpoint, process_group=alone[rank]
+    )
+    loss_of(module, 7).backward()
+    single.step()
+    state = single.state_dict()["state"]
+    assert [entry["exp_avg"].shape for entry in state.values()] == [
+        parameter.shape for parameter in module.parameters()
+    ]
+    return values
+
+
+def test_without_ddp(nodes, job):
+    one, other = ranks.run(_collective, 2, [each.shm for each in nodes], job)
+    assert one == other
