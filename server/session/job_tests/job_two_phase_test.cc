@@ -147,7 +147,7 @@ TEST_P(TwoPhaseTest, IsClippedByTheNormOfAllNodes) {
   EXPECT_TRUE(absl::IsFailedPrecondition(PreparedSums().status()));
   const StepOutcome prepared = PrepareUnclipped();
   EXPECT_EQ(prepared.clip_coefficient, 1);
-  const auto sums = PreparedSums();
+  auto sums = PreparedSums();
   ASSERT_TRUE(sums.ok()) << sums.status();
   EXPECT_EQ(sums->back(), -1) << "it has no gradient";
   sums->pop_back();
