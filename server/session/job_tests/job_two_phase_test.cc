@@ -1,6 +1,7 @@
 // Steps that are prepared, and taken when all nodes have decided.
 
 #include <cmath>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -15,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "proto/types/status_macros.h"
 #include "server/session/testing/job_crash_fixture.h"
+#include "storage/persist_in_order.h"
 
 namespace optstate::session {
 namespace {
@@ -390,6 +392,41 @@ TEST_P(TwoPhaseTest, AnEngineThatDiesInItFinishesItAsItWasClipped) {
   });
   ASSERT_NO_FATAL_FAILURE(FinishWithTheNextEngine());
 }
+// The engine dies between the norm and the mark: the step waits for its verdict
+// as it was prepared, and is not clipped twice.
+TEST_P(TwoPhaseTest, ANormWithoutTheMarkIsForgotten) {
+  StepVerdict verdict;
+  {
+    const StepOutcome prepared = PrepareUnclipped();
+    verdict = ClippedAsOnOneNode(prepared);
+    ASSERT_TRUE(Decide(0, VerdictOf(Verdict::kAbort)).status.ok());
+  }
+  DieIn([&] {
+    if (!harness_.Open().ok()) ::_exit(1);
+    harness_.AttachAll();
+    PrepareUnclipped();
+    storage::persist_hook = [](storage::PersistPoint point) {
+      if (point == storage::PersistPoint::kStepInProgress) ::raise(SIGKILL);
+    };
+    Decide(0, verdict);
+  });
+  ASSERT_TRUE(harness_.Open().ok());
+  ASSERT_TRUE(Prepared().has_value());
+  EXPECT_EQ(Prepared()->clip_coefficient, 1);
+  if (GetParam() == Case::kRanksLackGradients) {
+    SetGradientsOfRanks(&harness_);
+  } else {
+    RememberGradients();
+  }
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(harness_.Register(rank).ok());
+    ASSERT_TRUE(harness_.Attach(rank).ok());
+  }
+  EXPECT_TRUE(Decide(0, verdict).status.ok());
+  EXPECT_EQ(committed_step(), 3);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
 TEST_P(TwoPhaseTest, RanksThatDisagreeAboutThePhasesAreRefused) {
   PushStep3(&harness_);
   const uint64_t first = harness_.Commit(0, CommitOf(3));
