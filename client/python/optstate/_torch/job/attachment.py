@@ -12,7 +12,7 @@ import torch
 
 from optstate import _native, errors
 from optstate._torch.gradients.pusher import GradientPusher, Gradients
-from optstate._torch.job.opening import open_together, place_of, private_name
+from optstate._torch.job.opening import check_names, open_together, place_of, private_name
 from optstate._torch.job.partition import check_overlap, partition_of, shard_specs
 from optstate._torch.job.registered_options import RegisteredOptions
 from optstate._torch.job.session_specs import session_spec
@@ -71,12 +71,14 @@ class Attachment:
                 job or private_name(),
                 settings.partition == "local" or any(map(is_dtensor, tensors)),
                 node_name(),
+                job,
             )
         )
+        check_names([asked for _, _, _, asked in begun])
         self.job: str = begun[0][0]
         # Whether the parameters are shards that the ranks own; see shards.py.
-        self.is_sharded = any(sharded for _, sharded, _ in begun)
-        self._places = Places([node for _, _, node in begun], ranks.rank)
+        self.is_sharded = any(sharded for _, sharded, _, _ in begun)
+        self._places = Places([node for _, _, node, _ in begun], ranks.rank)
         check_across_nodes(settings, self._places, is_sharded=self.is_sharded)
         # On several nodes, what takes each step on all of them or on none.
         self.nodes = NodeAgreement(ranks, self._places) if self._places.several else None

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from optstate import errors
+from optstate import _native, errors
 from optstate._torch.nodes import resolution
+from optstate._torch.nodes.alike import find_unlike
 from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.resolution import Position, Step, Verdict
 from optstate._torch.ranks import Ranks
@@ -27,6 +28,12 @@ _ROUNDS_MAX = 8
 # The daemon may notice the end of ranks that were killed only some time later.
 _ENDS_WITHIN_S = 10.0
 _PAUSE_S = 0.05
+
+_PHASES = {
+    _native.PHASE_LOADING: "half loaded",
+    _native.PHASE_READY: "ready",
+    _native.PHASE_FAILED: "failed",
+}
 
 # Of a checkpoint, by parameter: state by name.
 Entries = Mapping[int, Any]
@@ -80,6 +87,12 @@ class NodeAgreement:
         self._ranks = ranks
         self._places = places
         self._loaded = 0  # identifies what this rank has loaded
+
+    def check_spec(self, spec: SessionSpec) -> None:
+        """Raises, on all ranks, when ranks ask for different jobs. Collective."""
+        difference = find_unlike(self._ranks, self._places.names, spec)
+        if difference is not None:
+            raise errors.FailedPreconditionError(difference)
 
     def settle(self, spec: SessionSpec) -> None:
         """Brings all nodes to one step before the ranks attach. Collective.
@@ -144,18 +157,24 @@ class NodeAgreement:
 
     def check_attached(self, session: Session) -> None:
         """Raises, on all ranks, when the ranks attached to jobs of other phases or steps."""
-        self._check_alike("phase or step", (session.phase, session.committed_step))
+        phase = _PHASES.get(session.phase, "empty")
+        self._check_alike("phase or step", f"{phase} at step {session.committed_step}", says=True)
 
     def check_parameters(self, tensors: Sequence[torch.Tensor]) -> None:
         """Raises, on all ranks, when nodes have other values of parameters. Collective."""
         self._check_alike("parameters", list(map(bits_sum, tensors)))
 
-    def _check_alike(self, what: str, mine: Any) -> None:
-        """Raises FailedPreconditionError, on all ranks, when a value differs between nodes."""
+    def _check_alike(self, what: str, mine: Any, *, says: bool = False) -> None:
+        """Raises FailedPreconditionError, on all ranks, when a value differs between nodes.
+
+        says: the values are for people to read.
+        """
         found = self._ranks.gather(mine)
         for rank, value in enumerate(found):
             if value != found[0]:
                 here, there = self._places.names[0], self._places.names[rank]
+                if says:
+                    here, there = f"{here} is {found[0]}", f"{there} is {value}"
                 raise errors.FailedPreconditionError(
                     f"the nodes of the job differ in {what}: {here} and {there}. Delete the job on"
                     " all nodes (optctl delete job) and begin it again from a checkpoint"
