@@ -137,6 +137,7 @@ def test_the_rules():
     resolve = resolution.resolve
     assert resolve([None, None], names) == {}
     assert resolve([_at(7), _at(7)], names) == {}
+    assert resolve([_at(0, 0, loads_finished=1), None], names) == {}
     assert resolve([_at(7, prepared=mine), _at(7, prepared=mine)], names) == {
         0: Verdict.COMMIT,
         1: Verdict.COMMIT,
@@ -165,6 +166,7 @@ def test_the_rules():
         [_at(8, 9), None],
         [_at(8, 9), _at(8, 10)],
         [_at(8, 9, loads_finished=1), _at(8, 9, loads_finished=2)],
+        [_at(0, 0, loads_finished=1), _at(0, 0, loads_finished=2)],
     ],
 )
 def test_nodes_that_cannot_go_on_are_named(positions):

@@ -13,7 +13,7 @@ from optstate import _native, errors
 from optstate._torch.gradients.norms import norms_by_name
 from optstate._torch.gradients.pusher import GradientPusher, Gradients
 from optstate._torch.job.fetching import fetch
-from optstate._torch.job.opening import open_together, place_of, private_name
+from optstate._torch.job.opening import check_names, open_together, place_of, private_name
 from optstate._torch.job.partition import check_overlap, partition_of, shard_specs
 from optstate._torch.job.registered_options import RegisteredOptions
 from optstate._torch.job.session_specs import session_spec
@@ -69,11 +69,12 @@ class Attachment:
         self._ranks = ranks
         self.is_private = job is None
         is_sharded = settings.partition == "local" or any(map(is_shard, tensors))
-        begun = ranks.gather((job or private_name(), is_sharded, node_name()))
+        begun = ranks.gather((job or private_name(), is_sharded, node_name(), job))
+        check_names([asked for _, _, _, asked in begun])
         self.job: str = begun[0][0]
-        places = self._places = Places([node for _, _, node in begun], ranks.rank)
+        places = self._places = Places([node for _, _, node, _ in begun], ranks.rank)
         shares_out = settings.across_nodes == "sharded" and self._places.several
-        self.is_sharded = shares_out or any(sharded for _, sharded, _ in begun)
+        self.is_sharded = shares_out or any(sharded for _, sharded, _, _ in begun)
         check_across_nodes(settings, self._places, is_sharded=self.is_sharded)
         if not self.is_sharded and ranks.world_size > 1:
             check_overlap(settings)

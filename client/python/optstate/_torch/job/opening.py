@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
+from collections.abc import Sequence
 from typing import Callable
 
 from optstate import errors
@@ -25,6 +26,14 @@ def place_of(endpoint: str | None) -> str:
 def private_name() -> str:
     """Returns a unique job name."""
     return f"private-{secrets.token_hex(8)}"
+
+
+def check_names(asked: Sequence[str | None]) -> None:
+    """Raises ValueError, on every rank alike, when ranks name different jobs."""
+    for rank, name in enumerate(asked):
+        if name != asked[0]:
+            there, here = ("none" if each is None else f'"{each}"' for each in (asked[0], name))
+            raise ValueError(f"rank {rank} asks for job {here}, rank 0 for {there}: give all one")
 
 
 def _open(spec: SessionSpec, take_over: Callable[[SessionSpec], bool]) -> Session:
@@ -63,6 +72,8 @@ def open_together(
             error = failure
         ranks.agree(error)
         assert spec is not None
+        if places.several and spec.held is None:  # else each node has a layout of its own
+            agreement.check_spec(spec)
         if place_of(spec.endpoint) != "embedded":  # that daemon begins with the session
             agreement.settle(spec)
     try:

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
-from optstate import errors
+from optstate import _native, errors
 from optstate._torch.gradients.norms import combined_norm
 from optstate._torch.nodes import resolution
+from optstate._torch.nodes.alike import find_unlike
 from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.resolution import Position, Step, Verdict
 from optstate._torch.ranks import Ranks
@@ -35,6 +36,12 @@ _ROUNDS_MAX = 8
 # The daemon may notice the end of ranks that were killed only some time later.
 _ENDS_WITHIN_S = 10.0
 _PAUSE_S = 0.05
+
+_PHASES = {
+    _native.PHASE_LOADING: "half loaded",
+    _native.PHASE_READY: "ready",
+    _native.PHASE_FAILED: "failed",
+}
 
 # Of a checkpoint, by parameter: state by name.
 Entries = Mapping[int, Any]
@@ -125,6 +132,12 @@ class NodeAgreement:
         """Whether take() refuses all further steps, on all ranks."""
         return self.is_split and self._undecided != 0
 
+    def check_spec(self, spec: SessionSpec) -> None:
+        """Raises, on all ranks, when ranks ask for different jobs. Collective."""
+        difference = find_unlike(self._ranks, self._places.names, spec)
+        if difference is not None:
+            raise errors.FailedPreconditionError(difference)
+
     def settle(self, spec: SessionSpec) -> None:
         """Brings all nodes to one step before the ranks attach. Collective.
 
@@ -189,8 +202,11 @@ class NodeAgreement:
     def check_attached(self, session: Session) -> None:
         """Raises, on all ranks, when the ranks attached to jobs of other phases, steps or loss
         scales. Collective."""
-        scaler = session.loss_scaler_state() or session.loss_scale
-        facts = {"phase": session.phase, "step": session.committed_step, "loss scaler": scaler}
+        phase = _PHASES.get(session.phase, "empty")
+        facts = {
+            "phase or step": f"{phase} at step {session.committed_step}",
+            "loss scaler": session.loss_scaler_state() or session.loss_scale,
+        }
         self._check_alike(facts)
 
     def check_parameters(self, keys: Sequence[Hashable], tensors: Sequence[torch.Tensor]) -> None:
@@ -201,7 +217,8 @@ class NodeAgreement:
         self._check_alike({key: bits_sum(tensor) for key, tensor in zip(keys, tensors)})
 
     def _check_alike(self, mine: dict[Any, Any]) -> None:
-        """Raises FailedPreconditionError, on all ranks, when nodes have other values of a key."""
+        """Raises FailedPreconditionError, on all ranks, when nodes have other values of a key: a
+        parameter's, or a text, whose values people can read."""
         known: dict[Any, tuple[int, Any]] = {}
         for rank, of_rank in enumerate(self._ranks.gather(mine)):
             for key, value in of_rank.items():
@@ -209,7 +226,10 @@ class NodeAgreement:
                 if value == expected:
                     continue
                 here, there = self._places.names[first], self._places.names[rank]
-                what = key if isinstance(key, str) else f'parameter "{key[0]}"'
+                if isinstance(key, str):
+                    what, here, there = key, f"{here} is {expected}", f"{there} is {value}"
+                else:
+                    what = f'parameter "{key[0]}"'
                 raise errors.FailedPreconditionError(
                     f"the nodes of the job differ in {what}: {here} and {there}. Delete the job on"
                     " all nodes (optctl delete job) and begin it again from a checkpoint"

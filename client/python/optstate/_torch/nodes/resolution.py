@@ -114,7 +114,9 @@ def resolve(
     if waiting:
         verdict = decide([p.prepared for p in there], kinds)
         return dict.fromkeys(waiting, verdict)
-    if latest and len({p.loads_finished for p in there}) > 1:
+    # Where nothing is loaded yet, the ranks are going to load.
+    loads = {p.loads_finished for p in there}
+    if len(loads) > 1 and (latest or 0 not in loads):
         raise Unresolvable(
             _describe(there, positions, names, latest)
             + ": a load of state has ended on some nodes alone"

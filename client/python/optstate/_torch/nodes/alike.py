@@ -1,0 +1,73 @@
+"""Finds where the ranks of several nodes want another job than each other.
+
+Each node's daemon compares its own ranks alone. What parts nodes would show at the first step, as
+another digest, which does not say why.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+from optstate._torch.optimizer_info import by_kind
+from optstate._torch.ranks import Ranks
+from optstate._torch.tensors import DTYPES
+from optstate.session_spec import SessionSpec
+
+# Fields of a spec that change what a step does.
+_SETTINGS = (
+    "partition",
+    "accumulate",
+    "accumulate_dtype",
+    "state_format",
+    "master_format",
+    "loss_scaler",
+)
+
+# What is compared, and its value, in the order in which they are.
+Facts = list[tuple[str, str]]
+
+
+def _facts(spec: SessionSpec) -> Facts:
+    facts = [
+        ("the optimizer", by_kind(spec.optimizer).name),
+        ("the number of parameters", str(len(spec.parameters))),
+    ]
+    for index, each in enumerate(spec.parameters):
+        text = (
+            f'"{each.name}" of shape {tuple(each.shape)}, {DTYPES[each.dtype]} with gradients'
+            f" {DTYPES[each.gradient_dtype]}, in group {each.group}"
+        )
+        facts.append((f"parameter {index}", text))
+    facts += [
+        (f"the options of group {index}", f"{bits:#x}")
+        for index, bits in enumerate(spec.group_options)
+    ]
+    return facts + [(name, str(getattr(spec, name))) for name in _SETTINGS]
+
+
+def _difference(one: Facts, other: Facts) -> tuple[str, str, str]:
+    """Returns (what, in one, in the other) of the first difference; there is one."""
+    theirs = dict(other)
+    for what, value in one:
+        if theirs.get(what, "not there") != value:
+            return what, value, theirs.get(what, "not there")
+    raise AssertionError("the facts are alike")
+
+
+def find_unlike(ranks: Ranks, nodes: Sequence[str], spec: SessionSpec) -> str | None:
+    """Returns the first difference between rank 0's job and another's, on every rank alike.
+
+    nodes: the name of the node, by rank. Collective.
+    """
+    mine = _facts(spec)
+    checksums = ranks.gather_numbers([zlib.crc32(repr(mine).encode())])
+    if all(each == checksums[0] for each in checksums):
+        return None
+    other = next(rank for rank, each in enumerate(checksums) if each != checksums[0])
+    found = ranks.gather(mine if ranks.rank in (0, other) else None)
+    what, here, there = _difference(found[0], found[other])
+    return (
+        f'ranks ask for different jobs "{spec.job}". {what}: {here} on rank 0 ({nodes[0]}),'
+        f" {there} on rank {other} ({nodes[other]}). Give all ranks the same model and options"
+    )
