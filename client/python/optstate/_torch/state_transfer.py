@@ -123,10 +123,8 @@ class StateTransfer:
 
         Moments are fp32 whatever the parameter's dtype, and 16-bit parameters
         have a "master_param" besides, so that nothing is lost. Every rank that
-        calls it gets the whole state; the call is not collective.
-
-        RuntimeError: nodes have shared the parameters out, and consolidate_state_dict() was not
-        called since the last step or load.
+        calls it gets the whole state; the call is not collective. Nodes that share parameters
+        out call consolidate_state_dict() before (else RuntimeError).
         """
         with self._state_as(self._complete_state()):
             return super().state_dict()
@@ -135,22 +133,16 @@ class StateTransfer:
         attachment = self._served.attachment
         if attachment is None or attachment.shared_out is None:
             return self._served.whole_state()
-        if attachment.consolidated is None:
-            raise RuntimeError(
-                "each node has the state of other parameters: call consolidate_state_dict() on all"
-                " ranks before state_dict() or a copy; to=None gives it to all of them"
-            )
-        return attachment.consolidated
+        return attachment.shared_out.complete_state()
 
     def consolidate_state_dict(self, to: int | None = 0) -> None:
         """Gathers the state that nodes have shared out (across_nodes="sharded") for state_dict(),
         as torch's ZeroRedundancyOptimizer does. Collective. to: the rank that gets it, or None
         for all. It is kept, in host memory, until the next step or load.
         """
-        attachment = self._served.attached()
-        if attachment.shared_out is not None:
-            state = self._served.whole_state()
-            attachment.consolidated = attachment.shared_out.whole_entries(state, to)
+        shared_out = self._served.attached().shared_out
+        if shared_out is not None:
+            shared_out.consolidate(self._served.whole_state(), to)
 
     @torch._disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -186,7 +178,8 @@ class StateTransfer:
             self._set_loaded_state(state)  # torch's load_state_dict ends here
             return
         state = dict(state)
-        settings, group, names, pieces, *limits = state.pop("_optstate")
+        settings, group, names, *limits = state.pop("_optstate")
+        pieces = limits.pop() if len(limits) > 3 else ()  # none from an older version
         self._served = served = Served(settings, group.group)
         served.lacks_process_group = group.is_lost
         served.max_norm, served.max_value, served.norm_type = limits
@@ -447,7 +440,7 @@ class StateTransfer:
         limits = (served.max_norm, served.max_value, served.norm_type)
         names = [served.names_by_id.get(id(tensor)) for tensor in served.tensors()]
         pieces = list(map(flat_shard_of, served.tensors()))
-        state["_optstate"] = (served.present_settings(), group, names, pieces, *limits)
+        state["_optstate"] = (served.present_settings(), group, names, *limits, pieces)
         return state
 
 

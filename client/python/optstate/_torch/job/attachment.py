@@ -155,8 +155,6 @@ class Attachment:
             can_take_back=not (settings.reduction == "daemon" and settings.accumulate),
             views=not self.is_sharded and settings.makes_gradient_views(ranks.world_size),
         )
-        # With shared_out: the state of all nodes, until it changes; None: not asked for.
-        self.consolidated: dict[Any, Any] | None = None
         # True when parameters that were never updated have entries, as after torch's first step.
         self.is_initialised = False
         self.micro_step = 0
@@ -192,7 +190,6 @@ class Attachment:
     def spread(self) -> None:
         """Gives the other nodes the values of parameters that this node's daemon has. Collective
         where nodes have shared them out."""
-        self.consolidated = None
         if self.shared_out is not None:
             self.shared_out.spread()
             self.parameters.remember()
@@ -423,7 +420,9 @@ class Attachment:
                 except errors.AbortedError:  # the engine crashed, or another rank was lost
                     if attempt + 1 == _LOADS_MAX:
                         raise
-        self.broken_load, self.consolidated = None, None
+        self.broken_load = None
+        if self.shared_out is not None:
+            self.shared_out.forget_state()
         if self.nodes is not None:
             self.nodes.note_load([tensors[index][0] for index in parameters], entries)
         self.parameters.settle()

@@ -37,7 +37,7 @@ def owners_of(numels: Sequence[int], node_count: int) -> list[int]:
 class SharedOut:
     """The parameters of an optimizer that the nodes have shared out.
 
-    Threads: one at a time. Collective: every method but end().
+    Threads: one at a time. Collective: spread() and consolidate().
     """
 
     def __init__(
@@ -64,6 +64,8 @@ class SharedOut:
             tensor for tensor, owner in zip(self.tensors, self.owners) if owner != self._here
         ]
         keep_elsewhere(self._elsewhere, True)
+        # The state of all nodes, until it changes; None: not asked for.
+        self._consolidated: dict[Any, Any] | None = None
 
     def in_layout(self, layout: Layout) -> Layout:
         """Returns this node's layout with parameters that are elsewhere as whole ones without
@@ -86,6 +88,7 @@ class SharedOut:
     def spread(self) -> None:
         """Gives all nodes the values that the owners have: one broadcast for each run of a node's
         parameters of one dtype and device."""
+        self.forget_state()
         for owner, first_rank in enumerate(self._first_ranks):
             owned = [each for each, node in zip(self.tensors, self.owners) if node == owner]
             for bucket in buckets_of(owned):
@@ -97,11 +100,21 @@ class SharedOut:
                 for tensor, part in zip(bucket, parts):
                     tensor.copy_(part.view_as(tensor))
 
-    def whole_entries(
-        self, state: dict[Any, dict[str, Any]], to: int | None
-    ) -> dict[Any, dict[str, Any]] | None:
-        """Returns state with the entries that other nodes have; None on ranks other than `to`
-        (None: all ranks), which it is not for."""
+    def forget_state(self) -> None:
+        """Forgets what consolidate() gathered, which has changed."""
+        self._consolidated = None
+
+    def complete_state(self) -> dict[Any, dict[str, Any]]:
+        """Returns what consolidate() gathered. RuntimeError: nothing, or not for this rank."""
+        if self._consolidated is None:
+            raise RuntimeError(
+                "each node has the state of other parameters: call consolidate_state_dict() on all"
+                " ranks before state_dict() or a copy; to=None gives it to all of them"
+            )
+        return self._consolidated
+
+    def consolidate(self, state: dict[Any, dict[str, Any]], to: int | None) -> None:
+        """Keeps state with the entries that other nodes have, on rank `to` (None: on all)."""
         found = dict(state)
         for owner, first_rank in enumerate(self._first_ranks):
             owned = [i for i, node in enumerate(self.owners) if node == owner]
@@ -113,4 +126,4 @@ class SharedOut:
             entries = self._ranks.object_from(entries, first_rank)
             if owner != self._here:
                 found.update({self.tensors[i]: entry for i, entry in entries.items()})
-        return found if to is None or to == self._ranks.rank else None
+        self._consolidated = found if to is None or to == self._ranks.rank else None
