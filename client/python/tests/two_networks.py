@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import pathlib
 import subprocess
@@ -11,6 +12,7 @@ import time
 INTERFACE = "veth-optstate"
 _CLONE_NEWNET = 0x40000000
 _LOSS_TIMEOUT_S = 60
+_numbers = itertools.count()
 
 
 def _ip(*arguments: str) -> None:
@@ -23,8 +25,11 @@ def _ip(*arguments: str) -> None:
 
 
 def _segments_sent_again(process: int) -> int:
-    """Returns the count of TCP segments sent again, in the network of a process."""
-    text = pathlib.Path(f"/proc/{process}/net/snmp").read_text()
+    """Returns the count of TCP segments sent again, in the network of a process; -1: it ended."""
+    try:
+        text = pathlib.Path(f"/proc/{process}/net/snmp").read_text()
+    except FileNotFoundError:
+        return -1
     names, values = (line.split() for line in text.splitlines() if line.startswith("Tcp:"))
     return int(values[names.index("RetransSegs")])
 
@@ -36,7 +41,8 @@ class TwoNetworks:
     """
 
     def __init__(self) -> None:
-        self.names = [f"optstate-test-{os.getpid()}-{number}" for number in range(2)]
+        unique = f"optstate-test-{os.getpid()}-{next(_numbers)}"
+        self.names = [f"{unique}-{number}" for number in range(2)]
         try:
             for name in self.names:
                 _ip("netns", "add", name)
@@ -62,12 +68,15 @@ class TwoNetworks:
         _ip("-n", self.names[1], "link", "set", INTERFACE, "up")
 
     def await_loss(self, *processes: int) -> None:
-        """Returns once one of these processes' networks has sent something in vain."""
+        """Returns once one of these processes' networks has sent something in vain, or one of the
+        processes has ended, which needed the link no more."""
         before = [_segments_sent_again(process) for process in processes]
         deadline = time.monotonic() + _LOSS_TIMEOUT_S
-        while before == [_segments_sent_again(process) for process in processes]:
+        now = before
+        while now == before and -1 not in now:
             assert time.monotonic() < deadline, "nothing was sent over the link"
             time.sleep(0.01)
+            now = [_segments_sent_again(process) for process in processes]
 
     def close(self) -> None:
         for name in self.names:
