@@ -349,7 +349,7 @@ absl::Status NvmeStore::Rewrite(RecordRewriter* rewriter) {
     rewrite_began_at_ = std::chrono::steady_clock::now();
     rewriting_ = RewriteState();
   }
-  const absl::Status status =
+  absl::Status status =
       rewriter->Write([this](uint64_t bytes, uint64_t bytes_total) {
         const absl::MutexLock lock(&monitor_.mu);
         rewriting_->bytes = bytes;
