@@ -56,6 +56,10 @@ VICTIMS = {
 WEIGHTS = [2] * (len(VICTIMS) - 1) + [1]
 
 
+# Silence after which a rank is taken to wait for another one's return.
+_RETURN_AWAITED_S = 10.0
+
+
 class Campaign:
     """One job that is killed and killed again."""
 
@@ -174,10 +178,29 @@ class Campaign:
             self._begin_again(self._told())
             self._replace_ranks()
 
+    def _beside_killed(self) -> list[int]:
+        """Returns the ranks that live on a node of which a rank was killed."""
+        per_node = self._setting.ranks_per_node
+        killed = set(range(2 * per_node)) - self._ranks.living
+        nodes = {rank // per_node for rank in killed}
+        living = self._ranks.living - set(self._ranks.ended)
+        return [rank for rank in living if rank // per_node in nodes]
+
     def _end_of_ranks(self) -> None:
-        """Waits until each rank has ended by itself."""
+        """Waits until each rank has ended by itself, or waits for the return of a killed rank of
+        its own node, as it is to do: then it is ended, as a launcher would."""
         while self._ranks.living - set(self._ranks.ended):
-            self._check(self._ranks.hear(self._ranks.living))
+            try:
+                heard = self._ranks.hear(self._ranks.living, _RETURN_AWAITED_S)
+            except AssertionError:
+                waiting = self._beside_killed()
+                if not waiting:
+                    heard = self._ranks.hear(self._ranks.living)
+                else:
+                    self.found["ended while waiting for a rank"] += 1
+                    self._ranks.kill(waiting)
+                    continue
+            self._check(heard)
         for kind, text in self._ranks.ended.values():
             if kind == "error":
                 line = text.strip().splitlines()[-1]
