@@ -179,16 +179,15 @@ class Campaign:
             self._replace_ranks()
 
     def _beside_killed(self) -> list[int]:
-        """Returns the ranks that live on a node of which a rank was killed."""
+        """Returns the ranks that live on a node of which a rank was killed or has ended."""
         per_node = self._setting.ranks_per_node
-        killed = set(range(2 * per_node)) - self._ranks.living
-        nodes = {rank // per_node for rank in killed}
         living = self._ranks.living - set(self._ranks.ended)
+        nodes = {rank // per_node for rank in set(range(2 * per_node)) - living}
         return [rank for rank in living if rank // per_node in nodes]
 
     def _end_of_ranks(self) -> None:
-        """Waits until each rank has ended by itself, or waits for the return of a killed rank of
-        its own node, as it is to do: then it is ended, as a launcher would."""
+        """Waits until each rank has ended by itself, or waits for the return of a rank of its
+        own node, as it is to do: then it is ended, as a launcher would."""
         while self._ranks.living - set(self._ranks.ended):
             try:
                 heard = self._ranks.hear(self._ranks.living, _RETURN_AWAITED_S)
