@@ -102,7 +102,7 @@ TEST_F(OptctlShowTest, TopShowsRatesOfWhatJobsDo) {
   const Ran once = Optctl("top --count 1");
   EXPECT_EQ(once.exit_code, kExitOk) << once.output;
   EXPECT_TRUE(absl::StrContains(once.output, "STEPS/S")) << once.output;
-  // Nobody takes a step between the two looks.
+  // The job takes no step between the two looks.
   const Ran twice = Optctl("top --count 2 --interval 0.1 -o wide");
   EXPECT_EQ(twice.exit_code, kExitOk) << twice.output;
   EXPECT_TRUE(absl::StrContains(twice.output, " 0.00 ")) << twice.output;

@@ -9,7 +9,7 @@
 
 namespace optstate::ctl {
 
-// What a daemon said of itself and of its jobs at one time.
+// Holds what a daemon said of itself and of its jobs at one time.
 struct TopSample {
   absl::Time at;
   v1::ServerStatus status;

@@ -61,7 +61,8 @@ class StepTimer {
     std::array<uint64_t, kPhases> ns{};
     uint64_t update_bytes = 0;
   };
-  // Of the steps since the beginning, by phase; the last bucket has no bound.
+  // Counts the steps since the beginning by the time of one phase; the last
+  // bucket has no bound.
   static constexpr std::array<double, 11> kBoundsS = {
       0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100};
   struct Histogram {
