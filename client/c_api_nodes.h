@@ -40,15 +40,20 @@ typedef struct {
   /* Of the committed step, as optstate_outcome has them. */
   double gradient_norm;
   double clip_coefficient;
+  /* Of the prepared step, likewise. is_clipped: they are of all nodes. */
+  double prepared_gradient_norm;
+  double prepared_clip_coefficient;
+  int32_t prepared_is_clipped;
 } optstate_job_position;
 
-/* COMMIT_CLIPPED: the node has only some of the parameters, and the norm and
- * clip coefficient in the verdict, of all nodes, replace its own. */
+/* CLIP: the node has only some of the parameters, and the norm and the clip
+ * coefficient in the verdict, of all nodes, replace its own. The step stays
+ * prepared, and another verdict follows. */
 enum {
   OPTSTATE_VERDICT_COMMIT = 1,
   OPTSTATE_VERDICT_SKIP = 2,
   OPTSTATE_VERDICT_ABORT = 3,
-  OPTSTATE_VERDICT_COMMIT_CLIPPED = 4
+  OPTSTATE_VERDICT_CLIP = 4
 };
 
 /* What all nodes decided about a prepared step; see v1.DecideRequest. */
@@ -57,12 +62,12 @@ typedef struct {
   uint64_t step;
   uint64_t digest; /* of what this node prepared */
   int32_t verdict;
-  double gradient_norm; /* these two with COMMIT_CLIPPED alone */
+  double gradient_norm; /* these two with CLIP alone */
   double clip_coefficient;
 } optstate_verdict;
 
-/* Takes (COMMIT, or SKIP: without an update) or drops (ABORT) the step that
- * optstate_commit prepared. A repeat has the same result. */
+/* Takes (COMMIT, or SKIP: without an update), drops (ABORT) or clips (CLIP) the
+ * step that optstate_commit prepared. A repeat has the same result. */
 OPTSTATE_EXPORT int optstate_decide(optstate_session* session,
                                     const optstate_verdict* verdict,
                                     optstate_outcome* outcome);

@@ -223,7 +223,7 @@ v1::DecideRequest MakeDecision(const StepVerdict& verdict) {
   request.set_step(verdict.step);
   request.set_digest(verdict.digest);
   request.set_verdict(static_cast<v1::DecideRequest::Verdict>(verdict.verdict));
-  if (verdict.verdict == Verdict::kCommitClipped) {
+  if (verdict.verdict == Verdict::kClip) {
     request.set_gradient_norm(verdict.gradient_norm);
     request.set_clip_coefficient(verdict.clip_coefficient);
   }

@@ -74,6 +74,7 @@ absl::StatusOr<JobPosition> FindPosition(const JobAddress& address) {
     position.last_outcome = FromProto(from.last_outcome());
   }
   if (from.has_prepared()) position.prepared = FromProto(from.prepared());
+  position.prepared_is_clipped = from.prepared_is_clipped();
   return position;
 }
 

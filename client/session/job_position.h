@@ -27,6 +27,7 @@ struct JobPosition {
   JobPhase phase = JobPhase::kEmpty;
   std::optional<Outcome> last_outcome;
   std::optional<Outcome> prepared;
+  bool prepared_is_clipped = false;  // by the norm of all nodes
   uint32_t loads_finished = 0;
   uint64_t durable_step = 0;
 };

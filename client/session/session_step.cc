@@ -293,7 +293,7 @@ absl::StatusOr<Outcome> Session::Decide(const StepVerdict& verdict) {
     ForgetStaged();
     return outcome;
   }
-  OPTSTATE_RETURN_IF_ERROR(TakeOutcome(outcome));
+  if (!outcome.prepared) OPTSTATE_RETURN_IF_ERROR(TakeOutcome(outcome));
   return outcome;
 }
 

@@ -145,6 +145,7 @@ struct JobPosition {
   v1::JobPhase phase = v1::JOB_PHASE_EMPTY;
   std::optional<StepOutcome> last_outcome;
   std::optional<StepOutcome> prepared;
+  bool prepared_is_clipped = false;  // by the norm of all nodes
   uint32_t loads_finished = 0;
   uint64_t durable_step = 0;
 };

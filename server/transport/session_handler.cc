@@ -99,7 +99,7 @@ Verdict VerdictOf(int64_t number) {
   const bool is_known = number == static_cast<int64_t>(Verdict::kCommit) ||
                         number == static_cast<int64_t>(Verdict::kSkip) ||
                         number == static_cast<int64_t>(Verdict::kAbort) ||
-                        number == static_cast<int64_t>(Verdict::kCommitClipped);
+                        number == static_cast<int64_t>(Verdict::kClip);
   return is_known ? static_cast<Verdict>(number) : Verdict{0};
 }
 
@@ -361,6 +361,7 @@ absl::StatusOr<v1::PositionReply> SessionHandler::Position() const {
   }
   if (position.prepared.has_value()) {
     *reply.mutable_prepared() = ToProto(*position.prepared);
+    reply.set_prepared_is_clipped(position.prepared_is_clipped);
   }
   return reply;
 }

@@ -126,10 +126,10 @@ struct ControlFile {
   // The step whose intent is written and whose verdict is awaited; none of its
   // tiles is touched. 0, or a step that is in progress or committed: none.
   std::atomic<uint64_t> step_prepared;
-  // The step whose verdict brought a norm of all nodes, which replaces the one
-  // in the intent, and what its gradients are multiplied by beside the intent's
-  // factors. Stored before the step is in progress. 0, or another step than
-  // that one: the intent's count.
+  // The step that has a norm of all nodes, which replaces the one in the
+  // intent, and what its gradients are multiplied by beside the intent's
+  // factors. Stored while the step is prepared, and cleared before an intent is
+  // written. 0, or another step: the intent's count.
   std::atomic<uint64_t> step_clipped;
   double nodes_gradient_norm;
   double nodes_clip_coefficient;

@@ -33,7 +33,7 @@ import optstate
 from daemon import Daemon
 from node_job import Generation, Setting, undisturbed
 from optstate import _native
-from optstate.session import find_position
+from optstate.job_position import find_position
 from optstate.session_spec import SessionSpec
 from ranks import RECEIVE_TIMEOUT_S
 

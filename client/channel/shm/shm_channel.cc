@@ -388,7 +388,7 @@ absl::Status ShmChannel::StartDecision(const StepVerdict& verdict,
   submission.step = verdict.step;
   submission.begin = verdict.digest;
   submission.flags = static_cast<uint16_t>(verdict.verdict);
-  if (verdict.verdict == Verdict::kCommitClipped) {
+  if (verdict.verdict == Verdict::kClip) {
     submission.max_norm = verdict.gradient_norm;
     submission.grad_scale = verdict.clip_coefficient;
   }

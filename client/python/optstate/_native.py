@@ -191,6 +191,9 @@ class JobPosition(_Versioned):
         ("durable_step", c_uint64),
         ("gradient_norm", c_double),
         ("clip_coefficient", c_double),
+        ("prepared_gradient_norm", c_double),
+        ("prepared_clip_coefficient", c_double),
+        ("prepared_is_clipped", c_int32),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Callable, NamedTuple
 
 from optstate import _native, errors
 from optstate._interrupt import Interrupt
+from optstate.job_position import NodesNorm, native_verdict
 from optstate.session_spec import LossScalerState, SessionSpec, options_of
 
 
@@ -47,55 +48,6 @@ class Piece(NamedTuple):
     parameter: int
     begin: int
     numel: int
-
-
-def _ask(spec: SessionSpec, function: str, *arguments: Any) -> None:
-    library = _native.library()
-    interrupt = Interrupt()
-    address = _native.JobAddress(
-        endpoint=spec.endpoint.encode() if spec.endpoint else None,
-        job=spec.job.encode(),
-        timeout_s=spec.connect_timeout_s,
-        interrupted=interrupt.callback,
-    )
-    status = getattr(library, function)(ctypes.byref(address), *arguments)
-    interrupt.raise_pending()
-    _native.check(status)
-
-
-def find_position(spec: SessionSpec) -> _native.JobPosition | None:
-    """Returns how far the job of `spec` is, without a rank of it; None: there is none.
-
-    UnimplementedError: the daemon does not know steps of two phases.
-    """
-    position = _native.JobPosition()
-    try:
-        _ask(spec, "optstate_find_position", ctypes.byref(position))
-    except errors.NotFoundError:
-        return None
-    return position
-
-
-class NodesNorm(NamedTuple):
-    """Of the gradients of all nodes, which have different parameters; as StepOutcome has them."""
-
-    gradient_norm: float
-    clip_coefficient: float
-
-
-def _verdict(step: int, digest: int, verdict: int, norm: NodesNorm | None) -> _native.Verdict:
-    native = _native.Verdict(step=step, digest=digest, verdict=verdict)
-    if norm is not None:
-        native.gradient_norm, native.clip_coefficient = norm
-    return native
-
-
-def bring_verdict(
-    spec: SessionSpec, step: int, digest: int, verdict: int, norm: NodesNorm | None = None
-) -> None:
-    """Does Session.decide() without a session."""
-    native = _verdict(step, digest, verdict, norm)
-    _ask(spec, "optstate_bring_verdict", ctypes.byref(native), ctypes.byref(_native.Outcome()))
 
 
 _open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -354,11 +306,11 @@ class Session:
     def decide(
         self, step: int, digest: int, verdict: int, norm: NodesNorm | None = None
     ) -> StepOutcome:
-        """Takes or drops the step that commit() prepared; see optstate_decide.
+        """Takes, drops or clips the step that commit() prepared; see optstate_decide.
 
-        norm: with OPTSTATE_VERDICT_COMMIT_CLIPPED alone.
+        norm: with OPTSTATE_VERDICT_CLIP alone.
         """
-        native = _verdict(step, digest, verdict, norm)
+        native = native_verdict(step, digest, verdict, norm)
         with self._lock:
             self._call(
                 self._library.optstate_decide, ctypes.byref(native), ctypes.byref(self._outcome)

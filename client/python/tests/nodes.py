@@ -8,6 +8,7 @@ import pytest
 import ranks
 from daemon import Daemon
 from optstate._torch.nodes import agreement
+from optstate._torch.nodes.resolution import Verdict
 
 
 @pytest.fixture
@@ -50,7 +51,8 @@ def stops_when_prepared(connection, rank, optimizer, at=3):
 
 
 def stops_before_deciding(connection, rank, optimizer, at=3):
-    """Rank 0's node takes the step; every other rank stops before it says what was decided."""
+    """Rank 0's node takes the step, or notes its norm where nodes hold different shards; every
+    other rank stops before it says what was decided."""
     session = optimizer._served.attachment.session
     decide = session.decide
 
@@ -59,6 +61,36 @@ def stops_before_deciding(connection, rank, optimizer, at=3):
             _stop(connection)
         outcome = decide(step, *rest)
         if step == at and rank == 0:
+            _stop(connection)
+        return outcome
+
+    session.decide = stopping
+
+
+def stops_before_committing(connection, rank, optimizer, at=3):
+    """Both nodes have noted the norm of all gradients, and rank 0's node takes the step."""
+    session = optimizer._served.attachment.session
+    decide = session.decide
+
+    def stopping(step, digest, verdict, *norm):
+        if step == at and verdict is Verdict.COMMIT and rank != 0:
+            _stop(connection)
+        outcome = decide(step, digest, verdict, *norm)
+        if step == at and verdict is Verdict.COMMIT and rank == 0:
+            _stop(connection)
+        return outcome
+
+    session.decide = stopping
+
+
+def stops_when_noted(connection, rank, optimizer, at=3):
+    """Both nodes have noted the norm, and none takes the step."""
+    session = optimizer._served.attachment.session
+    decide = session.decide
+
+    def stopping(step, digest, verdict, *norm):
+        outcome = decide(step, digest, verdict, *norm)
+        if step == at and verdict is Verdict.CLIP:
             _stop(connection)
         return outcome
 

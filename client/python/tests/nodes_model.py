@@ -1,9 +1,11 @@
 """A model of the nodes of one job, whose every interleaving is tried.
 
-The rules are the real ones (optstate._torch.nodes.resolution). An engine is modelled as
-server/session/steps/step_preparer.cc has it: what it has committed and prepared outlives it, and
-the first verdict that fits decides. Each node has one rank, for all its ranks. Ranks of a new
-generation come when those of the last one are dead: they settle, and take the step again.
+The rules are the real ones (optstate._torch.nodes.resolution). Nodes that hold different shards
+note the norm of an attempt before they commit it, as NodeAgreement.take does. An engine is
+modelled as server/session/steps/step_preparer.cc has it: what it has committed and prepared
+outlives it, and the first verdict that fits decides. Each node has one rank, for all its ranks.
+Ranks of a new generation come when those of the last one are dead: they settle, and take the step
+again.
 
 Assumed: what a rank has sent reaches its engine at any time or never, and any number of times,
 until ranks of the next generation attach; the engine ends the former sessions before. What a rank
@@ -17,6 +19,7 @@ from collections.abc import Iterator
 
 from optstate._torch.nodes import resolution
 from optstate._torch.nodes.resolution import Position, Step, Verdict
+from optstate.job_position import NodesNorm
 
 STEP = 1
 GENERATIONS = 3
@@ -37,9 +40,15 @@ class Scenario:
     # Each attempt at the step has other gradients, as of a script that goes on with other data.
     varies: bool = False
     retries: int = 0  # attempts that the same ranks make after an abort
+    # The next ranks may come while some of the last ones still live, without a session.
+    overlaps: bool = False
     # What they do not await before: "bring" that the abort is brought to their own node, "all"
-    # that it is to all nodes.
+    # that it is to all nodes, "noted" that all nodes have noted the norm of what they commit.
     careless: str = ""
+
+    @property
+    def is_split(self) -> bool:
+        return self.kinds is not None and len(set(self.kinds)) > 1
 
     def digest(self, index: int, attempt: int) -> int:
         return self.digests[index] + (_OF_ATTEMPT * attempt if self.varies else 0)
@@ -49,13 +58,16 @@ class Scenario:
 class Node:
     committed: Step = Step(0, 0)
     prepared: Step | None = None
-    # The rank: "runs", "voted" (its engine has prepared, or refused), "drops" (a step that it
-    # tries again), "dropped", "done" or "dead".
+    # The rank: "runs", "voted" (its engine has prepared, or refused), "clips" (the norm is on its
+    # way to the engine), "noted" (or not, as `noted` has it), "drops" (a step that it tries
+    # again), "dropped", "done" or "dead".
     rank: str = "runs"
     votes: tuple[Step | None, ...] = ()  # by attempt of its generation
     attempt: int = 0
     dropped: int = 0  # attempts whose abort it has brought
     heard: frozenset[int] = frozenset()  # whose votes of its attempt it has
+    noted: bool | None = None  # what it tells the others; None: nothing yet
+    heard_noted: frozenset[int] = frozenset()  # whose it has
 
     @property
     def position(self) -> Position:
@@ -83,6 +95,11 @@ def take(node: Node, step: Step, verdict: Verdict) -> Node:
     prepared = node.prepared
     if prepared is None or (prepared.step, prepared.digest) != (step.step, step.digest):
         return node
+    if verdict is Verdict.CLIP:
+        clipped = prepared if prepared.norm else dataclasses.replace(prepared, norm=step.norm)
+        return dataclasses.replace(node, prepared=clipped)
+    if prepared.norm != step.norm:  # which the digest shows
+        return node
     if verdict is Verdict.ABORT:
         return dataclasses.replace(node, prepared=None)
     found_inf = verdict is Verdict.SKIP or prepared.found_inf
@@ -102,12 +119,14 @@ def moves(world: World, scenario: Scenario) -> Iterator[World]:
     yield from _faults(world, scenario)
     if world.seen is not None:
         yield from _settling(world, scenario)
-    elif all(node.rank == "dead" for node in world.nodes):
-        if world.generation + 1 < GENERATIONS:
+    else:
+        dead = [node.rank == "dead" for node in world.nodes]
+        may_come = any(dead) if scenario.overlaps else all(dead)
+        if may_come and world.generation + 1 < GENERATIONS:
             yield dataclasses.replace(
                 world, generation=world.generation + 1, seen=(None,) * len(world.nodes)
             )
-    else:
+    if world.seen is None or scenario.overlaps:
         yield from _stepping(world, scenario)
 
 
@@ -140,10 +159,20 @@ def _settling(world: World, scenario: Scenario) -> Iterator[World]:
     except resolution.Unresolvable as error:
         yield dataclasses.replace(world, seen=None, error=str(error), messages=frozenset())
         return
-    if not verdicts:  # they attach
+    if not verdicts:  # they attach, unless ranks that still live have gone on
+        if any(node.position != seen for node, seen in zip(world.nodes, world.seen)):
+            yield dataclasses.replace(world, seen=(None,) * len(world.nodes))
+            return
         nodes = tuple(
             dataclasses.replace(
-                node, rank="runs", votes=(), attempt=0, dropped=0, heard=frozenset()
+                node,
+                rank="runs",
+                votes=(),
+                attempt=0,
+                dropped=0,
+                heard=frozenset(),
+                noted=None,
+                heard_noted=frozenset(),
             )
             for node in world.nodes
         )
@@ -155,6 +184,10 @@ def _settling(world: World, scenario: Scenario) -> Iterator[World]:
     nodes = list(world.nodes)
     for index, verdict in verdicts.items():
         prepared = world.seen[index].prepared
+        if verdict is Verdict.CLIP:
+            norm = resolution.noted_norm(world.seen)
+            assert norm is not None, "a norm is asked for that no node has"
+            prepared = dataclasses.replace(prepared, norm=norm)
         messages.add((index, prepared, verdict))
         nodes[index] = take(nodes[index], prepared, verdict)
     yield dataclasses.replace(world, messages=frozenset(messages), seen=None)
@@ -187,6 +220,13 @@ def _stepping(world: World, scenario: Scenario) -> Iterator[World]:
             if len(node.heard) == len(world.nodes):
                 votes = [each.votes[node.attempt] for each in world.nodes]
                 verdict = resolution.decide(votes, scenario.kinds)
+                if verdict is Verdict.COMMIT and scenario.is_split:
+                    norm = NodesNorm(float(sum(vote.digest for vote in votes)), 1.0)
+                    clipped = dataclasses.replace(votes[index], norm=norm)
+                    sent = world.with_node(index, rank="clips")
+                    message = (index, clipped, Verdict.CLIP)
+                    yield dataclasses.replace(sent, messages=world.messages | {message})
+                    continue
                 tries = verdict is Verdict.ABORT and node.attempt < scenario.retries
                 then = "done" if verdict is not Verdict.ABORT else "drops" if tries else "dead"
                 sent = world.with_node(index, rank=then)
@@ -195,6 +235,39 @@ def _stepping(world: World, scenario: Scenario) -> Iterator[World]:
                     message = (index, vote, verdict)
                     sent = dataclasses.replace(sent, messages=world.messages | {message})
                 yield sent
+        elif node.rank == "clips":
+            own = {each for each in world.messages if each[0] == index}
+            (_, clipped, verdict) = next(each for each in own if each[2] is Verdict.CLIP)
+            after = take(node, clipped, verdict)
+            is_noted = after.prepared is not None and after.prepared.norm is not None
+            then = world.with_node(
+                index,
+                prepared=after.prepared,
+                rank="noted",
+                noted=is_noted,
+                heard_noted=frozenset({index}),
+            )
+            yield dataclasses.replace(then, messages=world.messages - own)
+        elif node.rank == "noted":
+            for other, sender in enumerate(world.nodes):
+                if other not in node.heard_noted and sender.noted is not None:
+                    yield world.with_node(index, heard_noted=node.heard_noted | {other})
+            is_careless = scenario.careless == "noted"
+            if is_careless or len(node.heard_noted) == len(world.nodes):
+                if is_careless or all(each.noted for each in world.nodes):
+                    sent = world.with_node(index, rank="done")
+                    clipped = dataclasses.replace(
+                        node.votes[node.attempt],
+                        norm=NodesNorm(
+                            float(sum(each.votes[node.attempt].digest for each in world.nodes)), 1.0
+                        ),
+                    )
+                    message = (index, clipped, Verdict.COMMIT)
+                    yield dataclasses.replace(sent, messages=world.messages | {message})
+                else:
+                    yield world.with_node(index, rank="dead")
+            elif any(each.rank == "dead" and each.noted is None for each in world.nodes):
+                yield world.with_node(index, rank="dead")
         elif node.rank == "drops":
             # It has the answer to its abort, which does not come again.
             vote = node.votes[node.attempt]
@@ -228,7 +301,10 @@ def check(world: World, scenario: Scenario) -> None:
     taken, digests = set(), set()
     for kind, node in zip(kinds, world.nodes):
         if node.committed.step == STEP:
-            taken.add((node.committed.digest // _OF_ATTEMPT, node.committed.found_inf))
+            attempt = node.committed.digest // _OF_ATTEMPT
+            found_inf = node.committed.found_inf
+            taken.add((attempt, found_inf, None if found_inf else node.committed.norm))
+            assert not scenario.is_split or found_inf or node.committed.norm, f"no norm: {world}"
             digests.add((kind, node.committed.digest))
     assert len(taken) <= 1, f"a step was taken in two ways, or of two attempts: {world}"
     assert len(digests) == len({kind for kind, _ in digests}), f"nodes took other steps: {world}"

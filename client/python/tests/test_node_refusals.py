@@ -14,7 +14,8 @@ from older_daemon import OlderDaemon
 from optstate import _native
 from optstate._torch.nodes.resolution import Verdict
 from optstate._torch.optimizer_info import infos
-from optstate.session import NodesNorm, Session, bring_verdict
+from optstate.job_position import NodesNorm, bring_verdict
+from optstate.session import Session
 from optstate.session_spec import ParameterSpec, SessionSpec
 from training import bits, loss_of, small_model
 
@@ -228,7 +229,7 @@ def test_a_decision_about_another_step(own_daemon, job):
         with pytest.raises(
             optstate.FailedPreconditionError, match=f"{prepared.digest:016x}.*{other:016x}"
         ):
-            norm = NodesNorm(1.0, 1.0) if verdict is Verdict.COMMIT_CLIPPED else None
+            norm = NodesNorm(1.0, 1.0) if verdict is Verdict.CLIP else None
             node.session.decide(1, other, verdict, norm)
     with pytest.raises(optstate.FailedPreconditionError, match="step 2 .* is not prepared here"):
         node.session.decide(2, prepared.digest, Verdict.COMMIT)

@@ -13,7 +13,8 @@ from daemon import Daemon
 from optstate import _native, errors
 from optstate._torch.nodes.resolution import Verdict
 from optstate._torch.optimizer_info import infos
-from optstate.session import NodesNorm, Session, StepOutcome
+from optstate.job_position import NodesNorm, find_position, noted_digest
+from optstate.session import Session, StepOutcome
 from optstate.session_spec import ParameterSpec, SessionSpec
 
 FLOAT32 = 1
@@ -93,11 +94,29 @@ def test_nodes_with_parts_of_the_parameters_clip_as_one_node_does(
         assert norm == expected.gradient_norm
         found = NodesNorm(norm, min(1.0, MAX_NORM / (norm + 1e-6)))
         for name, part in parts.items():
-            verdict = prepared[name].step, prepared[name].digest, Verdict.COMMIT_CLIPPED
-            outcome = part.decide(*verdict, found)
+            step, digest = prepared[name].step, prepared[name].digest
+            clipped = part.decide(step, digest, Verdict.CLIP, found)
+            assert part.decide(step, digest, Verdict.CLIP, found) == clipped and clipped.prepared
+            assert clipped.digest == noted_digest(digest, found) != digest
+            assert noted_digest(clipped.digest, found) == digest
+            position = find_position(
+                SessionSpec(
+                    job=f"{job}-{name}",
+                    optimizer=0,
+                    group_options=(),
+                    parameters=(),
+                    endpoint=endpoint,
+                )
+            )
+            assert position.prepared_is_clipped
+            assert position.prepared_gradient_norm == norm
+            assert position.prepared_clip_coefficient == found.clip_coefficient
+            with pytest.raises(errors.FailedPreconditionError, match="norm of all nodes already"):
+                part.decide(step, digest, Verdict.ABORT)
+            outcome = part.decide(step, clipped.digest, Verdict.COMMIT)
             assert outcome.gradient_norm == expected.gradient_norm
             assert outcome.clip_coefficient == expected.clip_coefficient
-            assert part.decide(*verdict, found) == outcome
+            assert part.decide(step, clipped.digest, Verdict.COMMIT) == outcome
         for index, (name, part) in enumerate(parts.items()):
             assert torch.equal(master(part, 0, SIZES[name]), master(whole, index, SIZES[name]))
     for session in (whole, *parts.values()):
@@ -116,11 +135,11 @@ def test_a_norm_that_cannot_be_is_refused_and_the_step_stays_prepared(
     outcome = commit(session, [torch.randn(SIZES["a"])])
     for norm in (NodesNorm(-1.0, 1.0), NodesNorm(math.nan, 1.0), NodesNorm(1.0, 0.0)):
         with pytest.raises(ValueError, match="clip_coefficient"):
-            session.decide(outcome.step, outcome.digest, Verdict.COMMIT_CLIPPED, norm)
+            session.decide(outcome.step, outcome.digest, Verdict.CLIP, norm)
     assert session.decide(outcome.step, outcome.digest, Verdict.ABORT).step == 0
     # Clipped by the node itself, with a norm of its own gradients alone.
     outcome = commit(session, [torch.randn(SIZES["a"])], max_norm=MAX_NORM)
     with pytest.raises(errors.FailedPreconditionError, match="max_norm"):
-        session.decide(outcome.step, outcome.digest, Verdict.COMMIT_CLIPPED, NodesNorm(1.0, 0.5))
+        session.decide(outcome.step, outcome.digest, Verdict.CLIP, NodesNorm(1.0, 0.5))
     assert session.decide(outcome.step, outcome.digest, Verdict.COMMIT).applied
     session.close()

@@ -13,6 +13,7 @@ import ranks
 import sharded
 import torch
 import torch.distributed as dist
+from optstate._torch.nodes.resolution import Verdict
 from sharded import assert_close, assert_states_close, wholes
 from training import bits
 
@@ -74,16 +75,18 @@ def _same(results, expected):
     return results[0]
 
 
+CLIPPED = {"max_norm": 0.05}
 CASES = {
     "plain": {},
+    "clipped": CLIPPED,
     "clipped before": {},
     "max_value": {"max_value": 1e-3},
     "norm_type": {"norm_type": 1.0},
-    "inf": {},
-    "scaler": {"fused": True},
-    "accumulate": {"accumulate": True},
-    "missing": {},
-    "SGD": {"momentum": 0.9},
+    "inf": {"max_norm": 0.05},
+    "scaler": {"fused": True, "max_norm": 0.05},
+    "accumulate": {"accumulate": True, "max_norm": 0.05},
+    "missing": {"max_norm": 0.05},
+    "SGD": {"momentum": 0.9, "max_norm": 0.05},
     "Lion": {},
     "RMSprop": {"centered": True},
 }
@@ -95,6 +98,8 @@ def test_the_bits_of_one_node_with_all_ranks(case, nodes, daemon, job):
     one = ranks.run(_train, 4, [daemon.shm], 4, job, case, kwargs)
     two = ranks.run(_train, 4, [each.shm for each in nodes], 2, job, case, kwargs)
     _same(two, one[0])
+    if "max_norm" in kwargs:  # the sums of all nodes are added in the order of one node
+        assert repr(two[0][2]) == repr(one[0][2])
     if case in ("inf", "scaler"):
         assert [applied for _, applied in two[0][2]].count(False) == (2 if case == "inf" else 1)
     assert [each.jobs() for each in nodes] == [[job], [job]]
@@ -105,9 +110,22 @@ def test_the_bits_of_one_node_with_all_ranks(case, nodes, daemon, job):
 
 @pytest.mark.parametrize("wire", ["grpc_unix", "grpc_tcp"])
 def test_over_grpc(wire, nodes, daemon, job):
-    one = ranks.run(_train, 2, [daemon.shm], 2, job)
-    two = ranks.run(_train, 2, [getattr(each, wire) for each in nodes], 1, job)
+    one = ranks.run(_train, 2, [daemon.shm], 2, job, "clipped", CLIPPED)
+    two = ranks.run(_train, 2, [getattr(each, wire) for each in nodes], 1, job, "clipped", CLIPPED)
     _same(two, one[0])
+
+
+@pytest.mark.parametrize("norm_type", [1.0, float("inf")])
+def test_other_norms_clip_all_nodes_alike(norm_type, nodes, job):
+    """Their last bits may depend on the number of nodes."""
+    kwargs = {"max_norm": 0.05, "norm_type": norm_type}
+    endpoints = [each.shm for each in nodes]
+    clipped = ranks.run(_train, 2, endpoints, 1, job, "plain", kwargs)
+    assert repr(clipped[0]) == repr(clipped[1])
+    kwargs = {"norm_type": norm_type}
+    plain = ranks.run(_train, 2, endpoints, 1, f"{job}-plain", "plain", kwargs)
+    assert clipped[0][2][0] == plain[0][2][0] and clipped[0][2][0][0] > 0.05
+    assert clipped[0][0] != plain[0][0]
 
 
 def _beside_torch(connection, rank, endpoints, job):
@@ -185,12 +203,17 @@ def _kill_supervisor(nodes, job):
 @pytest.mark.parametrize(
     ("where", "kill", "wire", "resumed_at"),
     [
-        (on_nodes.stops_when_prepared, _kill_nothing, "shm", 3),
-        (on_nodes.stops_when_prepared, _kill_engine, "shm", 3),
-        (on_nodes.stops_when_prepared, _kill_supervisor, "grpc_unix", 3),
+        # No node has noted the norm of all gradients: the step is dropped.
+        (on_nodes.stops_when_prepared, _kill_nothing, "shm", 2),
+        (on_nodes.stops_when_prepared, _kill_engine, "shm", 2),
+        (on_nodes.stops_when_prepared, _kill_supervisor, "grpc_unix", 2),
         (on_nodes.stops_before_deciding, _kill_nothing, "shm", 3),
         (on_nodes.stops_before_deciding, _kill_engine, "grpc_unix", 3),
         (on_nodes.stops_before_deciding, _kill_supervisor, "shm", 3),
+        (on_nodes.stops_when_noted, _kill_nothing, "grpc_unix", 3),
+        (on_nodes.stops_when_noted, _kill_engine, "shm", 3),
+        (on_nodes.stops_before_committing, _kill_nothing, "shm", 3),
+        (on_nodes.stops_before_committing, _kill_engine, "shm", 3),
         (on_nodes.stops_before_preparing, _kill_nothing, "shm", 2),
         (on_nodes.stops_before_preparing, _kill_engine, "shm", 2),
     ],
@@ -198,23 +221,31 @@ def _kill_supervisor(nodes, job):
 def test_ranks_that_are_killed_within_a_step(where, kill, wire, resumed_at, nodes, daemon, job):
     """All nodes end at one step, with the bits of a training that nobody disturbed."""
     endpoints = [getattr(each, wire) for each in nodes]
-    expected = ranks.run(_train, 2, [daemon.shm], 2, job)[0]
-    with ranks.running(_train, 2, endpoints, 1, job, "plain", {}, where) as running:
+    expected = ranks.run(_train, 2, [daemon.shm], 2, job, "clipped", CLIPPED)[0]
+    with ranks.running(_train, 2, endpoints, 1, job, "clipped", CLIPPED, where) as running:
         for rank in range(2):
             assert running.hear(rank) == "stopped"
         kill(nodes, job)
         running.kill(0, 1)
-    with ranks.running(_train, 2, endpoints, 1, job, "plain", {}, on_nodes.says_step) as running:
+    says = on_nodes.says_step
+    with ranks.running(_train, 2, endpoints, 1, job, "clipped", CLIPPED, says) as running:
         assert [running.hear(rank) for rank in range(2)] == [resumed_at] * 2
         again = running.results()
     assert len(_same(again, expected)[2]) == STEPS - resumed_at
 
 
-@pytest.mark.parametrize("where", [on_nodes.stops_when_prepared, on_nodes.stops_before_deciding])
+@pytest.mark.parametrize(
+    "where",
+    [
+        on_nodes.stops_before_deciding,
+        on_nodes.stops_when_noted,
+        on_nodes.stops_before_committing,
+    ],
+)
 def test_an_engine_killed_while_its_ranks_live_is_a_delay(where, nodes, daemon, job):
-    expected = ranks.run(_train, 2, [daemon.shm], 2, job)[0]
+    expected = ranks.run(_train, 2, [daemon.shm], 2, job, "clipped", CLIPPED)[0]
     endpoints = [each.shm for each in nodes]
-    with ranks.running(_train, 2, endpoints, 1, job, "plain", {}, where) as running:
+    with ranks.running(_train, 2, endpoints, 1, job, "clipped", CLIPPED, where) as running:
         for rank in range(2):
             assert running.hear(rank) == "stopped"
         _kill_engine(nodes, job)
@@ -261,14 +292,16 @@ def test_a_step_that_one_node_cannot_prepare_is_taken_on_none(nodes, job):
         assert "node0: step 2, digest" in said[1][1] and "equal options" in said[1][1]
 
 
-def _undecided(connection, rank, endpoints, job):
+def _undecided(connection, rank, endpoints, job, fails_to):
     """A rank that did not learn the verdict takes no other step: nor does any other."""
-    model, optimizer = _make(rank, endpoints, 1, job)
+    model, optimizer = _make(rank, endpoints, 1, job, max_norm=0.05)
     session = optimizer._served.attachment.session
     decide, said = session.decide, []
 
-    def failing(*arguments):
-        raise optstate.errors.InternalError("made up")
+    def failing(step, digest, verdict, *norm):
+        if verdict is fails_to:
+            raise optstate.errors.InternalError("made up")
+        return decide(step, digest, verdict, *norm)
 
     for step in range(3):
         optimizer.zero_grad()
@@ -280,17 +313,25 @@ def _undecided(connection, rank, endpoints, job):
             said.append(str(error))
     steps = [session.committed_step]
     optimizer.close()
-    model, optimizer = _make(rank, endpoints, 1, job)
+    model, optimizer = _make(rank, endpoints, 1, job, max_norm=0.05)
     steps.append(optimizer.committed_step)
     sharded.train(model, optimizer, [7])
     return said, steps
 
 
-def test_a_verdict_that_was_not_brought(nodes, job):
-    (first, second), (other, again) = ranks.run(_undecided, 2, [each.shm for each in nodes], job)
-    assert (second, again) == ([2, 2], [1, 2])  # settled as it was decided
-    assert len(first) == 1 and "rank 1" in first[0]
+@pytest.mark.parametrize("fails_to", [Verdict.COMMIT, Verdict.CLIP])
+def test_a_verdict_that_was_not_brought(fails_to, nodes, job):
+    endpoints = [each.shm for each in nodes]
+    (first, second), (other, again) = ranks.run(_undecided, 2, endpoints, job, fails_to)
     assert other[0] == "made up" and len(other) == 2
+    # Settled as it was decided.
+    assert again == [1, 2]
+    if fails_to is Verdict.COMMIT:
+        assert second == [2, 2]
+        assert len(first) == 1 and "rank 1" in first[0]
+    else:
+        assert second == [1, 2]
+        assert len(first) == 2 and "the daemon of rank 1 has not noted the norm" in first[0]
 
 
 def _refused(connection, rank, endpoints, per_node, job, kwargs, how):
@@ -320,7 +361,6 @@ def _refused(connection, rank, endpoints, per_node, job, kwargs, how):
     [
         ({}, {}, "UnimplementedError", '"sharded" when each node'),
         ({"across_nodes": "replicated"}, {}, "UnimplementedError", 'across_nodes="sharded"'),
-        ({"max_norm": 1.0}, {"steps": 1}, "UnimplementedError", "clip_grad_norm_"),
         ({}, {"steps": 1, "group": True}, "UnimplementedError", "clip_grad_norm_"),
         ({"reduction": "daemon"}, {}, "ValueError", "sums the ranks of one node"),
         ({"speculative": True}, {}, "ValueError", "speculative"),

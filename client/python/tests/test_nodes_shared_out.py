@@ -64,7 +64,7 @@ def _same(results, expected):
     ("kind", "per_node"), [("AdamW", 2), ("SGD", 1), ("Muon", 1), ("LAMB", 1), ("Adafactor", 1)]
 )
 def test_the_bits_of_one_node_with_all_ranks(kind, per_node, nodes, daemon, job):
-    kwargs = {"momentum": 0.9} if kind == "SGD" else {}
+    kwargs = {"max_norm": 0.05, **({"momentum": 0.9} if kind == "SGD" else {})}
     world = 2 * per_node
     one = ranks.run(_train, world, [daemon.shm], world, job, kind, kwargs)
     two = ranks.run(_train, world, [each.shm for each in nodes], per_node, job, kind, kwargs)
@@ -148,16 +148,16 @@ def test_it_trains_as_zero_redundancy_optimizer_does(nodes, job):
     assert one == other
 
 
-@pytest.mark.parametrize("where", [on_nodes.stops_when_prepared, on_nodes.stops_before_deciding])
+@pytest.mark.parametrize("where", [on_nodes.stops_when_noted, on_nodes.stops_before_committing])
 def test_ranks_that_are_killed_within_a_step(where, nodes, daemon, job):
     """The next script gets all parameters, also those that nobody had sent."""
-    endpoints = [each.shm for each in nodes]
-    expected = ranks.run(_train, 2, [daemon.shm], 2, job)[0]
-    with ranks.running(_train, 2, endpoints, 1, job, "AdamW", {}, where) as running:
+    endpoints, kwargs = [each.shm for each in nodes], {"max_norm": 0.05}
+    expected = ranks.run(_train, 2, [daemon.shm], 2, job, "AdamW", kwargs)[0]
+    with ranks.running(_train, 2, endpoints, 1, job, "AdamW", kwargs, where) as running:
         for rank in range(2):
             assert running.hear(rank) == "stopped"
         running.kill(0, 1)
-    again = ranks.run(_train, 2, endpoints, 1, job)
+    again = ranks.run(_train, 2, endpoints, 1, job, "AdamW", kwargs)
     assert len(_same(again, expected)[2]) == STEPS - 3
 
 

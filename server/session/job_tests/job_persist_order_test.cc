@@ -357,9 +357,12 @@ TEST_F(PersistOrderInCrashTest, APreparedStepIsClipped) {
   harness_.job().Decide(0, 1000,
                         {.step = 3,
                          .digest = digest,
-                         .verdict = Verdict::kCommitClipped,
+                         .verdict = Verdict::kClip,
                          .gradient_norm = 7,
                          .clip_coefficient = 0.5});
+  EXPECT_EQ(watch.ReadControl()->step_prepared.load(), 3u);
+  harness_.job().Decide(0, 1001,
+                        {.step = 3, .digest = ClippedDigest(digest, 7, 0.5)});
   EXPECT_THAT(watch.reached(), ElementsAreArray({PersistPoint::kStepClipped,
                                                  PersistPoint::kStepInProgress,
                                                  PersistPoint::kFirstTile}));

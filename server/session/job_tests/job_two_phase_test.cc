@@ -53,13 +53,21 @@ class TwoPhaseTest : public JobCrashTest,
   StepVerdict VerdictOf(Verdict verdict) const {
     return {.step = 3, .digest = digest_, .verdict = verdict};
   }
-  // Returns the verdict with which the step is what it is on one node.
+  // Returns the clipping with which the step is what it is on one node.
   StepVerdict ClippedAsOnOneNode(const StepOutcome& prepared) const {
-    StepVerdict verdict = VerdictOf(Verdict::kCommitClipped);
+    StepVerdict verdict = VerdictOf(Verdict::kClip);
     verdict.gradient_norm = prepared.gradient_norm;
     verdict.clip_coefficient =
         CommitOf(3).max_norm / (prepared.gradient_norm + 1e-6);
     return verdict;
+  }
+  // Returns the verdict about the step that is clipped so.
+  StepVerdict ClippedVerdict(const StepVerdict& clipping,
+                             Verdict verdict = Verdict::kCommit) const {
+    return {.step = 3,
+            .digest = ClippedDigest(digest_, clipping.gradient_norm,
+                                    clipping.clip_coefficient),
+            .verdict = verdict};
   }
   // Returns the sums of squares of the prepared step, by parameter.
   absl::StatusOr<std::vector<double>> PreparedSums() {
@@ -84,6 +92,10 @@ class TwoPhaseTest : public JobCrashTest,
     const auto position = harness_.job().Position();
     EXPECT_TRUE(position.ok()) << position.status();
     return position.ok() ? position->prepared : std::nullopt;
+  }
+  bool IsClipped() {
+    const auto position = harness_.job().Position();
+    return position.ok() && position->prepared_is_clipped;
   }
   // Attaches all ranks, each with the gradients of step 3 in a segment.
   void AttachWithSegments() {
@@ -156,19 +168,58 @@ TEST_P(TwoPhaseTest, IsClippedByTheNormOfAllNodes) {
   double sum = 0;
   for (const double each : *sums) sum += each;
   EXPECT_EQ(std::sqrt(sum), prepared.gradient_norm);
-  const StepVerdict verdict = ClippedAsOnOneNode(prepared);
-  EXPECT_LT(verdict.clip_coefficient, 1);
-  const auto first = Decide(0, verdict);
+  const StepVerdict clipping = ClippedAsOnOneNode(prepared);
+  EXPECT_LT(clipping.clip_coefficient, 1);
+  StepVerdict other = clipping;
+  other.gradient_norm *= 2;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    const auto clipped = Decide(rank, clipping);
+    ASSERT_TRUE(clipped.status.ok()) << clipped.status;
+    EXPECT_TRUE(clipped.outcome.prepared);
+    EXPECT_NE(clipped.outcome.digest, digest_);
+    EXPECT_EQ(clipped.outcome.digest, ClippedVerdict(clipping).digest);
+    EXPECT_EQ(clipped.outcome.gradient_norm, clipping.gradient_norm);
+    EXPECT_TRUE(absl::IsFailedPrecondition(Decide(rank, other).status));
+  }
+  EXPECT_TRUE(IsClipped());
+  EXPECT_TRUE(harness_.StateBytes() == committed_);
+  // A verdict about the step as it was comes too late.
+  for (const Verdict late : {Verdict::kAbort, Verdict::kCommit}) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(Decide(1, VerdictOf(late)).status));
+  }
+  const auto first = Decide(0, ClippedVerdict(clipping));
   ASSERT_TRUE(first.status.ok()) << first.status;
-  EXPECT_EQ(first.outcome.gradient_norm, verdict.gradient_norm);
-  EXPECT_EQ(first.outcome.clip_coefficient, verdict.clip_coefficient);
-  EXPECT_TRUE(Decide(1, verdict).status.ok());
+  EXPECT_FALSE(first.outcome.prepared);
+  EXPECT_EQ(first.outcome.gradient_norm, clipping.gradient_norm);
+  EXPECT_EQ(first.outcome.clip_coefficient, clipping.clip_coefficient);
+  EXPECT_TRUE(Decide(1, ClippedVerdict(clipping)).status.ok());
   EXPECT_TRUE(harness_.StateBytes() == expected_);
   EXPECT_TRUE(absl::IsFailedPrecondition(PreparedSums().status()));
   // It is too late for another norm.
-  StepVerdict other = verdict;
-  other.gradient_norm *= 2;
   EXPECT_TRUE(absl::IsFailedPrecondition(Decide(0, other).status));
+  EXPECT_TRUE(Decide(0, clipping).status.ok());
+}
+
+// The norm is of one attempt alone, also for the next engine.
+TEST_P(TwoPhaseTest, AnAbortedStepIsClippedAnew) {
+  ASSERT_NO_FATAL_FAILURE(AttachWithSegments());
+  StepVerdict clipping = ClippedAsOnOneNode(PrepareUnclipped());
+  clipping.clip_coefficient /= 2;
+  EXPECT_TRUE(Decide(0, clipping).status.ok());
+  EXPECT_TRUE(IsClipped());
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    EXPECT_TRUE(
+        Decide(rank, ClippedVerdict(clipping, Verdict::kAbort)).status.ok());
+  }
+  Prepare();
+  EXPECT_FALSE(IsClipped());
+  harness_.Close();
+  ASSERT_TRUE(harness_.OpenWith(std::move(segments_)).ok());
+  EXPECT_FALSE(IsClipped());
+  EXPECT_TRUE(
+      harness_.job().DecideUnattached(VerdictOf(Verdict::kCommit)).ok());
+  harness_.AttachAll();
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
 TEST_P(TwoPhaseTest, ANormThatIsNoneChangesNothing) {
@@ -187,7 +238,9 @@ TEST_P(TwoPhaseTest, ANormThatIsNoneChangesNothing) {
     EXPECT_TRUE(absl::IsInvalidArgument(Decide(0, bad).status)) << coefficient;
   }
   ASSERT_TRUE(Prepared().has_value());
+  EXPECT_FALSE(IsClipped());
   EXPECT_TRUE(Decide(0, verdict).status.ok());
+  EXPECT_TRUE(Decide(0, ClippedVerdict(verdict)).status.ok());
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
@@ -202,13 +255,32 @@ TEST_P(TwoPhaseTest, WhatANodeHasClippedIsNotClippedAnew) {
 
 TEST_P(TwoPhaseTest, TheNextEngineClipsIt) {
   ASSERT_NO_FATAL_FAILURE(AttachWithSegments());
-  const StepVerdict verdict = ClippedAsOnOneNode(PrepareUnclipped());
+  const StepVerdict clipping = ClippedAsOnOneNode(PrepareUnclipped());
   harness_.Close();
   ASSERT_TRUE(harness_.OpenWith(std::move(segments_)).ok());
   EXPECT_TRUE(absl::IsFailedPrecondition(PreparedSums().status()));
-  const auto outcome = harness_.job().DecideUnattached(verdict);
+  const auto clipped = harness_.job().DecideUnattached(clipping);
+  ASSERT_TRUE(clipped.ok()) << clipped.status();
+  EXPECT_TRUE(clipped->prepared);
+  const auto outcome =
+      harness_.job().DecideUnattached(ClippedVerdict(clipping));
   ASSERT_TRUE(outcome.ok()) << outcome.status();
-  EXPECT_EQ(outcome->clip_coefficient, verdict.clip_coefficient);
+  EXPECT_EQ(outcome->clip_coefficient, clipping.clip_coefficient);
+  harness_.AttachAll();
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+TEST_P(TwoPhaseTest, TheNextEngineTakesItAsItWasClipped) {
+  ASSERT_NO_FATAL_FAILURE(AttachWithSegments());
+  const StepVerdict clipping = ClippedAsOnOneNode(PrepareUnclipped());
+  EXPECT_TRUE(Decide(1, clipping).status.ok());
+  harness_.Close();
+  ASSERT_TRUE(harness_.OpenWith(std::move(segments_)).ok());
+  EXPECT_TRUE(IsClipped());
+  EXPECT_EQ(Prepared()->gradient_norm, clipping.gradient_norm);
+  EXPECT_EQ(Prepared()->clip_coefficient, clipping.clip_coefficient);
+  EXPECT_TRUE(harness_.job().DecideUnattached(clipping).ok());
+  EXPECT_TRUE(harness_.job().DecideUnattached(ClippedVerdict(clipping)).ok());
   harness_.AttachAll();
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }

@@ -26,8 +26,6 @@ absl::Status JobRecovery::AdoptStep() {
   if (step == 0) {
     OPTSTATE_RETURN_IF_ERROR(speculator_.RollBackSpeculation());
     control.step_given_up.store(0, std::memory_order_release);
-    // A verdict that did not become the step's comes again, or another one.
-    control.step_clipped.store(0, std::memory_order_release);
   }
   const absl::Status stamps = job_.scheduler->CheckStamps(
       step != 0 ? step : job_.record().committed_step);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "proto/shm/sealed_segment.h"
+#include "proto/types/step_verdict.h"
 #include "storage/format/control_file.h"
 #include "storage/format/step_intent.h"
 #include "storage/state_file.h"
@@ -20,7 +21,9 @@ struct RecoveredStep {
   // This engine prepared it.
   bool is_ours = false;
   // This node's own norms clip its gradients.
-  bool is_clipped = false;
+  bool is_clipped_here = false;
+  // The norm of all nodes clips them.
+  bool is_clipped_together = false;
   storage::StepRecord record = {};  // to be published
   std::vector<storage::StepIntentGroup> groups;
   std::vector<uint8_t> updated;
@@ -33,12 +36,16 @@ struct RecoveredStep {
   // Takes the record of the intent.
   void TakeRecord(const storage::StepRecord& from) {
     record = from;
-    is_clipped = (record.flags & storage::kStepRecordClipped) != 0;
+    is_clipped_here = (record.flags & storage::kStepRecordClipped) != 0;
     record.flags &= ~storage::kStepRecordClipped;
+    is_clipped_together = false;
   }
   // Replaces this node's norm and clip coefficient, which is 1, by those of all
-  // nodes.
+  // nodes. Once for a step.
   void Clip(double gradient_norm, double clip_coefficient) {
+    is_clipped_together = true;
+    record.prepared_digest =
+        ClippedDigest(record.prepared_digest, gradient_norm, clip_coefficient);
     record.gradient_norm = gradient_norm;
     record.clip_coefficient = clip_coefficient;
     for (storage::StepIntentGroup& group : groups) {

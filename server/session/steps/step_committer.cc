@@ -68,6 +68,8 @@ absl::Status StepCommitter::SkipStep(const storage::StepRecord& next) {
 
 void StepCommitter::WriteIntent(const storage::StepRecord& next,
                                 absl::Span<const uint8_t> updated) {
+  // The norm of all nodes that an attempt at the step had which was aborted.
+  job_.tier->control()->step_clipped.store(0, std::memory_order_relaxed);
   storage::StepIntentHeader header = {};
   header.record = next;
   // The time is known when the step is recorded.

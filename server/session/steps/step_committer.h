@@ -46,7 +46,7 @@ class StepCommitter {
                                       absl::Span<const uint8_t> updated,
                                       uint64_t digest);
   // Notes, for the next engine too, that a prepared step is clipped by the norm
-  // of all nodes; before it is marked.
+  // of all nodes.
   void NoteClipping(const StepVerdict& verdict);
   // Marks a step whose intent is written, which ApplyStep is to apply.
   void MarkStep(uint64_t step);

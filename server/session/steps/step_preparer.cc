@@ -20,18 +20,31 @@ bool IsApplied(const storage::StepRecord& record) {
   return (record.flags & storage::kStepRecordApplied) != 0;
 }
 
+// Returns the digest of the step for which a verdict was carried out.
+uint64_t DigestAfter(const StepVerdict& verdict) {
+  if (verdict.verdict != Verdict::kClip) return verdict.digest;
+  return ClippedDigest(verdict.digest, verdict.gradient_norm,
+                       verdict.clip_coefficient);
+}
+
+// Returns whether a verdict takes the step.
+bool Takes(const StepVerdict& verdict) {
+  return verdict.verdict == Verdict::kCommit ||
+         verdict.verdict == Verdict::kSkip;
+}
+
 absl::Status CheckKnown(const StepVerdict& verdict) {
   switch (verdict.verdict) {
     case Verdict::kCommit:
     case Verdict::kSkip:
     case Verdict::kAbort:
       return absl::OkStatus();
-    case Verdict::kCommitClipped:
+    case Verdict::kClip:
       break;
     default:
-      return absl::InvalidArgumentError(absl::StrCat(
-          "verdict ", static_cast<int>(verdict.verdict),
-          " is not known; 1 commit, 2 skip, 3 abort, 4 commit_clipped"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("verdict ", static_cast<int>(verdict.verdict),
+                       " is not known; 1 commit, 2 skip, 3 abort, 4 clip"));
   }
   const double norm = verdict.gradient_norm;
   const double coefficient = verdict.clip_coefficient;
@@ -78,15 +91,23 @@ StepOutcome StepPreparer::PreparedOutcome() const {
   return outcome;
 }
 
+StepOutcome StepPreparer::OutcomeAfter(const StepVerdict& verdict) const {
+  if (verdict.verdict == Verdict::kAbort) return StepOutcome{};
+  if (job_.recovery.has_value() && job_.recovery->awaits_verdict) {
+    return PreparedOutcome();
+  }
+  return job_.LastOutcome();
+}
+
 absl::Status StepPreparer::CheckIsDecidedSo(
     const StepVerdict& verdict, const storage::StepRecord& record) const {
-  if (verdict.digest != record.prepared_digest) {
+  if (DigestAfter(verdict) != record.prepared_digest) {
     return absl::FailedPreconditionError(absl::StrCat(
         "step ", verdict.step, " of job \"", job_.options.name,
         "\" was committed here as ",
         record.prepared_digest == 0 ? std::string("a step of one node")
                                     : Hex(record.prepared_digest),
-        ", the decision is about ", Hex(verdict.digest)));
+        ", the decision is about ", Hex(DigestAfter(verdict))));
   }
   if (verdict.verdict == Verdict::kAbort ||
       (verdict.verdict == Verdict::kSkip && IsApplied(record))) {
@@ -94,16 +115,6 @@ absl::Status StepPreparer::CheckIsDecidedSo(
         "step ", verdict.step, " of job \"", job_.options.name, "\" was ",
         IsApplied(record) ? "applied" : "skipped", " here, the decision is to ",
         verdict.verdict == Verdict::kAbort ? "abort" : "skip", " it"));
-  }
-  if (verdict.verdict == Verdict::kCommitClipped &&
-      (verdict.gradient_norm != record.gradient_norm ||
-       verdict.clip_coefficient != record.clip_coefficient)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("step ", verdict.step, " of job \"", job_.options.name,
-                     "\" was taken here with gradient norm ",
-                     record.gradient_norm, " and clip coefficient ",
-                     record.clip_coefficient, ", the decision has ",
-                     verdict.gradient_norm, " and ", verdict.clip_coefficient));
   }
   return absl::OkStatus();
 }
@@ -117,7 +128,7 @@ absl::Status StepPreparer::CheckCanClip(const RecoveredStep& prepared) const {
         "step ", record.committed_step, " of job \"", job_.options.name,
         "\" has Inf or NaN here: nodes can only skip or abort it"));
   }
-  if (!prepared.is_clipped) return absl::OkStatus();
+  if (!prepared.is_clipped_here) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "step ", record.committed_step, " of job \"", job_.options.name,
       "\" was prepared with a max_norm, by which this node has clipped its own "
@@ -149,16 +160,20 @@ absl::StatusOr<StepPreparer::Due> StepPreparer::CheckVerdict(
     OPTSTATE_RETURN_IF_ERROR(CheckIsDecidedSo(verdict, record));
     return Due::kFinish;
   }
-  if (verdict.digest != record.prepared_digest) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("step ", verdict.step, " of job \"", job_.options.name,
-                     "\" is prepared here as ", Hex(record.prepared_digest),
-                     ", the decision is about ", Hex(verdict.digest),
-                     ": nodes have other gradients, settings or loads"));
+  const bool clips = verdict.verdict == Verdict::kClip;
+  const bool is_clipped = job_.recovery->is_clipped_together;
+  if (clips && is_clipped && DigestAfter(verdict) == record.prepared_digest) {
+    return Due::kNothing;
   }
-  if (verdict.verdict == Verdict::kCommitClipped) {
-    OPTSTATE_RETURN_IF_ERROR(CheckCanClip(*job_.recovery));
+  if (verdict.digest != record.prepared_digest || (clips && is_clipped)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step ", verdict.step, " of job \"", job_.options.name,
+        "\" is prepared here as ", Hex(record.prepared_digest),
+        ", the decision is about ", Hex(verdict.digest),
+        is_clipped ? ": it has the norm of all nodes already"
+                   : ": nodes have other gradients, settings or loads"));
   }
+  if (clips) OPTSTATE_RETURN_IF_ERROR(CheckCanClip(*job_.recovery));
   return Due::kDecide;
 }
 
@@ -167,6 +182,10 @@ void StepPreparer::Take(const StepVerdict& verdict) {
     spdlog::info("prepared step aborted: job={} step={}", job_.options.name,
                  verdict.step);
     return recovery_.DropPrepared();
+  }
+  if (verdict.verdict == Verdict::kClip) {
+    committer_.NoteClipping(verdict);
+    return job_.recovery->Clip(verdict.gradient_norm, verdict.clip_coefficient);
   }
   storage::StepRecord& record = job_.recovery->record;
   if (verdict.verdict == Verdict::kSkip && IsApplied(record)) {
@@ -182,10 +201,6 @@ void StepPreparer::Take(const StepVerdict& verdict) {
                         /*found_inf=*/true, &record);
     }
   }
-  if (verdict.verdict == Verdict::kCommitClipped) {
-    committer_.NoteClipping(verdict);
-    job_.recovery->Clip(verdict.gradient_norm, verdict.clip_coefficient);
-  }
   if (IsApplied(record)) committer_.MarkStep(record.committed_step);
   job_.recovery->awaits_verdict = false;
 }
@@ -199,12 +214,9 @@ void StepPreparer::Decide(uint32_t rank, uint64_t request_id,
     return ranks_.Answer(rank, request_id, due.status(), StepOutcome{});
   }
   if (*due == Due::kDecide) Take(verdict);
-  if (verdict.verdict == Verdict::kAbort) {
-    return ranks_.Answer(rank, request_id, absl::OkStatus(), StepOutcome{});
-  }
-  if (*due == Due::kNothing) {
+  if (*due == Due::kNothing || (*due == Due::kDecide && !Takes(verdict))) {
     return ranks_.Answer(rank, request_id, absl::OkStatus(),
-                         job_.LastOutcome());
+                         OutcomeAfter(verdict));
   }
   // It waits for the step as a rank does that has committed it.
   CommitSpec waits;
@@ -225,8 +237,10 @@ absl::StatusOr<StepOutcome> StepPreparer::DecideUnattached(
     }
     Take(verdict);
   }
-  if (verdict.verdict == Verdict::kAbort) return StepOutcome{};
-  if (due != Due::kNothing) recovery_.FinishStepIfPossible();
+  if (due == Due::kNothing || (due == Due::kDecide && !Takes(verdict))) {
+    return OutcomeAfter(verdict);
+  }
+  recovery_.FinishStepIfPossible();
   OPTSTATE_RETURN_IF_ERROR(job_.failure);
   if (job_.recovery.has_value()) return job_.StillRecovering();
   return job_.LastOutcome();
@@ -249,6 +263,7 @@ absl::StatusOr<JobPosition> StepPreparer::Position() const {
   }
   if (job_.recovery.has_value()) {
     position.prepared = PreparedOutcome();
+    position.prepared_is_clipped = job_.recovery->is_clipped_together;
   }
   return position;
 }

@@ -57,7 +57,7 @@ class StepPreparer {
  private:
   // CheckVerdict returns what is still to be done.
   enum class Due {
-    kNothing,  // the step was decided so before
+    kNothing,  // what it says was done before
     kDecide,
     kFinish,  // decided so before, and not finished yet
   };
@@ -67,6 +67,8 @@ class StepPreparer {
   absl::Status CheckCanClip(const RecoveredStep& prepared) const;
   // Makes the verdict that of the step, for the next engine too.
   void Take(const StepVerdict& verdict);
+  // Returns the answer to a verdict with which nothing is to be waited for.
+  StepOutcome OutcomeAfter(const StepVerdict& verdict) const;
 
   JobContext& job_;
   RankRoster& ranks_;

@@ -108,6 +108,9 @@ class Stepping(Joining):
             "norm_type": checked_norm_type(served.norm_type),
             "found_inf": found_inf,
         }
+        if attachment.nodes is not None:
+            scale, options = attachment.session.loss_scale, attachment.options
+            how = attachment.nodes.note_options(options.hyperparams, scale, how)
         if attachment.was_taken:
             served.note_outcome(attachment.taken_outcome(**how))
             return loss
@@ -140,9 +143,6 @@ class Stepping(Joining):
         self, attachment: Attachment, gradients: Gradients, **how: Any
     ) -> StepOutcome:
         step = attachment.next_step
-        if attachment.nodes is not None:
-            scale = attachment.session.loss_scale
-            attachment.nodes.note_options(attachment.options.hyperparams, scale, **how)
         attachment.gradients.push(step, attachment.micro_step, gradients)
         attachment.note_missing(gradients)
         idle = attachment.without_gradient

@@ -16,6 +16,22 @@ def combined_norm(norms: Sequence[float], norm_type: float) -> float:
     return math.sqrt(sum(norm * norm for norm in norms))
 
 
+def clip_coefficient(max_norm: float, norm: float) -> float:
+    """Returns that of torch.nn.utils.clip_grad_norm_, as the daemon does; max_norm 0: 1."""
+    return min(1.0, max_norm / (norm + 1e-6)) if max_norm else 1.0
+
+
+def sum_in_layout_order(of_nodes: Iterable[Iterable[tuple[int, float]]]) -> float:
+    """Returns the sum of the squares of all nodes' gradients, added as one node with all shards
+    adds them: parameter by parameter, and of each the shards in the order of the nodes.
+
+    of_nodes: for each shard of a node, in order, the number of its parameter, and its sum; -1: it
+    has no gradient.
+    """
+    shards = [shard for of_node in of_nodes for shard in of_node if shard[1] >= 0]
+    return sum(value for _, value in sorted(shards, key=lambda shard: shard[0]))
+
+
 def norms_by_name(of_shards: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Returns the L2 norms of whole parameters from those of their shards; -1: no gradient."""
     squares: dict[str, float] = {}

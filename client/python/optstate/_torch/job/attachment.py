@@ -330,8 +330,7 @@ class Attachment:
         self.was_taken = False
         with contextlib.suppress(errors.FailedPreconditionError):
             step = self.session.committed_step
-            outcome = self.session.commit(step, self.options.hyperparams, **how)
-            return outcome if self.nodes is None else self.nodes.of_all(outcome)
+            return self.session.commit(step, self.options.hyperparams, **how)
         return None
 
     def drop_step(self) -> None:

@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
-import math
 import signal
 import struct
 import sys
@@ -19,16 +18,17 @@ from typing import Any
 import torch
 
 from optstate import _native, errors
-from optstate._torch.gradients.norms import combined_norm
 from optstate._torch.nodes import resolution
 from optstate._torch.nodes.alike import find_unlike
+from optstate._torch.nodes.clipping import Clipping
 from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.resolution import Position, Step, Verdict
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
 from optstate._torch.state.checkpoint import PartialEntry
 from optstate._torch.tensors import bits_sum, in_memory
-from optstate.session import Session, StepOutcome, bring_verdict, find_position
+from optstate.job_position import NodesNorm, bring_verdict, find_position, noted_digest
+from optstate.session import Session, StepOutcome
 from optstate.session_spec import SessionSpec
 
 # Rounds of questions and verdicts, before nodes that never settle are an error.
@@ -85,9 +85,18 @@ def _position(spec: SessionSpec) -> Position | None:
         return None
     prepared = None
     if found.prepared_step:
-        prepared = Step(found.prepared_step, found.prepared_digest, bool(found.prepared_found_inf))
+        norm, digest = None, found.prepared_digest
+        if found.prepared_is_clipped:
+            norm = NodesNorm(found.prepared_gradient_norm, found.prepared_clip_coefficient)
+            digest = noted_digest(digest, norm)  # as it was before
+        prepared = Step(found.prepared_step, digest, bool(found.prepared_found_inf), norm=norm)
     return Position(
-        committed=Step(found.committed_step, found.digest, bool(found.found_inf)),
+        committed=Step(
+            found.committed_step,
+            found.digest,
+            bool(found.found_inf),
+            norm=NodesNorm(found.gradient_norm, found.clip_coefficient),
+        ),
         prepared=prepared,
         loads_finished=found.loads_finished,
         durable_step=found.durable_step,
@@ -116,9 +125,13 @@ class NodeAgreement:
         self._loaded = 0  # identifies what this rank has loaded
         self._loaded_alike = 0  # what of it is the same on all ranks, whatever they hold
         self._options = 0  # identifies what the step under way is taken with
-        self._norm_type = 2.0
-        # Norms by node that the last votes have brought, and their step.
-        self._norms: tuple[int, list[float]] = (0, [])
+        # The first rank of the first node of each kind.
+        self._kind_ranks = [
+            rank
+            for node, rank in enumerate(places.first_ranks)
+            if kinds is None or kinds[node] == node
+        ]
+        self._clipping = Clipping(ranks, self._kind_ranks)
         # A step whose verdict this rank did not learn, or could not bring.
         self._undecided = 0
 
@@ -131,6 +144,10 @@ class NodeAgreement:
     def is_undecided(self) -> bool:
         """Whether take() refuses all further steps, on all ranks."""
         return self.is_split and self._undecided != 0
+
+    def note_layout(self, names: Sequence[str]) -> None:
+        """Notes the names of this node's shards, in the order of its layout."""
+        self._clipping.note_layout(names)
 
     def check_spec(self, spec: SessionSpec) -> None:
         """Raises, on all ranks, when ranks ask for different jobs. Collective."""
@@ -184,11 +201,15 @@ class NodeAgreement:
             position = positions[mine]
             if mine not in verdicts or position is None or position.prepared is None:
                 return
-            prepared = position.prepared
+            prepared, verdict = position.prepared, verdicts[mine]
+            norm = resolution.noted_norm(positions) if verdict is Verdict.CLIP else None
+            digest = prepared.digest
+            if prepared.norm is not None:
+                digest = noted_digest(digest, prepared.norm)
             deadline = time.monotonic() + _ENDS_WITHIN_S
             while True:
                 try:
-                    bring_verdict(spec, prepared.step, prepared.digest, verdicts[mine])
+                    bring_verdict(spec, prepared.step, digest, verdict, norm)
                     return
                 except errors.FailedPreconditionError:
                     return  # another rank was faster, which the next positions show
@@ -256,6 +277,9 @@ class NodeAgreement:
             except errors.UnavailableError as failure:
                 raise error or _undecided(outcome, failure) from None
             verdict = resolution.decide(votes, self._kinds_of_votes)
+            if verdict is Verdict.COMMIT and self.is_split:
+                assert outcome is not None
+                outcome = self._clip(session, outcome)
             if outcome is not None and outcome.prepared:
                 try:
                     outcome = session.decide(outcome.step, outcome.digest, verdict)
@@ -269,9 +293,39 @@ class NodeAgreement:
             if error is not None:
                 raise error
             assert outcome is not None
-            return self.of_all(outcome)
+            if verdict is Verdict.SKIP and self.is_split:  # its norm is this node's
+                return dataclasses.replace(outcome, gradient_norm=self._clipping.combined_norm())
+            return outcome
         self._ranks.agree(error)
         raise errors.FailedPreconditionError(self._difference(votes))
+
+    def _clip(self, session: Session, outcome: StepOutcome) -> StepOutcome:
+        """Has every node note the norm of all nodes' gradients for the step that all have
+        prepared, and returns the outcome with it. Collective.
+
+        Raises, on each rank whose node has the step still prepared, when it is not known that all
+        nodes have: then no node commits the step before the nodes settle.
+        """
+        error: Exception | None = None
+        noted: list[list[int]] = []
+        try:
+            norm = self._clipping.norm_of_all(session, outcome)
+            if outcome.prepared:
+                outcome = session.decide(outcome.step, outcome.digest, Verdict.CLIP, norm)
+        except Exception as failure:
+            error = failure
+        try:
+            noted = self._ranks.gather_numbers([int(error is None)])
+        except errors.UnavailableError as failure:
+            raise error or _undecided(outcome, failure) from None
+        if not all(of_rank[0] for of_rank in noted):
+            lacking = [rank for rank, [is_noted] in enumerate(noted) if not is_noted]
+            raise error or _undecided(
+                outcome,
+                f"the daemon of rank {lacking[0]} has not noted the norm of all gradients."
+                " Construct the optimizer anew on all ranks of all nodes, which go on",
+            )
+        return outcome
 
     def _all_dropped(self, session: Session, is_brought: bool, vote: Step | None) -> bool:
         """Returns whether no node has the step prepared any more, nor will prepare it. Collective.
@@ -303,33 +357,28 @@ class NodeAgreement:
                 " on all ranks of all nodes, which brings the decision"
             )
 
-    def note_options(self, hyperparams: Any, loss_scale: float, **how: float) -> None:
+    def note_options(
+        self, hyperparams: Any, loss_scale: float, how: dict[str, Any]
+    ) -> dict[str, Any]:
         """Notes what the next step is taken with, which nodes that hold different shards compare
-        (the digests of the others tell). hyperparams: the groups', as a ctypes array.
+        (the digests of the others tell). hyperparams: the groups', as a ctypes array. Returns what
+        this node's daemon is to take the step with.
 
-        UnimplementedError: gradients are to be clipped by a norm that no daemon has.
+        UnimplementedError: a group is to be clipped by a norm that no daemon has.
         """
         if self._kinds is None:
-            return
-        if self.is_split and (how["max_norm"] or any(group.max_norm for group in hyperparams)):
+            return how
+        if self.is_split and any(group.max_norm for group in hyperparams):
             raise errors.UnimplementedError(
-                "max_norm, of the optimizer or of a group, cannot be had with shards on several"
-                " nodes: each daemon knows the norm of its own shards alone. Leave max_norm out,"
-                " and clip with torch.nn.utils.clip_grad_norm_ before step()"
+                "max_norm of a group cannot be had with shards on several nodes: each daemon"
+                " knows the norm of its own shards alone. Give max_norm to the optimizer, or clip"
+                " the group with torch.nn.utils.clip_grad_norm_ before step()"
             )
-        self._norm_type = how["norm_type"]
-        how = {name: value for name, value in how.items() if name != "found_inf"}
-        values = repr((loss_scale, sorted(how.items()))).encode()
+        self._clipping.note_options(**how)
+        alike = {name: value for name, value in how.items() if name != "found_inf"}
+        values = repr((loss_scale, sorted(alike.items()))).encode()
         self._options = _hash(bytes(hyperparams) + values)
-
-    def of_all(self, outcome: StepOutcome) -> StepOutcome:
-        """Returns this node's outcome with the gradient norm of all nodes: NaN when it is not
-        known, because a step was found to be taken without its votes."""
-        if not self.is_split:
-            return outcome
-        step, norms = self._norms
-        norm = combined_norm(norms, self._norm_type) if step == outcome.step else math.nan
-        return dataclasses.replace(outcome, gradient_norm=norm)
+        return {**how, "max_norm": 0.0} if self.is_split else how
 
     def of_all_shards(self, of_node: list[Any]) -> list[Any]:
         """Returns what the first node of each kind has of its shards, one after the other, from
@@ -337,13 +386,7 @@ class NodeAgreement:
         if not self.is_split:
             return of_node
         found = self._ranks.gather(of_node)
-        by_node = [found[rank] for rank in self._first_ranks]
-        return [each for of_kind in self._of_each_kind(by_node) for each in of_kind]
-
-    def _of_each_kind(self, by_node: Sequence[Any]) -> list[Any]:
-        """Returns what the first node of each kind has, in the order of nodes."""
-        kinds = self._kinds or [0] * len(by_node)
-        return [value for node, value in enumerate(by_node) if kinds[node] == node]
+        return [each for rank in self._kind_ranks for each in found[rank]]
 
     def note_load(self, parameters: Sequence[torch.Tensor], entries: Entries | None) -> None:
         """Notes what this rank has loaded into the job. The next votes compare it: nodes that
@@ -380,9 +423,9 @@ class NodeAgreement:
             signed = [number - (1 << 64 if number >> 63 else 0) for number in numbers]
             mine = [1, outcome.step, int(outcome.found_inf), *signed]
         found = self._ranks.gather_numbers(mine)
-        bits = self._of_each_kind([found[rank][5] % (1 << 64) for rank in self._first_ranks])
+        bits = [found[rank][5] % (1 << 64) for rank in self._kind_ranks]
         norms = [struct.unpack("=d", each.to_bytes(8, sys.byteorder))[0] for each in bits]
-        self._norms = found[0][1], norms
+        self._clipping.note_norms(norms)
         return [
             Step(step, digest % (1 << 64), bool(found_inf), alike) if ok else None
             for ok, step, found_inf, digest, alike, _ in found
@@ -403,11 +446,10 @@ class NodeAgreement:
         )
 
 
-def _undecided(
-    outcome: StepOutcome | None, failure: errors.UnavailableError
-) -> errors.UnavailableError:
-    if outcome is None or not outcome.prepared:
+def _undecided(outcome: StepOutcome | None, failure: Exception | str) -> Exception:
+    if isinstance(failure, Exception) and (outcome is None or not outcome.prepared):
         return failure
+    assert outcome is not None
     return errors.UnavailableError(
         f"step {outcome.step} is prepared on this node, and this rank does not know what all have"
         f" decided: {failure}, with this step or without it on all nodes alike"

@@ -21,7 +21,7 @@ from optstate._torch.nodes.places import Places
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
 from optstate._torch.shards import Layout, exchange
-from optstate.session import find_position
+from optstate.job_position import find_position
 from optstate.session_spec import ParameterSpec, SessionSpec, Shard
 
 _NAME = re.compile(r"optstate\.nodes/([0-9a-f]+)/(\d+)of(\d+)(@0)?")
@@ -80,6 +80,7 @@ def exchange_on_nodes(
     agreement = NodeAgreement(ranks, places, layout.kinds)
     if settings.across_nodes == "sharded":
         layout = _named(layout, ranks, places, agreement, settings, job)
+    agreement.note_layout([spec.name for spec in layout.parameters])
     return layout, agreement
 
 

@@ -5,6 +5,13 @@ engines, decided by the ranks of all nodes together, and taken by each engine as
 that nodes agree whoever died meanwhile, the same rule decides while ranks live and when others
 attach after them; server/session/README.md has it as a table.
 
+Nodes of which each has only a part of the parameters know the norm of all gradients only together.
+They take a step in one round more: when all have prepared it, every node notes that norm (CLIP),
+and only when all nodes have noted it do they commit. So a step that no node has noted can be
+committed nowhere, and is dropped; one that some node has noted has its norm in that node's files.
+A noted step has another digest (noted_digest), so that a verdict to drop what was not noted comes
+too late for it.
+
 Digests are of what one node has prepared. Nodes that hold the same parameters (of one *kind*) have
 equal digests of one step. Nodes that hold different shards do not, and nothing in a daemon's
 files says that two of their steps belong together. What does is the order in which ranks act:
@@ -19,6 +26,8 @@ import dataclasses
 import enum
 from collections.abc import Hashable, Sequence
 
+from optstate.job_position import NodesNorm, noted_digest
+
 
 class Verdict(enum.IntEnum):
     """What becomes of a prepared step; values of the C API."""
@@ -26,7 +35,7 @@ class Verdict(enum.IntEnum):
     COMMIT = 1
     SKIP = 2
     ABORT = 3
-    COMMIT_CLIPPED = 4  # with a norm of all nodes, which hold different parameters
+    CLIP = 4  # it stays prepared, and has the norm of all nodes from now on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +47,9 @@ class Step:
     digest: int
     found_inf: bool = False
     alike: int = 0
+    # Of all nodes, where they hold different parameters; None: not noted. The digest of a
+    # prepared step is that from before, the one of a committed step from after.
+    norm: NodesNorm | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +91,8 @@ def resolve(
     kinds: Sequence[Hashable] | None = None,
 ) -> dict[int, Verdict]:
     """Returns, by node, the verdict that its prepared step gets now. Empty: all are at the same
-    step, and none is prepared. Ask for the positions again after the verdicts are brought.
+    step, and none is prepared. Ask for the positions again after the verdicts are brought. The
+    norm of CLIP is noted_norm().
 
     positions: by node; None: it has no such job. kinds: of each node, as for decide().
     Unresolvable: the nodes are at different steps and none can catch up.
@@ -88,6 +101,7 @@ def resolve(
         return {}
     kinds = kinds if kinds is not None else [0] * len(positions)
     there = [position or Position(Step(0, 0)) for position in positions]
+    is_split = len(set(kinds)) > 1
     latest = max(position.committed.step for position in there)
     ahead: dict[Hashable, Step] = {}
     for kind, position in zip(kinds, there):
@@ -100,9 +114,9 @@ def resolve(
         prepared = there[node].prepared
         if prepared is None or prepared.step != latest:
             raise Unresolvable(_describe(there, positions, names, latest))
-        if kinds[node] in ahead and prepared.digest != ahead[kinds[node]].digest:
+        if kinds[node] in ahead and prepared.digest != _as_prepared(ahead[kinds[node]], is_split):
             raise Unresolvable(_describe(there, positions, names, latest))
-        verdicts[node] = Verdict.SKIP if was_skipped else Verdict.COMMIT
+        verdicts[node] = Verdict.SKIP if was_skipped else _commit(prepared, is_split)
     if behind:
         return verdicts
     if any(p.committed.digest != ahead[kind].digest for kind, p in zip(kinds, there)):
@@ -113,6 +127,13 @@ def resolve(
     waiting = {node: p.prepared for node, p in enumerate(there) if p.prepared is not None}
     if waiting:
         verdict = decide([p.prepared for p in there], kinds)
+        if verdict is Verdict.COMMIT and is_split:
+            if all(step.norm is None for step in waiting.values()):
+                verdict = Verdict.ABORT
+            else:
+                of_each = {node: _commit(step, is_split) for node, step in waiting.items()}
+                lacking = {n: v for n, v in of_each.items() if v is Verdict.CLIP}
+                return lacking or of_each
         return dict.fromkeys(waiting, verdict)
     # Where nothing is loaded yet, the ranks are going to load.
     loads = {p.loads_finished for p in there}
@@ -122,6 +143,25 @@ def resolve(
             + ": a load of state has ended on some nodes alone"
         )
     return {}
+
+
+def noted_norm(positions: Sequence[Position | None]) -> NodesNorm | None:
+    """Returns the norm that some node has noted for the latest step of the nodes."""
+    steps = [step for p in positions if p for step in (p.committed, p.prepared) if step]
+    latest = max((step.step for step in steps), default=0)
+    noted = (step.norm for step in steps if step.step == latest)
+    return next((norm for norm in noted if norm is not None), None)
+
+
+def _as_prepared(committed: Step, is_split: bool) -> int:
+    """Returns the digest that a committed step had when it was prepared."""
+    if not is_split or committed.found_inf or committed.norm is None:
+        return committed.digest
+    return noted_digest(committed.digest, committed.norm)  # which undoes it
+
+
+def _commit(prepared: Step, is_split: bool) -> Verdict:
+    return Verdict.CLIP if is_split and prepared.norm is None else Verdict.COMMIT
 
 
 def _describe(
