@@ -46,7 +46,6 @@ typedef struct optstate_session optstate_session;
 #define OPTSTATE_STATE_FLOAT32 1
 #define OPTSTATE_STATE_BFLOAT16 2
 #define OPTSTATE_STATE_DYNAMIC8 3
-
 /* The master format: the fp32 values of 16-bit parameters are floats beside
  * them, or 16 bits beside the bfloat16 parameter, which is the upper half. */
 #define OPTSTATE_MASTER_FLOAT32 1
@@ -67,12 +66,10 @@ typedef struct optstate_session optstate_session;
 #define OPTSTATE_STATE_2 4
 #define OPTSTATE_STEP_COUNT 5 /* int64, one per parameter */
 #define OPTSTATE_SCALAR 6     /* double, one per parameter */
-/* double, one per parameter, which can only be fetched: the L2 norm of its
- * gradient in the last committed step, unscaled and not clipped; -1: it had
- * none */
+/* double, one per parameter, only fetched: the L2 norm of its gradient in the
+ * last committed step, unscaled and not clipped; -1: it had none */
 #define OPTSTATE_GRADIENT_NORM 7
-/* the parameter itself, in its own dtype, which can only be fetched: masters
- * are loaded */
+/* the parameter itself, in its own dtype, only fetched: masters are loaded */
 #define OPTSTATE_PARAMETER 8
 /* double, one per parameter, which can only be fetched: the sum of squares of
  * its gradient in the step that is prepared, as it arrived; -1: it has none */

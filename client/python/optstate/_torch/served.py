@@ -11,11 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from optstate import _native, errors
-from optstate._torch.frozen import (
-    groups_to_register,
-    groups_with,
-    is_frozen,
-)
+from optstate._torch.frozen import groups_to_register, groups_with, is_frozen
 from optstate._torch.gradients.hooks import GradientHooks
 from optstate._torch.job.announcement import announce, warn_if_embedded, warn_of_places
 from optstate._torch.job.attaching import note_holder, open_attachment

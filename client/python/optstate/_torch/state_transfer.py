@@ -15,6 +15,7 @@ from optstate._torch.flat_shards import flat_shard_of, is_flat_shard, restore_fl
 from optstate._torch.hidden_values import hide_values, opened
 from optstate._torch.job.attachment import Attachment
 from optstate._torch.layout import parameter_names
+from optstate._torch.parameters.replaced import words_on_parameters
 from optstate._torch.served import Served
 from optstate._torch.shards import local_values, stand_in
 from optstate._torch.state import checkpoint
@@ -420,9 +421,10 @@ class StateTransfer:
             is_older = loaded is not None and loaded < present
             if put_back or (is_older and attachment.session.committed_step):
                 of_step = "" if loaded is None else f" of {loaded}"
+                of_parameters = words_on_parameters(len(put_back), replaced)
                 warn(
                     f'job "{attachment.job}" has taken {present} steps and is put back to a state'
-                    f"{of_step}{_with_parameters(len(put_back), replaced)}: a script that attaches"
+                    f"{of_step}{of_parameters}: a script that attaches"
                     " again loads a checkpoint only if optimizer.committed_step is 0",
                 )
 
@@ -458,23 +460,6 @@ def _is_present(
         return has_all(attachment.arrays, attachment.info, tensors, entries)
     except errors.OptstateError:  # the load reports what is wrong
         return False
-
-
-def _with_parameters(put_back: int, replaced: int) -> str:
-    """Returns a warning's words on what happens to the parameters that attaching replaced."""
-    left = replaced - put_back
-    if put_back:
-        but = f", but not {left} more, which were changed since" if left else ""
-        return (
-            f", and with it {put_back} parameters that attaching to the job had replaced{but}. To"
-            ' go on with the job, say resume="job" or do not load'
-        )
-    if left:
-        return (
-            f", but none of the {left} parameters that attaching to the job had replaced, which"
-            " were changed since"
-        )
-    return ""
 
 
 def _is_of_another_step(attachment: Attachment, entries: dict[int, StateEntry | None]) -> bool:

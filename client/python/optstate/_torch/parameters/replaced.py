@@ -132,3 +132,20 @@ class ReplacedParameters:
         self._values = {index: self._values[index] for index in indices}
         for index, values in self._values.items():
             self._parameters.values[index].copy_(values)
+
+
+def words_on_parameters(put_back: int, replaced: int) -> str:
+    """Returns a warning's words on the parameters that attaching to a job has replaced."""
+    left = replaced - put_back
+    if put_back:
+        but = f", but not {left} more, which were changed since" if left else ""
+        return (
+            f", and with it {put_back} parameters that attaching to the job had replaced{but}. To"
+            ' go on with the job, say resume="job" or do not load'
+        )
+    if left:
+        return (
+            f", but none of the {left} parameters that attaching to the job had replaced, which"
+            " were changed since"
+        )
+    return ""
