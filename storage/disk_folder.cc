@@ -75,6 +75,8 @@ bool MayExist(const std::string& path) {
          (errno != ENOENT && errno != ENOTDIR);
 }
 
+absl::StatusOr<std::string> ReadBootId() { return ReadDiskText(kBootIdPath); }
+
 absl::StatusOr<std::string> ReadDiskText(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.ok()) {
@@ -185,7 +187,7 @@ absl::Status WriteDiskExtent(const std::string& folder,
 
 absl::Status WriteDiskMemory(const std::string& folder,
                              absl::string_view job_directory) {
-  OPTSTATE_ASSIGN_OR_RETURN(const std::string boot, ReadDiskText(kBootIdPath));
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string boot, ReadBootId());
   return WriteDurably(folder + kDiskMemoryFile,
                       absl::StrCat(boot, job_directory, "\n"));
 }
@@ -196,7 +198,7 @@ bool IsDiskFolderInUse(const std::string& folder, absl::string_view except,
   const absl::StatusOr<std::string> text =
       ReadDiskText(folder + kDiskMemoryFile);
   if (absl::IsNotFound(text.status())) return false;
-  const absl::StatusOr<std::string> boot = ReadDiskText(kBootIdPath);
+  const absl::StatusOr<std::string> boot = ReadBootId();
   if (!text.ok() || !boot.ok()) return true;
   const std::vector<std::string> lines = absl::StrSplit(*text, '\n');
   if (lines.size() < 2) return true;

@@ -96,6 +96,10 @@ absl::Status WriteDiskMemory(const std::string& folder,
 bool IsDiskFolderInUse(const std::string& folder, absl::string_view except = "",
                        const std::string& device = "");
 
+// Returns the id of the machine's present start, another one after a reboot,
+// with a line's end.
+absl::StatusOr<std::string> ReadBootId();
+
 // Reads a small text. NOT_FOUND: there is no such file.
 absl::StatusOr<std::string> ReadDiskText(const std::string& path);
 

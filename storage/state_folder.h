@@ -11,6 +11,9 @@ inline constexpr char kControlFileName[] = "control";
 // The note, below a job's directory, that the next engine is to give up the
 // state folder and begin with the last durable step on disk.
 inline constexpr char kToDurableFile[] = "/to_durable";
+// The id of the machine's start in whose memory the state folder was written,
+// below a job's directory.
+inline constexpr char kBootFile[] = "/boot";
 
 }  // namespace optstate::storage
 

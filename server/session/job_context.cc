@@ -36,6 +36,13 @@ scheduler::Pinning PinningOf(const v1::EngineSettings& settings) {
   }
 }
 
+// To a client, UNAVAILABLE says that no daemon has answered, and that it may
+// ask again: a disk that is gone is another matter.
+absl::Status OfJob(const absl::Status& status) {
+  if (!absl::IsUnavailable(status)) return status;
+  return absl::FailedPreconditionError(status.message());
+}
+
 }  // namespace
 
 JobContext::JobContext(Job::Options job_options)
@@ -119,7 +126,7 @@ absl::Status JobContext::StillRecovering() const {
 absl::Status JobContext::FailInside(absl::string_view what,
                                     const absl::Status& why) {
   failure = Annotate(
-      why,
+      OfJob(why),
       absl::StrCat("job \"", options.name, "\" cannot finish ", what,
                    ". When the cause is mended, optctl recover ", options.name,
                    " goes on with it; else load the job "
@@ -176,7 +183,7 @@ absl::Status JobContext::MakePass(absl::FunctionRef<absl::Status()> pass) {
 
 absl::Status JobContext::AccessRecords(
     absl::FunctionRef<absl::Status()> access) {
-  return store->is_resident() ? access() : MakePass(access);
+  return OfJob(store->is_resident() ? access() : MakePass(access));
 }
 
 absl::Status JobContext::MakeCountingPass(

@@ -43,7 +43,9 @@ absl::Status JobOpener::WithWayBack(const absl::Status& status) const {
   const std::vector<std::string> directories =
       DiskDirectoriesOf(job_.options.config, job_.options.name);
   const std::string state = job_.options.directory + storage::kStateFolder;
-  if (!absl::IsDataLoss(status) || directories.empty() ||
+  const bool is_restoring =
+      ::access((job_.options.directory + kRestoringFile).c_str(), F_OK) == 0;
+  if (!absl::IsDataLoss(status) || directories.empty() || is_restoring ||
       absl::StrContains(status.message(), "--to-durable") ||
       ::access(state.c_str(), F_OK) != 0 ||
       ::access((directories[0] + "/commits").c_str(), F_OK) != 0) {
@@ -56,6 +58,7 @@ absl::Status JobOpener::WithWayBack(const absl::Status& status) const {
 
 absl::Status JobOpener::AdoptFiles() {
   OPTSTATE_RETURN_IF_ERROR(DropHalfRestored());
+  OPTSTATE_RETURN_IF_ERROR(GiveUpMemoryOfFormerBoot());
   OPTSTATE_RETURN_IF_ERROR(GiveUpMemoryIfAsked());
   const absl::StatusOr<storage::CheckedFile> file =
       storage::HostTier::ReadDescription(job_.options.directory);
@@ -90,6 +93,7 @@ absl::Status JobOpener::AdoptFiles() {
   if (ranks_.AwaitedCount() > 0) ranks_.NoteHadSession();
   // A former engine may have died between two sizes.
   job_.failure = durability_.FitFrames();
+  if (job_.failure.ok()) job_.failure = durability_.CheckMemoryIsNewest();
   if (job_.failure.ok()) job_.failure = recovery_.AdoptStep();
   if (job_.failure.ok()) job_.failure = applier_.AdoptLoad();
   if (job_.failure.ok()) job_.failure = durability_.AdoptCommit();
@@ -122,6 +126,42 @@ void JobOpener::RepairScaler() {
   if (scaler.has_value() && RepairLossScaler(*scaler, &record)) {
     storage::PublishRecord(record, job_.tier->control());
   }
+}
+
+// Files of a state directory that is no tmpfs survive a reboot as far as they
+// were written back, so that after a power cut each may be of another step.
+// Removes them where a durable step is on disk; DATA_LOSS: there is none.
+absl::Status JobOpener::GiveUpMemoryOfFormerBoot() const {
+  const absl::StatusOr<std::string> boot = storage::ReadBootId();
+  if (!boot.ok()) return absl::OkStatus();  // a sandbox without /proc
+  const std::string path = job_.options.directory + storage::kBootFile;
+  const absl::StatusOr<std::string> noted = storage::ReadDiskText(path);
+  if (noted.ok() && *noted == *boot) return absl::OkStatus();
+  const std::string state = job_.options.directory + storage::kStateFolder;
+  // A job of a former build has no note.
+  if (noted.ok() && storage::MayExist(state)) {
+    const absl::Status found = FindDurable().status();
+    if (absl::IsNotFound(found)) {
+      return absl::DataLossError(absl::StrCat(
+          "job \"", job_.options.name,
+          "\": the machine has started anew since ", state,
+          " was written, whose files may be of different steps now: only a "
+          "power cut that empties it (tmpfs) is safe without a durable step. "
+          "Delete the job (optctl delete job ",
+          job_.options.name,
+          ") and begin it again from a checkpoint, with a durability, or with "
+          "state_dir on a tmpfs"));
+    }
+    OPTSTATE_RETURN_IF_ERROR(found);
+    spdlog::warn(
+        "the machine has started anew: memory is given up for what is on disk: "
+        "job={}",
+        job_.options.name);
+    OPTSTATE_RETURN_IF_ERROR(storage::HostTier::Remove(job_.options.directory));
+  } else if (!noted.ok() && !absl::IsNotFound(noted.status())) {
+    return noted.status();
+  }
+  return storage::WriteDurably(path, *boot);
 }
 
 // Removes the state folder when an operator has asked for the last durable step
@@ -202,6 +242,8 @@ absl::Status JobOpener::RestoreFromDisk() {
     OPTSTATE_RETURN_IF_ERROR(job_.store->RestoreParameters());
     OPTSTATE_RETURN_IF_ERROR(CastParametersFromMasters());
   }
+  // A load that the power cut has ended.
+  job_.tier->DropLoadLog();
   ::unlink(marker.c_str());
   spdlog::info("job restored from disk: job={} step={}", job_.options.name,
                job_.record().committed_step);

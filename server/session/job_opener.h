@@ -51,6 +51,7 @@ class JobOpener {
   absl::Status WithWayBack(const absl::Status& status) const;
   absl::Status SettleArrangement(v1::StorageSettings* storage) const;
   void RepairScaler();
+  absl::Status GiveUpMemoryOfFormerBoot() const;
   absl::Status GiveUpMemoryIfAsked() const;
   absl::Status RestoreFromDisk();
   absl::StatusOr<nvme::DurableCommit> FindDurable() const;

@@ -241,7 +241,7 @@ TEST_P(IoEngineSuite, ShortCallsAreResumed) {
 TEST_P(IoEngineSuite, InterruptedCallsAreRepeated) {
   int round = 0;
   for (const int error_number : {EINTR, EAGAIN}) {
-    for (const Kind kind : {Kind::kRead, Kind::kWrite, Kind::kSync}) {
+    for (const Kind kind : {Kind::kRead, Kind::kWrite}) {
       ResultHook hook(kind, -error_number, 3);
       Restart({.hook = &hook});
       const FileId file = Create("f" + std::to_string(round++), kSectorBytes);
@@ -254,6 +254,18 @@ TEST_P(IoEngineSuite, InterruptedCallsAreRepeated) {
       EXPECT_EQ(hook.calls(), 4);
       EXPECT_TRUE(read == written);
     }
+  }
+}
+
+// Its repetition would succeed, whatever the first one has lost.
+TEST_P(IoEngineSuite, AnInterruptedSyncIsAnErrorAndIsNotRepeated) {
+  int round = 0;
+  for (const int error_number : {EINTR, EAGAIN}) {
+    ResultHook hook(Kind::kSync, -error_number, 3);
+    Restart({.hook = &hook});
+    const FileId file = Create("f" + std::to_string(round++), kSectorBytes);
+    EXPECT_FALSE(Run(Sync(file)).ok()) << error_number;
+    EXPECT_EQ(hook.calls(), 1);
   }
 }
 

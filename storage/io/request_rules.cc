@@ -114,8 +114,11 @@ RequestRest RestOf(const IoRequest& request) {
 CallOutcome TakeResult(int64_t result, const std::string& path,
                        IoRequest* request) {
   // ECANCELED: the thread that gave the request to the ring has ended, and the
-  // kernel gave the request up before it began.
-  if (result == -EINTR || result == -EAGAIN || result == -ECANCELED) {
+  // kernel gave the request up before it began. A sync that did begin tells of
+  // a lost write once, and its repetition would succeed.
+  const bool may_have_begun = result == -EINTR || result == -EAGAIN;
+  if (result == -ECANCELED ||
+      (may_have_begun && request->kind != IoRequest::Kind::kSync)) {
     return CallOutcome::kAgain;
   }
   if (result < 0) {

@@ -230,7 +230,8 @@ void SimulatedDisk::DisturbAtRandom(Call* call) {
     call->result =
         static_cast<int64_t>(Draw(1, sectors - 1) * kSimulatedSectorBytes);
   }
-  if (options_.interrupted_one_in > 0 &&
+  // An interrupted sync is an error.
+  if (options_.interrupted_one_in > 0 && call->kind != IoRequest::Kind::kSync &&
       Draw(1, options_.interrupted_one_in) == 1) {
     call->result = Draw(0, 1) == 0 ? -EINTR : -EAGAIN;
   }

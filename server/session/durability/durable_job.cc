@@ -81,12 +81,14 @@ absl::StatusOr<DurableJob> ParseDurableJob(absl::string_view bytes) {
   const char* next = bytes.data() + sizeof(header);
   job.description.assign(next, header.description_bytes);
   next += header.description_bytes;
-  job.step_counts.resize(header.step_counts);
-  std::memcpy(job.step_counts.data(), next,
-              header.step_counts * sizeof(int64_t));
-  next += header.step_counts * sizeof(int64_t);
-  job.scalars.resize(header.scalars);
-  std::memcpy(job.scalars.data(), next, header.scalars * sizeof(double));
+  const auto take = [&next](auto* numbers, uint64_t count) {
+    numbers->resize(count);
+    const uint64_t size = count * sizeof(numbers->front());
+    if (size > 0) std::memcpy(numbers->data(), next, size);
+    next += size;
+  };
+  take(&job.step_counts, header.step_counts);
+  take(&job.scalars, header.scalars);
   return job;
 }
 

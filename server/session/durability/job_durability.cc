@@ -89,6 +89,21 @@ JobDurability::Durable JobDurability::WhatIsDurable() const {
           .loads = last->record.loads_finished == now.loads_finished};
 }
 
+absl::Status JobDurability::CheckMemoryIsNewest() const {
+  if (!job_.HasDisk() || !IsDurable(job_.shape->description.storage)) {
+    return absl::OkStatus();
+  }
+  const uint64_t committed = job_.record().committed_step;
+  const uint64_t durable = job_.store->durable_step();
+  if (durable <= committed) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      "job \"", job_.options.name, "\": its files in memory are of step ",
+      committed, ", and step ", durable,
+      " is durable on disk: they are old, and going on with them would lose "
+      "steps. optctl recover ",
+      job_.options.name, " --to-durable goes on with step ", durable));
+}
+
 absl::Status JobDurability::AdoptCommit() {
   if (!job_.HasDisk() || job_.recovery.has_value() ||
       !IsDurable(job_.shape->description.storage) || !job_.HasWholeState()) {

@@ -37,6 +37,9 @@ class JobDurability {
   // the machine is switched off next. `loading`: a load is under way.
   void CommitFinally(bool loading);
   void DescribeDisk(v1::DiskState* disk) const;
+  // DATA_LOSS: the job's files in memory are older than what is durable on
+  // disk.
+  absl::Status CheckMemoryIsNewest() const;
 
  private:
   // Says what of the present state the last durable commit has.

@@ -220,6 +220,24 @@ TEST_F(JobDamageTest, ACheckpointReplacesWhatVerifyHasFound) {
   EXPECT_EQ(job_.StateBytes(), in_memory_.StateBytes());
 }
 
+// Parameters that are their own masters are in memory, and whole.
+TEST_F(JobDamageTest, ALoadWithoutMastersThatAreInMemoryReplacesARecord) {
+  const std::vector<Tensors> checkpoint = Checkpoint(&job_);
+  DamageAll();
+  ASSERT_GT(DamagedRecords(&job_), 0u);
+  ASSERT_EQ(job_.job().BeginLoad(0), absl::OkStatus());
+  for (size_t k = 1; k < checkpoint.size(); ++k) {
+    for (uint32_t p = 0; p < checkpoint[k].size(); ++p) {
+      ASSERT_EQ(job_.LoadArray(0, kArrays[k], p, checkpoint[k][p]),
+                absl::OkStatus());
+    }
+  }
+  ASSERT_EQ(job_.FinishAll().status, absl::OkStatus());
+  EXPECT_EQ(DamagedRecords(&job_), 0u);
+  for (JobHarness* job : {&job_, &in_memory_}) Train(job, 3, 5);
+  EXPECT_EQ(job_.StateBytes(), in_memory_.StateBytes());
+}
+
 // The records can still be read when their values are compared. One of them is
 // in memory until the others, as they are replaced, drive it out.
 TEST_F(JobDamageTest, DamageIsFoundAsALoadIsPutIntoPlace) {

@@ -187,6 +187,64 @@ TEST(JobDurabilityTest, DamagedMemoryNamesTheWayBack) {
   EXPECT_EQ(job.StateBytes(), state);
 }
 
+// The files of a state directory on a disk may be of different steps then.
+TEST(JobDurabilityTest, MemoryOfAFormerStartOfTheMachineIsGivenUp) {
+  JobHarness job(
+      SetupOf(v1::PLACEMENT_HOST, DType::kFloat32, v1::DURABILITY_KIND_STEP));
+  job.Start(job.RandomTensors(kSeed));
+  Train(&job, 1, 2);
+  const std::string state = job.StateBytes();
+  job.Close();
+  std::filesystem::resize_file(job.directory() + "/state/exp_avg.f32", 0);
+  std::ofstream(job.directory() + "/boot") << "another\n";
+  ASSERT_EQ(job.Open(), absl::OkStatus());
+  job.AttachAll();
+  EXPECT_EQ(job.StateBytes(), state);
+  // The note is of this start now.
+  job.Close();
+  ASSERT_EQ(job.Open(), absl::OkStatus());
+}
+
+TEST(JobDurabilityTest, MemoryOfAFormerStartIsRefusedWithoutADurableStep) {
+  JobHarness job(SetupOf(v1::PLACEMENT_HOST, DType::kFloat32,
+                         v1::DURABILITY_KIND_UNSPECIFIED));
+  job.Start(job.RandomTensors(kSeed));
+  job.Close();
+  std::ofstream(job.directory() + "/boot") << "another\n";
+  for (int i = 0; i < 2; ++i) {
+    const absl::Status refused = job.Open();
+    EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
+    EXPECT_THAT(refused.message(), testing::HasSubstr("optctl delete job"));
+  }
+}
+
+TEST(JobDurabilityTest, MemoryThatIsOlderThanTheDurableStepIsRefused) {
+  JobHarness job(
+      SetupOf(v1::PLACEMENT_HOST, DType::kFloat32, v1::DURABILITY_KIND_STEP));
+  job.Start(job.RandomTensors(kSeed));
+  Train(&job, 1, 2);
+  job.Close();
+  const std::filesystem::path state = job.directory() + "/state";
+  std::filesystem::copy(state, job.directory() + "/aside",
+                        std::filesystem::copy_options::recursive);
+  ASSERT_EQ(job.Open(), absl::OkStatus());
+  job.AttachAll();
+  Train(&job, 3, 3);
+  const std::string newest = job.StateBytes();
+  job.Close();
+  std::filesystem::remove_all(state);
+  std::filesystem::rename(job.directory() + "/aside", state);
+  ASSERT_EQ(job.Open(), absl::OkStatus());
+  EXPECT_EQ(job.job().Describe().phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_THAT(job.job().Describe().reason(),
+              testing::HasSubstr("--to-durable"));
+  job.Close();
+  LeaveNote(job);
+  ASSERT_EQ(job.Open(), absl::OkStatus());
+  job.AttachAll();
+  EXPECT_EQ(job.StateBytes(), newest);
+}
+
 TEST(JobDurabilityTest, MemoryIsKeptWithoutADurableStep) {
   JobHarness job(SetupOf(v1::PLACEMENT_NVME, DType::kFloat32,
                          v1::DURABILITY_KIND_UNSPECIFIED));

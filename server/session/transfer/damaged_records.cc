@@ -21,7 +21,15 @@ struct Coverage {
   bool is_whole() const { return loaded == elements; }
 };
 
-uint64_t ElementsOf(const Layout& layout, const SubGroup& range) {
+// Returns whether a parameter's masters are in its records: not those that are
+// the parameter itself, which ranks map.
+bool HasMasters(const storage::StateStore& store, uint32_t parameter) {
+  return store.parameter_area().empty() ||
+         store.layout().master_format(parameter) != MasterFormat::kParameter;
+}
+
+uint64_t ElementsOf(const storage::StateStore& store, const SubGroup& range) {
+  const Layout& layout = store.layout();
   uint64_t elements = 0;
   for (uint32_t p = range.first_parameter; p < range.end_parameter; ++p) {
     const ParameterSpec& spec = layout.parameters()[p];
@@ -31,7 +39,7 @@ uint64_t ElementsOf(const Layout& layout, const SubGroup& range) {
       const uint64_t end = std::min(flat + numel, range.end);
       if (begin < end) elements += end - begin;
     };
-    add(static_cast<uint64_t>(spec.numel));
+    if (HasMasters(store, p)) add(static_cast<uint64_t>(spec.numel));
     for (int k = 0; k < kStateArraysMax; ++k) {
       if (!layout.has_state_array(k, range.group)) continue;
       add(StateElements(layout.optimizer_info(), k, spec.shape));
@@ -48,11 +56,13 @@ std::vector<Coverage> CoverageOf(
   const SubGroupTable& sub_groups = store.sub_groups();
   std::vector<Coverage> coverage(sub_groups.size());
   for (size_t i = 0; i < sub_groups.size(); ++i) {
-    coverage[i].elements = ElementsOf(store.layout(), sub_groups[i]);
+    coverage[i].elements = ElementsOf(store, sub_groups[i]);
   }
   for (const auto& [entry, payload] : load) {
-    if (ElementAccess::IsPerParameter(
-            static_cast<v1::StateArray>(entry.array))) {
+    const auto array = static_cast<v1::StateArray>(entry.array);
+    if (ElementAccess::IsPerParameter(array) ||
+        (array == v1::STATE_ARRAY_MASTER &&
+         !HasMasters(store, entry.parameter))) {
       continue;
     }
     const uint64_t flat = store.layout().flat_offset(entry.parameter);

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/session/admission.h"
+#include "server/session/tiers/node_budget.h"
 
 namespace optstate::session {
 
@@ -50,8 +51,12 @@ absl::StatusOr<absl::Span<std::byte>> LoadLogRoom::Grow(uint64_t bytes) {
 }
 
 absl::Status LoadLogRoom::Reserve(uint64_t bytes, uint64_t bytes_max) {
-  // The limits are of memory; of a disk, the reservation says what is left.
   if (job_.tier->is_load_log_on_disk()) {
+    // The first directory has it.
+    const uint64_t added = bytes - job_.tier->load_log().size();
+    OPTSTATE_RETURN_IF_ERROR(
+        CheckDirectoryLimits(job_.options.config.nvme(), job_.options.name,
+                             {&added, 1}, /*beside=*/true));
     return job_.tier->ReserveLoadLog(bytes, bytes_max);
   }
   OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,

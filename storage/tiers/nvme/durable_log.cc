@@ -358,7 +358,7 @@ absl::StatusOr<io::IoRequest*> DurableLog::Prepare(
   }
   std::byte* next = buffer_.get() + sizeof(Header);
   const auto put = [&](const void* from, uint64_t size) {
-    std::memcpy(next, from, size);
+    if (size > 0) std::memcpy(next, from, size);
     next += size;
   };
   put(commit.places.data(), commit.places.size());
