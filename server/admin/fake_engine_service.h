@@ -79,7 +79,7 @@ class FakeEngineService : public v1::Engine::Service {
   grpc::Status Rest(grpc::ServerContext*, const v1::RestRequest*,
                     v1::RestReply*) override {
     if (dies_) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "died");
-    if (++rests_ < 3 && sessions_ == 2) {
+    if (++pauses_ < 3 && sessions_ == 2) {
       return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "step 3");
     }
     return grpc::Status::OK;
@@ -128,7 +128,7 @@ class FakeEngineService : public v1::Engine::Service {
   }
   void set_phase(v1::JobPhase phase) { phase_ = phase; }
   int drains() const { return drains_; }
-  int rests() const { return rests_; }
+  int pauses() const { return pauses_; }
   void AwaitQuestion() { asked_.WaitForNotification(); }
 
  private:
@@ -138,7 +138,7 @@ class FakeEngineService : public v1::Engine::Service {
   absl::Notification asked_;
   absl::Notification verification_cancelled_;
   int drains_ = 0;
-  int rests_ = 0;
+  int pauses_ = 0;
   std::atomic<v1::JobPhase> phase_{v1::JOB_PHASE_READY};
   std::unique_ptr<grpc::Server> server_;
 };
