@@ -302,7 +302,7 @@ absl::Status StoreOpener::RewriteRecord(uint32_t record, uint32_t slot,
     const int64_t different = context_.record_layout.FirstDifference(
         record, buffer, /*with_parameters=*/true,
         context_.table.checksums(slot));
-    if (different >= 0) return context_.Damaged(record, slot, different);
+    if (different >= 0) return context_.DamagedError(record, slot, different);
   }
   return absl::OkStatus();
 }

@@ -52,9 +52,7 @@ class Attachment:
     """One attached optimizer: its session, its tensors, and the layout that was registered.
 
     Construction and load() are collective. Threads: one at a time.
-
-    Size: one method for each thing that an optimizer does with its session, so that the rules of
-    what all ranks do together are in one place.
+    Size: one method for each thing that an optimizer does with its session.
     """
 
     def __init__(
