@@ -287,8 +287,8 @@ absl::StatusOr<Outcome> Session::Decide(const StepVerdict& verdict) {
     return absl::OkStatus();
   };
   absl::Status status = Persist(decide);
-  // It waits for no other rank, and other nodes may have taken the step: the
-  // caller that interrupts it gets the end.
+  // A decision waits for no other rank, and other nodes may have taken the
+  // step: a caller that interrupts the decision gets its end.
   while (absl::IsCancelled(status)) status = Persist(decide);
   if (!status.ok()) return AnnotateWithJob(status);
   if (verdict.verdict == Verdict::kAbort) {

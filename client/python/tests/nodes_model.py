@@ -269,7 +269,7 @@ def _stepping(world: World, scenario: Scenario) -> Iterator[World]:
             elif any(each.rank == "dead" and each.noted is None for each in world.nodes):
                 yield world.with_node(index, rank="dead")
         elif node.rank == "drops":
-            # It has the answer to its abort, which does not come again.
+            # The rank has the answer to its abort, which does not come again.
             vote = node.votes[node.attempt]
             after = node
             if vote is not None and scenario.careless != "bring":

@@ -59,7 +59,7 @@ TEST_P(ClippedStepTest, IsClippedByTheNormOfAllNodes) {
   EXPECT_TRUE(Decide(1, ClippedVerdict(clipping)).status.ok());
   EXPECT_TRUE(harness_.StateBytes() == expected_);
   EXPECT_TRUE(absl::IsFailedPrecondition(PreparedSums().status()));
-  // It is too late for another norm.
+  // Another norm comes too late.
   EXPECT_TRUE(absl::IsFailedPrecondition(Decide(0, other).status));
   EXPECT_TRUE(Decide(0, clipping).status.ok());
 }

@@ -82,7 +82,7 @@ TEST_P(TwoPhaseTest, AVerdictThatDoesNotFitChangesNothing) {
   ASSERT_TRUE(Prepared().has_value());
   EXPECT_TRUE(Decide(0, VerdictOf(Verdict::kCommit)).status.ok());
   EXPECT_TRUE(harness_.StateBytes() == expected_);
-  // It is too late for another one.
+  // Another verdict comes too late.
   EXPECT_TRUE(
       absl::IsFailedPrecondition(Decide(0, VerdictOf(Verdict::kAbort)).status));
   EXPECT_TRUE(
