@@ -151,7 +151,7 @@ struct FreeDeleter {
 };
 
 void TakeNonSeparableUpdates(Target target, OptimizerKind kind,
-                      const std::vector<int64_t>& shape, Hash* hash) {
+                             const std::vector<int64_t>& shape, Hash* hash) {
   const WholeKernel& kernel = *cpu::FindWholeKernel(kind, target);
   size_t numel = 1;
   for (int64_t size : shape) numel *= static_cast<size_t>(size);
