@@ -155,7 +155,9 @@ TEST_P(ClippedStepTest, AnEngineThatDiesInItFinishesItAsItWasClipped) {
     harness_.setup().observer = &killer;
     if (!harness_.Open().ok()) ::_exit(1);
     harness_.AttachAll();
-    Decide(0, ClippedAsOnOneNode(PrepareUnclipped()));
+    const StepVerdict clipping = ClippedAsOnOneNode(PrepareUnclipped());
+    Decide(0, clipping);
+    Decide(0, ClippedVerdict(clipping));
   });
   ASSERT_NO_FATAL_FAILURE(FinishWithTheNextEngine());
 }
@@ -174,7 +176,7 @@ TEST_P(ClippedStepTest, ANormWithoutTheMarkIsForgotten) {
     harness_.AttachAll();
     PrepareUnclipped();
     storage::persist_hook = [](storage::PersistPoint point) {
-      if (point == storage::PersistPoint::kStepInProgress) ::raise(SIGKILL);
+      if (point == storage::PersistPoint::kStepClipped) ::raise(SIGKILL);
     };
     Decide(0, verdict);
   });
@@ -191,6 +193,7 @@ TEST_P(ClippedStepTest, ANormWithoutTheMarkIsForgotten) {
     ASSERT_TRUE(harness_.Attach(rank).ok());
   }
   EXPECT_TRUE(Decide(0, verdict).status.ok());
+  EXPECT_TRUE(Decide(0, ClippedVerdict(verdict)).status.ok());
   EXPECT_EQ(committed_step(), 3);
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
