@@ -277,7 +277,7 @@ class Session {
   explicit Session(SessionOptions options);
 
   absl::Status Connect(std::unique_ptr<Channel> channel);
-  absl::Status Annotated(const absl::Status& status) const;
+  absl::Status AnnotateWithJob(const absl::Status& status) const;
 
   // OK when the session may be used; reconnects when the connection is lost.
   absl::Status Ready();

@@ -150,8 +150,8 @@ struct FreeDeleter {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-void TakeWholeUpdates(Target target, OptimizerKind kind,
-                      const std::vector<int64_t>& shape, Hash* hash) {
+void TakeNonSeparableUpdates(Target target, OptimizerKind kind,
+                             const std::vector<int64_t>& shape, Hash* hash) {
   const WholeKernel& kernel = *cpu::FindWholeKernel(kind, target);
   size_t numel = 1;
   for (int64_t size : shape) numel *= static_cast<size_t>(size);
@@ -250,7 +250,7 @@ GoldenRow WholeRowOf(Target target, OptimizerKind kind) {
   const std::vector<std::vector<int64_t>> shapes = {{20, 30}, {33, 9}};
   for (size_t column = 0; column < shapes.size(); ++column) {
     Hash hash;
-    TakeWholeUpdates(target, kind, shapes[column], &hash);
+    TakeNonSeparableUpdates(target, kind, shapes[column], &hash);
     row.hash[column] = hash.value();
   }
   return row;
@@ -288,7 +288,7 @@ TEST_P(GoldenBitsTest, UpdatesAreThoseOfEveryMachine) {
   }
 }
 
-TEST_P(GoldenBitsTest, WholeUpdatesAreThoseOfEveryMachine) {
+TEST_P(GoldenBitsTest, NonSeparableUpdatesAreThoseOfEveryMachine) {
   for (const OptimizerKind kind :
        {OptimizerKind::kLamb, OptimizerKind::kAdafactor,
         OptimizerKind::kMuon}) {

@@ -103,7 +103,7 @@ class Daemon {
   void GoOnAfterUpgrade();
 
   void BeginEnd(const std::string& why, absl::Duration patience);
-  void RestAndStop(absl::Duration patience);
+  void PauseAndStop(absl::Duration patience);
 
   const v1::DaemonConfig& config() const { return options_.config; }
   // Returns whether a trainer holds the daemon's lifeline.
@@ -125,7 +125,7 @@ class Daemon {
   std::optional<upgrade::EngineReplacement> replacement_;
   bool ending_ = false;
   std::optional<scheduler::MemoryBandwidthMeter> meter_;
-  std::thread rest_;
+  std::thread pausing_;
 };
 
 Daemon::Daemon(DaemonOptions options, std::unique_ptr<os::EventLoop> loop,
@@ -136,7 +136,7 @@ Daemon::Daemon(DaemonOptions options, std::unique_ptr<os::EventLoop> loop,
 
 Daemon::~Daemon() {
   if (upgrade_ != nullptr) upgrade_->Join();
-  if (rest_.joinable()) rest_.join();
+  if (pausing_.joinable()) pausing_.join();
 }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options) {
@@ -340,14 +340,14 @@ void Daemon::BeginEnd(const std::string& why, absl::Duration patience) {
   Notify("STOPPING=1");
   acceptor_->Stop();
   admin_server_->SetUnhealthy();
-  rest_ = std::thread([this, patience] { RestAndStop(patience); });
+  pausing_ = std::thread([this, patience] { PauseAndStop(patience); });
 }
 
 // Runs on a thread of its own: it waits, and the loop must go on meanwhile.
-void Daemon::RestAndStop(absl::Duration patience) {
+void Daemon::PauseAndStop(absl::Duration patience) {
   replacement_.reset();
   if (patience > absl::ZeroDuration()) {
-    const absl::Status status = engines_.RestAll(absl::Now() + patience);
+    const absl::Status status = engines_.PauseAll(absl::Now() + patience);
     if (status.ok()) {
       spdlog::info("no step is open");
     } else {

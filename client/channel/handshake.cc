@@ -45,7 +45,7 @@ v1::Hello MakeHello(v1::Wire wire, const std::string& job, bool must_exist) {
 }
 
 // Makes the error of an absent daemon from that of a missing socket or host.
-absl::Status NobodyThere(const absl::Status& status) {
+absl::Status NoDaemonError(const absl::Status& status) {
   if (!absl::IsNotFound(status) && !absl::IsUnavailable(status)) {
     return UnreachableError(status);
   }
@@ -127,7 +127,7 @@ absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
   OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
   absl::StatusOr<UniqueFd> socket = Dial(endpoint, deadline, interrupted);
   if (absl::IsCancelled(socket.status())) return socket.status();
-  if (!socket.ok()) return NobodyThere(socket.status());
+  if (!socket.ok()) return NoDaemonError(socket.status());
   OPTSTATE_RETURN_IF_ERROR(Greet(socket->get(),
                                  MakeHello(wire, job, must_exist), two_phase,
                                  deadline, interrupted));

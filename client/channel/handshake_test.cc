@@ -162,7 +162,7 @@ TEST(HandshakeTest, AnInterruptEndsTheWaitForAnAnswer) {
   EXPECT_FALSE(IsTransportError(status));
 }
 
-TEST(HandshakeTest, NobodyThereIsUnreachable) {
+TEST(HandshakeTest, AnAbsentDaemonIsUnreachable) {
   const absl::Status status =
       OpenConnection(*ParseEndpoint("unix:/nonexistent/x"), v1::WIRE_SHM, "job",
                      /*must_exist=*/false, /*two_phase=*/false, Soon(), {})

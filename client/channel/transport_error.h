@@ -17,13 +17,13 @@ inline absl::Status TransportError(absl::Status status) {
   return status;
 }
 
-inline absl::Status NotConnected() {
+inline absl::Status NotConnectedError() {
   return TransportError(absl::UnavailableError("not connected"));
 }
 
 // The error at the deadline of a call; an answer with the reason would have
 // come by then only if the other ranks had.
-inline absl::Status NoAnswer() {
+inline absl::Status NoAnswerError() {
   return absl::DeadlineExceededError(
       "no answer from the engine in time: it may be waiting for other ranks "
       "(`optctl describe job` says for which), or be stopped");

@@ -192,7 +192,7 @@ class GrpcAdminClient : public AdminClient {
     grpc_connectivity_state state = channel_->GetState(/*try_to_connect=*/true);
     while (state != GRPC_CHANNEL_READY) {
       if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) {
-        return Annotate(NobodyThere(deadline), endpoint_.ToString());
+        return Annotate(UnreachableError(deadline), endpoint_.ToString());
       }
       if (!channel_->WaitForStateChange(state, absl::ToChronoTime(deadline))) {
         return absl::DeadlineExceededError(absl::StrCat(
@@ -208,7 +208,7 @@ class GrpcAdminClient : public AdminClient {
   }
 
   // Makes the error, with the system's own message about a connection.
-  absl::Status NobodyThere(absl::Time deadline) const {
+  absl::Status UnreachableError(absl::Time deadline) const {
     absl::Status dialled =
         client::Dial(endpoint_,
                      std::min(deadline, absl::Now() + absl::Seconds(1)))

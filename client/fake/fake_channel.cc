@@ -35,7 +35,7 @@ class FakeChannel final : public Channel {
   }
   bool connected() const override { return daemon_->connected(connection_); }
   absl::Status Disconnect() override {
-    if (!connected()) return NotConnected();
+    if (!connected()) return NotConnectedError();
     daemon_->Close(connection_);
     return absl::OkStatus();
   }
@@ -56,7 +56,7 @@ class FakeChannel final : public Channel {
     return absl::OkStatus();
   }
   absl::Status Flush(absl::Time) override {
-    return connected() ? absl::OkStatus() : NotConnected();
+    return connected() ? absl::OkStatus() : NotConnectedError();
   }
   absl::Status StartCommit(const CommitOptions& options, absl::Time) override {
     return daemon_->StartCommit(connection_, options);
@@ -108,7 +108,7 @@ class FakeChannel final : public Channel {
   }
   absl::Status HintParameters(ParameterHint /*hint*/, uint32_t /*first*/,
                               uint32_t /*count*/, absl::Time) override {
-    return connected() ? absl::OkStatus() : NotConnected();
+    return connected() ? absl::OkStatus() : NotConnectedError();
   }
 
  private:

@@ -106,7 +106,7 @@ absl::Status FakeDaemon::Await(Connection connection, absl::Time deadline,
     const Seat seat = seats_.at(connection);
     seat.job->Detach(seat.rank);
     seats_.erase(connection);
-    return NoAnswer();
+    return NoAnswerError();
   }
   return Find(connection).status();
 }

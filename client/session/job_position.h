@@ -12,7 +12,7 @@
 
 namespace optstate::client {
 
-// A job, and who asks for it; see SessionOptions.
+// A job, and how it is asked; see SessionOptions.
 struct JobAddress {
   std::string endpoint;
   std::string job;

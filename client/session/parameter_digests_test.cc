@@ -77,7 +77,7 @@ TEST(ParameterDigestsTest, BlocksMayComeInAnyOrder) {
   EXPECT_TRUE(digests.Differs(0, Bytes(4 * kNumel + 1).data() + 1));
 }
 
-TEST(ParameterDigestsTest, ACopyThatWasBrokenOffIsNotKnown) {
+TEST(ParameterDigestsTest, ACopyThatWasInterruptedIsNotKnown) {
   constexpr uint64_t kNumel = 2 * kTileElements;
   const Layout layout = OneParameter(kNumel, DType::kFloat32);
   ParameterDigests digests(&layout, ChangeDetection::kExact);

@@ -117,7 +117,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::OpenOver(
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Channel> channel,
                             factory(*std::move(setup)));
   OPTSTATE_RETURN_IF_ERROR(
-      session->Annotated(session->Connect(std::move(channel))));
+      session->AnnotateWithJob(session->Connect(std::move(channel))));
   return session;
 }
 
@@ -176,10 +176,10 @@ GradientPiece Session::piece(size_t index) const {
 }
 
 absl::StatusOr<absl::Span<std::byte>> Session::gradient(size_t index) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckUsable()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckUsable()));
   const Piece& piece = setup_->partition.pieces[index];
   const uint64_t bytes = GradientBytes(piece);
-  OPTSTATE_RETURN_IF_ERROR(Annotated(
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(
       channel_->AwaitGradientArea(piece.gradient_offset_bytes + bytes)));
   return channel_->gradient_area().subspan(piece.gradient_offset_bytes, bytes);
 }
@@ -203,46 +203,48 @@ absl::Span<const std::byte> Session::parameter(uint32_t parameter) const {
 
 absl::Status Session::CheckHasParameters() const {
   if (!options_.fetches_parameters) return absl::OkStatus();
-  return Annotated(absl::FailedPreconditionError(
+  return AnnotateWithJob(absl::FailedPreconditionError(
       "this session fetches parameters one by one: it has none mapped. Fetch "
       "them (StateArray::kParameter; optstate.ParameterStore)"));
 }
 
 absl::Status Session::CheckParameterArea() const {
-  return closed_ ? absl::OkStatus() : Annotated(channel_->CheckParameterArea());
+  return closed_ ? absl::OkStatus()
+                 : AnnotateWithJob(channel_->CheckParameterArea());
 }
 
 absl::StatusOr<std::unique_ptr<ParameterViews>> Session::MapViews() {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckWhole()));
   OPTSTATE_RETURN_IF_ERROR(CheckHasParameters());
   if (speculates_) {
-    return Annotated(absl::UnimplementedError(
+    return AnnotateWithJob(absl::UnimplementedError(
         "the job is speculative: the daemon writes parameters while the "
         "trainer still computes with them"));
   }
   if (channel_->parameter_file() < 0) {
-    return Annotated(absl::UnimplementedError(absl::StrCat(
+    return AnnotateWithJob(absl::UnimplementedError(absl::StrCat(
         "over ", std::string(channel_->wire()), " parameters are copied")));
   }
   absl::StatusOr<std::unique_ptr<ParameterViews>> views =
       ParameterViews::Map(channel_->parameter_file(), setup_->layout);
-  if (!views.ok()) return Annotated(views.status());
+  if (!views.ok()) return AnnotateWithJob(views.status());
   has_views_ = true;
   return views;
 }
 
 absl::StatusOr<std::unique_ptr<GradientViews>> Session::MapGradientViews() {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckUsable()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckUsable()));
   if (channel_->parameter_file() < 0) {
-    return Annotated(absl::UnimplementedError(absl::StrCat(
+    return AnnotateWithJob(absl::UnimplementedError(absl::StrCat(
         "over ", std::string(channel_->wire()), " gradients are copied")));
   }
   // The views are written without a further look at the pages.
   const absl::Span<std::byte> area = channel_->gradient_area();
-  OPTSTATE_RETURN_IF_ERROR(Annotated(channel_->AwaitGradientArea(area.size())));
+  OPTSTATE_RETURN_IF_ERROR(
+      AnnotateWithJob(channel_->AwaitGradientArea(area.size())));
   absl::StatusOr<std::unique_ptr<GradientViews>> views =
       GradientViews::Map(area);
-  if (!views.ok()) return Annotated(views.status());
+  if (!views.ok()) return AnnotateWithJob(views.status());
   return views;
 }
 
@@ -258,13 +260,13 @@ bool Session::WritesParameters() const {
 }
 
 absl::Status Session::NoteCopies(absl::Span<const uint32_t> parameters) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckWhole()));
   if (!digests_->enabled()) return absl::OkStatus();
   OPTSTATE_RETURN_IF_ERROR(CheckHasParameters());
   OPTSTATE_RETURN_IF_ERROR(RollBackSpeculation());
   digests_->BeginCopies(committed_step_);
   for (const uint32_t p : parameters) {
-    OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(p, 1)));
+    OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckParameters(p, 1)));
     digests_->AddWhole(p, parameter(p).data());
   }
   return CheckParameterArea();
@@ -273,7 +275,7 @@ absl::Status Session::NoteCopies(absl::Span<const uint32_t> parameters) {
 absl::Status Session::FindChanged(const ParameterTargets& copies,
                                   std::vector<uint32_t>* changed) const {
   changed->clear();
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckTargets(copies)));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckTargets(copies)));
   if (!digests_->enabled()) return absl::OkStatus();
   for (size_t i = 0; i < copies.parameters.size(); ++i) {
     const uint32_t p = copies.parameters[i];
@@ -287,16 +289,17 @@ absl::Status Session::FindChanged(const ParameterTargets& copies,
 
 absl::Status Session::FindWritten(ParameterViews* views,
                                   std::vector<uint32_t>* parameters) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckIdle()));
   if (channel_->parameter_file() < 0) {
-    return Annotated(absl::InternalError("views of a session without a file"));
+    return AnnotateWithJob(
+        absl::InternalError("views of a session without a file"));
   }
-  OPTSTATE_RETURN_IF_ERROR(Annotated(views->FindWritten(
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(views->FindWritten(
       channel_->parameter_file(), channel_->parameter_area(), parameters)));
   return CheckParameterArea();
 }
 
-absl::Status Session::Annotated(const absl::Status& status) const {
+absl::Status Session::AnnotateWithJob(const absl::Status& status) const {
   if (status.ok()) return status;
   // The endpoint comes first, because it is wrong, and a job's name may be
   // random.

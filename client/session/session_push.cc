@@ -20,10 +20,11 @@ constexpr uint64_t kPushBytes = 4 << 20;
 
 absl::Status Session::Push(uint64_t step, uint32_t micro_step, uint32_t first,
                            uint32_t count) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(first, count)));
-  OPTSTATE_RETURN_IF_ERROR(Annotated(AwaitGradientsBefore(first + count)));
-  return Annotated(PushRun(step, micro_step, first, count));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckWhole()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckParameters(first, count)));
+  OPTSTATE_RETURN_IF_ERROR(
+      AnnotateWithJob(AwaitGradientsBefore(first + count)));
+  return AnnotateWithJob(PushRun(step, micro_step, first, count));
 }
 
 absl::Status Session::AwaitGradientsBefore(uint32_t parameter) {
@@ -53,11 +54,12 @@ absl::Status Session::PushRun(uint64_t step, uint32_t micro_step,
 absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
                                     absl::Span<const uint32_t> parameters,
                                     absl::Span<const void* const> gradients) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckGradients(parameters, gradients)));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckWhole()));
+  OPTSTATE_RETURN_IF_ERROR(
+      AnnotateWithJob(CheckGradients(parameters, gradients)));
   if (!parameters.empty()) {
     OPTSTATE_RETURN_IF_ERROR(
-        Annotated(AwaitGradientsBefore(parameters.back() + 1)));
+        AnnotateWithJob(AwaitGradientsBefore(parameters.back() + 1)));
   }
   OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
   // The engine may still read the last micro-step's gradients.
@@ -114,7 +116,7 @@ absl::Status Session::PushCopied(uint64_t step, uint32_t micro_step,
   const uint32_t first = setup_->partition.pieces[run.begin].parameter;
   const uint32_t last = setup_->partition.pieces[run.end - 1].parameter;
   OPTSTATE_RETURN_IF_ERROR(
-      Annotated(PushRun(step, micro_step, first, last - first + 1)));
+      AnnotateWithJob(PushRun(step, micro_step, first, last - first + 1)));
   return channel_->releases_gradients() ? ReleaseCopied(run) : absl::OkStatus();
 }
 
@@ -124,9 +126,9 @@ absl::Status Session::ReleaseCopied(const PieceRun& run) {
   const absl::Status flushed =
       Persist([&] { return channel_->Flush(StepDeadline()); });
   if (!flushed.ok()) {
-    return Annotated(NoteFailure(committed_step_ + 1, flushed));
+    return AnnotateWithJob(NoteFailure(committed_step_ + 1, flushed));
   }
-  OPTSTATE_RETURN_IF_ERROR(Annotated(TakeFailedPush()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(TakeFailedPush()));
   for (size_t i = run.begin; i < run.end; ++i) {
     const Piece& piece = setup_->partition.pieces[i];
     channel_->ReleaseGradients(
@@ -151,7 +153,7 @@ absl::Status Session::BeginAnew(uint64_t step) {
   if (step != committed_step_ + 1 || !(commit_unresolved_ || push_failed_)) {
     return absl::OkStatus();
   }
-  OPTSTATE_RETURN_IF_ERROR(Annotated(
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(
       Persist([&] { return channel_->Abort(step, StepDeadline()); })));
   ForgetStaged();
   begun_step_ = 0;

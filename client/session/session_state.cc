@@ -40,10 +40,10 @@ uint64_t ElementCount(const Layout& layout, StateArray array,
 }
 
 absl::Status Session::BeginLoad(LoadContent content) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckWhole()));
   loading_ = false;  // an earlier unfinished load is dropped
-  OPTSTATE_RETURN_IF_ERROR(
-      Annotated(Persist([&] { return channel_->BeginLoad(StepDeadline()); })));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(
+      Persist([&] { return channel_->BeginLoad(StepDeadline()); })));
   loading_ = true;
   load_digest_.reset();
   if (content == LoadContent::kSame) load_digest_.emplace();
@@ -59,11 +59,11 @@ absl::Status Session::CheckLoading() const {
 
 absl::Status Session::Load(StateArray array, uint32_t parameter, DType dtype,
                            absl::Span<const std::byte> data) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckLoading()));
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(parameter, 1)));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckLoading()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckParameters(parameter, 1)));
   const ParameterSpec& spec = setup_->layout.parameters()[parameter];
   const uint64_t element_bytes = ElementBytes(array, dtype);
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckBytes(
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckBytes(
       "data", spec, ElementCount(setup_->layout, array, spec) * element_bytes,
       data.size())));
   if (load_digest_) load_digest_->Add(array, parameter, dtype, data);
@@ -83,7 +83,7 @@ absl::Status Session::Load(StateArray array, uint32_t parameter, DType dtype,
   for (uint64_t begin = by_element ? piece.begin : 0; begin < end;
        begin += most) {
     const uint64_t numel = std::min(most, end - begin);
-    OPTSTATE_RETURN_IF_ERROR(Annotated(Persist([&] {
+    OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(Persist([&] {
       return channel_->Load(
           array, parameter, begin, dtype,
           data.subspan(begin * element_bytes, numel * element_bytes),
@@ -94,7 +94,7 @@ absl::Status Session::Load(StateArray array, uint32_t parameter, DType dtype,
 }
 
 absl::Status Session::FinishLoad() {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckLoading()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckLoading()));
   finishing_load_ = true;
   const uint64_t digest = load_digest_ ? load_digest_->value() : 0;
   const absl::Status status = Persist([&] {
@@ -102,7 +102,7 @@ absl::Status Session::FinishLoad() {
                     : absl::OkStatus();
   });
   finishing_load_ = false;
-  OPTSTATE_RETURN_IF_ERROR(Annotated(status));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(status));
   if (loading_ && loads_finished_) ++*loads_finished_;
   loading_ = false;
   phase_ = JobPhase::kReady;
@@ -119,14 +119,14 @@ absl::StatusOr<uint64_t> Session::Fetch(StateArray array, uint32_t parameter,
 // No step is applied in between, because a step needs this rank's commit.
 absl::StatusOr<uint64_t> Session::FetchMany(
     absl::Span<const FetchTarget> targets) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckIdle()));
   std::vector<FetchRange> ranges;
   ranges.reserve(targets.size());
   for (const FetchTarget& target : targets) {
-    OPTSTATE_RETURN_IF_ERROR(Annotated(AppendRanges(target, &ranges)));
+    OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(AppendRanges(target, &ranges)));
   }
   uint64_t step = committed_step_;
-  OPTSTATE_RETURN_IF_ERROR(Annotated(Persist([&]() -> absl::Status {
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(Persist([&]() -> absl::Status {
     step = committed_step_;
     if (ranges.empty()) return absl::OkStatus();
     OPTSTATE_ASSIGN_OR_RETURN(step, channel_->Fetch(ranges, StepDeadline()));
@@ -137,9 +137,9 @@ absl::StatusOr<uint64_t> Session::FetchMany(
 
 absl::Status Session::HintParameters(ParameterHint hint,
                                      absl::Span<const uint32_t> parameters) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckIdle()));
   for (const uint32_t p : parameters) {
-    OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(p, 1)));
+    OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckParameters(p, 1)));
   }
   for (size_t i = 0; i < parameters.size();) {
     size_t end = i + 1;
@@ -147,7 +147,7 @@ absl::Status Session::HintParameters(ParameterHint hint,
            parameters[end] == parameters[end - 1] + 1) {
       ++end;
     }
-    OPTSTATE_RETURN_IF_ERROR(Annotated(Persist([&] {
+    OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(Persist([&] {
       return channel_->HintParameters(
           hint, parameters[i], static_cast<uint32_t>(end - i), StepDeadline());
     })));

@@ -84,8 +84,9 @@ absl::Status Session::TakeFailedPush() {
 absl::Status Session::Flush() {
   const absl::Status status =
       Persist([&] { return channel_->Flush(StepDeadline()); });
-  if (!status.ok()) return Annotated(NoteFailure(committed_step_ + 1, status));
-  OPTSTATE_RETURN_IF_ERROR(Annotated(TakeFailedPush()));
+  if (!status.ok())
+    return AnnotateWithJob(NoteFailure(committed_step_ + 1, status));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(TakeFailedPush()));
   if (!accumulates_together()) NoteEnded();
   return absl::OkStatus();
 }
@@ -97,7 +98,7 @@ void Session::NoteEnded() {
 }
 
 absl::Status Session::EndMicroStep(uint64_t step, uint32_t micro_step) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckWhole()));
   if (!accumulates_together()) return Flush();
   OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
   begun_step_ = committed_step_ + 1;
@@ -116,15 +117,15 @@ absl::Status Session::EndMicroStep(uint64_t step, uint32_t micro_step) {
     return TakeFailedPush();
   });
   // An interrupted end is still under way; a second call goes on with it.
-  if (absl::IsCancelled(status)) return Annotated(status);
+  if (absl::IsCancelled(status)) return AnnotateWithJob(status);
   end_sent_.reset();
   if (status.ok()) NoteEnded();
-  return Annotated(status);
+  return AnnotateWithJob(status);
 }
 
 absl::StatusOr<Outcome> Session::Commit(const CommitOptions& options,
                                         const ParameterTargets& read) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckTargets(read)));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckTargets(read)));
   OPTSTATE_RETURN_IF_ERROR(CommitStart(options));
   return CommitWait(read);
 }
@@ -151,17 +152,17 @@ absl::Status Session::CheckTargets(const ParameterTargets& read) const {
 
 absl::Status Session::ReadParameters(const ParameterTargets& read) {
   if (closed_) return absl::FailedPreconditionError("the session is closed");
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckTargets(read)));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckTargets(read)));
   if (options_.fetches_parameters) return absl::OkStatus();  // of none
   OPTSTATE_RETURN_IF_ERROR(RollBackSpeculation());
   if (channel_->has_mixed_parameters()) {
-    OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+    OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckIdle()));
     // A new connection begins with all parameters of one step.
     OPTSTATE_RETURN_IF_ERROR(
-        Annotated(Persist([] { return absl::OkStatus(); })));
+        AnnotateWithJob(Persist([] { return absl::OkStatus(); })));
   }
   if (channel_->has_mixed_parameters()) {
-    return Annotated(absl::FailedPreconditionError(
+    return AnnotateWithJob(absl::FailedPreconditionError(
         "parameters of a step that is not finished yet: take it again first"));
   }
   reader_->Begin(committed_step_, read);
@@ -176,7 +177,7 @@ absl::Status Session::RollBackSpeculation() {
   if (!speculates_ || begun_step_ != committed_step_ + 1) {
     return absl::OkStatus();
   }
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckIdle()));
   if (channel_->parameter_file() < 0) return absl::OkStatus();
   if (channel_->connected() && settled_step_ == begun_step_) {
     return absl::OkStatus();
@@ -192,22 +193,22 @@ absl::Status Session::RollBackSpeculation() {
 }
 
 absl::Status Session::CommitStart(const CommitOptions& options) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckWhole()));
   if (options.groups.size() != setup_->layout.groups().size()) {
-    return Annotated(absl::InvalidArgumentError(absl::StrCat(
+    return AnnotateWithJob(absl::InvalidArgumentError(absl::StrCat(
         "commit has hyperparameters of ", options.groups.size(),
         " groups, the layout has ", setup_->layout.groups().size())));
   }
   if (!options.clips_with.empty() &&
       options.clips_with.size() != options.groups.size()) {
-    return Annotated(absl::InvalidArgumentError(
+    return AnnotateWithJob(absl::InvalidArgumentError(
         absl::StrCat("commit has clips_with of ", options.clips_with.size(),
                      " groups, and ", options.groups.size(), " groups")));
   }
   // The error was reported before; but no push followed, so this is not a new
   // attempt.
   if (!refused_push_.ok() && options.step == committed_step_ + 1) {
-    return Annotated(std::exchange(refused_push_, absl::OkStatus()));
+    return AnnotateWithJob(std::exchange(refused_push_, absl::OkStatus()));
   }
   if (push_failed_) OPTSTATE_RETURN_IF_ERROR(BeginAnew(options.step));
   commit_ = options;
@@ -215,7 +216,7 @@ absl::Status Session::CommitStart(const CommitOptions& options) {
   begun_step_ = committed_step_ + 1;
   const absl::Status status = Persist([this] { return StartCommit(); });
   if (!status.ok()) DropFailedStep(options.step, status);
-  return Annotated(status);
+  return AnnotateWithJob(status);
 }
 
 absl::Status Session::StartCommit() {
@@ -228,11 +229,12 @@ absl::Status Session::StartCommit() {
 }
 
 absl::StatusOr<Outcome> Session::CommitWait(const ParameterTargets& read) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckUsable()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckUsable()));
   if (!commit_) {
-    return Annotated(absl::FailedPreconditionError("no commit was started"));
+    return AnnotateWithJob(
+        absl::FailedPreconditionError("no commit was started"));
   }
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckTargets(read)));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckTargets(read)));
   const uint64_t step = commit_->step;
   reader_->Begin(step, read);
   Outcome outcome;
@@ -243,7 +245,7 @@ absl::StatusOr<Outcome> Session::CommitWait(const ParameterTargets& read) {
   });
   if (!status.ok()) {
     DropFailedStep(step, status);
-    return Annotated(status);
+    return AnnotateWithJob(status);
   }
   commit_.reset();
   end_sent_.reset();
@@ -271,7 +273,7 @@ absl::Status Session::TakeOutcome(const Outcome& outcome) {
 }
 
 absl::StatusOr<Outcome> Session::Decide(const StepVerdict& verdict) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckWhole()));
   reader_->Begin(verdict.step, {});
   Outcome outcome;
   bool sent = false;
@@ -285,10 +287,10 @@ absl::StatusOr<Outcome> Session::Decide(const StepVerdict& verdict) {
     return absl::OkStatus();
   };
   absl::Status status = Persist(decide);
-  // It waits for no other rank, and other nodes may have taken the step: the
-  // caller that interrupts it gets the end.
+  // A decision waits for no other rank, and other nodes may have taken the
+  // step: a caller that interrupts the decision gets its end.
   while (absl::IsCancelled(status)) status = Persist(decide);
-  if (!status.ok()) return Annotated(status);
+  if (!status.ok()) return AnnotateWithJob(status);
   if (verdict.verdict == Verdict::kAbort) {
     ForgetStaged();
     return outcome;
@@ -342,10 +344,10 @@ void Session::DropFailedStep(uint64_t step, const absl::Status& status) {
 }
 
 absl::Status Session::Abort(uint64_t step) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckIdle()));
   if (step == committed_step_ + 1) ForgetStaged();
   loading_ = false;
-  return Annotated(Persist([&] {
+  return AnnotateWithJob(Persist([&] {
     absl::Status status = channel_->Abort(step, StepDeadline());
     // The abort is answered after every push before it.
     if (channel_->failed_push() && channel_->failed_push()->step == step) {

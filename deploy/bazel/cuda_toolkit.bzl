@@ -17,7 +17,7 @@ cc_library(
 )
 """
 
-_DEFS = '''"""What was found of the CUDA Toolkit."""
+_DEFS = '''"""The CUDA Toolkit, as it was found."""
 
 FOUND = {found}
 HOME = "{home}"

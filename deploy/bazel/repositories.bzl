@@ -126,7 +126,7 @@ def _libraries():
     )
 
 def _library_sources():
-    """What is compiled from source for shared objects and the thread sanitizer, see run_time/."""
+    """Adds the sources of libraries that shared objects and the thread sanitizer need, see run_time/."""
     debian_source(name = "abseil_source", package = "libabsl-dev", source = "abseil")
     debian_source(name = "protobuf_source", package = "libprotobuf-dev", source = "protobuf")
     debian_source(name = "re2_source", package = "libre2-dev", source = "re2")

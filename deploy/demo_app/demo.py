@@ -1,4 +1,4 @@
-"""What the programs of the demo share: their arguments, the progress they show, and their end."""
+"""The programs of the demo share their arguments, the progress they show, and their end."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ OPTSTATE_HOST_DEVICE void UpdateTile(const Block& block, const TileTask& task,
 
 // Reduces arrays [first, first + kBlockArrays) of `count`, as far as there are
 // so many, in the order of reduction_order.h. Sets *found_inf where a result is
-// not finite.
+// non-finite.
 template <Reduction kReduction, class Block>
 OPTSTATE_HOST_DEVICE void ReduceArrays(const Block& block,
                                        const ReduceTask* tasks, uint32_t first,

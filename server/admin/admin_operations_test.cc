@@ -197,21 +197,21 @@ TEST_F(AdminOperationsTest, DrainAsksTheEngineThatComesNext) {
   EXPECT_THAT(std::string(late.message()), HasSubstr("dying"));
 }
 
-// A rest ends by itself, so resting engines are asked again while another one
+// A pause ends by itself, so paused engines are asked again while another one
 // is late.
-TEST_F(AdminOperationsTest, AllRestUntilTheLastOneDoes) {
+TEST_F(AdminOperationsTest, AllPauseUntilTheLastOneDoes) {
   FakeEngineService& quick = AddJob("quick", 1);
   FakeEngineService& late = AddJob("late", 2);
   AddJob("dying", 1, /*hangs=*/false, /*dies=*/true);
   AddJob("starting", 1);
   engines_.Lose("starting");
-  const absl::Status rest = engines_.RestAll(Soon());
-  EXPECT_TRUE(rest.ok()) << rest;
+  const absl::Status paused = engines_.PauseAll(Soon());
+  EXPECT_TRUE(paused.ok()) << paused;
   // An engine whose answer came too late is asked once more.
-  EXPECT_GE(late.rests(), 3);
-  EXPECT_GE(quick.rests(), 3);
+  EXPECT_GE(late.pauses(), 3);
+  EXPECT_GE(quick.pauses(), 3);
   AddJob("late", 2);
-  const absl::Status not_in_time = engines_.RestAll(absl::InfinitePast());
+  const absl::Status not_in_time = engines_.PauseAll(absl::InfinitePast());
   EXPECT_TRUE(absl::IsDeadlineExceeded(not_in_time)) << not_in_time;
 }
 

@@ -20,9 +20,9 @@ namespace {
 // answer, which names the cause of the wait, arrives in time.
 constexpr absl::Duration kDrainAnswerTime = absl::Milliseconds(200);
 // Grace beyond an engine's own deadline, for an engine that is busy.
-constexpr absl::Duration kRestAnswerTime = absl::Seconds(1);
-// Interval at which resting engines are asked again, before they would go on.
-constexpr absl::Duration kRestAgain = absl::Seconds(1);
+constexpr absl::Duration kPauseAnswerTime = absl::Seconds(1);
+// Interval at which paused engines are asked again, before they would go on.
+constexpr absl::Duration kPauseAgain = absl::Seconds(1);
 // Interval at which a wait checks whether its call was cancelled.
 constexpr absl::Duration kLook = absl::Milliseconds(100);
 
@@ -146,7 +146,7 @@ struct EngineChannels::Call {
   std::unique_ptr<grpc::ClientContext> context;
   v1::GetJobRequest get_request;
   v1::Job get_reply;
-  v1::RestReply rest_reply;
+  v1::RestReply pause_reply;
   v1::DrainReply drain_reply;
   absl::Status status;
 };
@@ -280,17 +280,17 @@ EngineChannels::AwaitNextCalls(const std::vector<std::unique_ptr<Call>>& calls,
   return next;
 }
 
-absl::Status EngineChannels::RestAll(absl::Time deadline) {
+absl::Status EngineChannels::PauseAll(absl::Time deadline) {
   absl::Status first;
   bool is_late = false;
   do {
-    const absl::Time end = std::min(deadline, absl::Now() + kRestAgain);
+    const absl::Time end = std::min(deadline, absl::Now() + kPauseAgain);
     v1::RestRequest request;
     SetTimeout(end, request.mutable_timeout());
-    const auto calls = MakeCalls(end + kRestAnswerTime, nullptr);
+    const auto calls = MakeCalls(end + kPauseAnswerTime, nullptr);
     AskAll(calls, [&request](Call* call, OnAnswer on_answer) {
       call->channel->stub->async()->Rest(call->context.get(), &request,
-                                         &call->rest_reply,
+                                         &call->pause_reply,
                                          std::move(on_answer));
     });
     first = absl::OkStatus();
@@ -364,13 +364,14 @@ absl::Status EngineChannels::DrainNext(
   return status;
 }
 
-absl::Status EngineChannels::Rest(const std::string& job, absl::Time deadline) {
+absl::Status EngineChannels::Pause(const std::string& job,
+                                   absl::Time deadline) {
   const std::shared_ptr<Channel> channel = Find(job);
   if (channel == nullptr) return NoEngine(job);
   v1::RestRequest request;
   SetTimeout(deadline, request.mutable_timeout());
   grpc::ClientContext context;
-  SetUp(&context, deadline + kRestAnswerTime);
+  SetUp(&context, deadline + kPauseAnswerTime);
   v1::RestReply reply;
   return Named(job, channel->stub->Rest(&context, request, &reply));
 }

@@ -61,13 +61,13 @@ class EngineChannels {
   absl::Status DrainAll(bool resume, absl::Time deadline,
                         const grpc::ServerContext* caller);
 
-  // Has every engine rest until it is told to stop, see v1::RestRequest. Jobs
-  // that have no engine, or lose it, count as resting. Returns the first
+  // Has every engine pause until it is told to stop, see v1::RestRequest. Jobs
+  // that have no engine, or lose it, count as paused. Returns the first
   // failure when all have answered.
-  absl::Status RestAll(absl::Time deadline);
-  // Has one job's engine rest; `deadline` is the engine's. UNIMPLEMENTED: the
+  absl::Status PauseAll(absl::Time deadline);
+  // Has one job's engine pause; `deadline` is the engine's. UNIMPLEMENTED: the
   // engine is older than this call.
-  absl::Status Rest(const std::string& job, absl::Time deadline);
+  absl::Status Pause(const std::string& job, absl::Time deadline);
 
   // Changes settings of the job, which may last as long as its longest step.
   // UNIMPLEMENTED: the engine is older than this call.

@@ -45,7 +45,7 @@ class FakeEngineService : public v1::Engine::Service {
       asked_.Notify();
       return grpc::Status(grpc::StatusCode::UNAVAILABLE, "socket closed");
     }
-    if (hangs_) return NoAnswer();
+    if (hangs_) return NoAnswerError();
     job->set_name("what the engine thinks");
     job->set_phase(phase_);
     job->set_engine_pid(18);
@@ -57,7 +57,7 @@ class FakeEngineService : public v1::Engine::Service {
   grpc::Status ListParameters(grpc::ServerContext*,
                               const v1::ListParametersRequest* request,
                               v1::ListParametersReply* reply) override {
-    if (hangs_) return NoAnswer();
+    if (hangs_) return NoAnswerError();
     reply->set_next_page_token(request->page_token() + "+");
     return grpc::Status::OK;
   }
@@ -67,7 +67,7 @@ class FakeEngineService : public v1::Engine::Service {
       asked_.Notify();
       return grpc::Status(grpc::StatusCode::UNAVAILABLE, "socket closed");
     }
-    if (hangs_) return NoAnswer();
+    if (hangs_) return NoAnswerError();
     if (!request->resume() && sessions_ == 2) {
       return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
                           "step 3 is open");
@@ -79,7 +79,7 @@ class FakeEngineService : public v1::Engine::Service {
   grpc::Status Rest(grpc::ServerContext*, const v1::RestRequest*,
                     v1::RestReply*) override {
     if (dies_) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "died");
-    if (++rests_ < 3 && sessions_ == 2) {
+    if (++pauses_ < 3 && sessions_ == 2) {
       return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "step 3");
     }
     return grpc::Status::OK;
@@ -88,7 +88,7 @@ class FakeEngineService : public v1::Engine::Service {
   grpc::Status SetJob(grpc::ServerContext*, const v1::SetJobRequest* request,
                       v1::SetJobReply* reply) override {
     if (dies_) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "died");
-    if (hangs_) return NoAnswer();
+    if (hangs_) return NoAnswerError();
     if (sessions_ == 2) {
       return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "no such call");
     }
@@ -123,12 +123,12 @@ class FakeEngineService : public v1::Engine::Service {
     verification_cancelled_.WaitForNotification();
   }
 
-  static grpc::Status NoAnswer() {
+  static grpc::Status NoAnswerError() {
     return {grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"};
   }
   void set_phase(v1::JobPhase phase) { phase_ = phase; }
   int drains() const { return drains_; }
-  int rests() const { return rests_; }
+  int pauses() const { return pauses_; }
   void AwaitQuestion() { asked_.WaitForNotification(); }
 
  private:
@@ -138,7 +138,7 @@ class FakeEngineService : public v1::Engine::Service {
   absl::Notification asked_;
   absl::Notification verification_cancelled_;
   int drains_ = 0;
-  int rests_ = 0;
+  int pauses_ = 0;
   std::atomic<v1::JobPhase> phase_{v1::JOB_PHASE_READY};
   std::unique_ptr<grpc::Server> server_;
 };

@@ -163,13 +163,13 @@ int RunEngine(const EngineOptions& options) {
   // Ends as if killed, but not in the middle of a pass: the next engine finds
   // all that ranks have staged, and ranks reconnect by themselves. Ending a
   // session would drop its rank's part.
-  const bool rests = opened != nullptr && opened->paused();
+  const bool paused = opened != nullptr && opened->paused();
   if (opened != nullptr) {
     const WorkReporter working(link->get(), &disk_bytes);
     opened->Stop();
   }
   spdlog::info("engine ends{}: job={} step={}",
-               rests ? " between two steps" : "", config.job(),
+               paused ? " between two steps" : "", config.job(),
                opened == nullptr ? 0 : opened->Describe().committed_step());
   std::_Exit(0);
 }

@@ -81,7 +81,7 @@ TEST_F(WorkReporterTest, TheNextSupervisorIsToldOfWorkToo) {
     EXPECT_EQ(AwaitWork(first), 1000u);
     first.reset();
     second = Supervise();
-    // It is told as soon as it is accepted and more was read.
+    // The supervisor is told as soon as it is accepted and more was read.
     std::optional<uint64_t> told;
     while (!told.has_value()) {
       ++disk_bytes_;

@@ -61,7 +61,7 @@ TEST_F(SdNotifyTest, AbstractName) {
   EXPECT_EQ(Received(), "STOPPING=1");
 }
 
-TEST_F(SdNotifyTest, NobodyThere) {
+TEST_F(SdNotifyTest, NoReceiverIsThere) {
   ::setenv("NOTIFY_SOCKET", "/no/such/socket", 1);
   EXPECT_FALSE(NotifyServiceManager("READY=1").ok());
   ::setenv("NOTIFY_SOCKET", std::string(300, 'x').c_str(), 1);

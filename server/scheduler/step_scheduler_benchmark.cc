@@ -111,7 +111,7 @@ class Steps {
   // The host's store never fails.
   void Apply() { (void)fixture_.scheduler->Apply(update_); }
   void Speculate() { (void)fixture_.scheduler->Speculate(update_); }
-  void TakeBack() {
+  void RollBack() {
     (void)fixture_.scheduler->RollBackSpeculation(update_.step);
   }
 
@@ -157,7 +157,7 @@ void BM_Speculation(benchmark::State& state) {
     const double plain = SecondsOf([&] { steps.Apply(); });
     steps.Begin();
     steps.Speculate();
-    back.push_back(SecondsOf([&] { steps.TakeBack(); }) / plain);
+    back.push_back(SecondsOf([&] { steps.RollBack(); }) / plain);
     early.push_back(SecondsOf([&] { steps.Speculate(); }) / plain);
     steps.Apply();  // finds the update done
   }

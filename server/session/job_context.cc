@@ -135,7 +135,7 @@ absl::Status JobContext::FailInside(absl::string_view what,
   return failure;
 }
 
-std::string JobContext::HowToGoOn() const {
+std::string JobContext::DescribeWayOn() const {
   const auto directories = DiskDirectoriesOf(options.config, options.name);
   if (!directories.empty() &&
       ::access((directories[0] + "/commits").c_str(), F_OK) == 0) {

@@ -106,7 +106,7 @@ struct JobContext {
   // Fails the job in this engine: the store refused what it was in the middle
   // of, and the next engine goes on with that. Returns `failure`.
   absl::Status FailInside(absl::string_view what, const absl::Status& why);
-  std::string HowToGoOn() const;
+  std::string DescribeWayOn() const;
 
   // Begins to verify the records on disk; see Job::Verify for its errors, of
   // which the caller has excluded those of drain and pause.

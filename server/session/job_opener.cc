@@ -35,11 +35,11 @@ constexpr char kRestoringFile[] = "/restoring";
 
 }  // namespace
 
-absl::Status JobOpener::Adopt() { return WithWayBack(AdoptFiles()); }
+absl::Status JobOpener::Adopt() { return AddWayBack(AdoptFiles()); }
 
 // Adds the way back to the last durable step to the error of a job whose files
 // in memory are damaged.
-absl::Status JobOpener::WithWayBack(const absl::Status& status) const {
+absl::Status JobOpener::AddWayBack(const absl::Status& status) const {
   const std::vector<std::string> directories =
       DiskDirectoriesOf(job_.options.config, job_.options.name);
   const std::string state = job_.options.directory + storage::kStateFolder;

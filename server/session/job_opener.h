@@ -48,7 +48,7 @@ class JobOpener {
 
  private:
   absl::Status AdoptFiles();
-  absl::Status WithWayBack(const absl::Status& status) const;
+  absl::Status AddWayBack(const absl::Status& status) const;
   absl::Status SettleArrangement(v1::StorageSettings* storage) const;
   void RepairScaler();
   absl::Status GiveUpMemoryOfFormerBoot() const;

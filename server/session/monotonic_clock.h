@@ -7,7 +7,7 @@
 
 namespace optstate::session {
 
-// Returns the time of a clock that nobody sets, counted from some moment that
+// Returns the time of a clock that is never set, counted from some moment that
 // means nothing: for intervals alone.
 inline absl::Time MonotonicNow() {
   return absl::UnixEpoch() +

@@ -72,7 +72,7 @@ class Supervisor : public SupervisorControl {
   // Ends every engine; then calls `done`, from the loop. Jobs that are over
   // meanwhile are removed, the others keep their state. Calls `on_progress`
   // again and again while an engine brings records to disk, which may take
-  // minutes; null: nobody is to know.
+  // minutes; null: no progress is reported.
   void Stop(std::function<void()> done,
             std::function<void()> on_progress = nullptr);
 

@@ -64,7 +64,7 @@ TEST_F(SupervisorKeptGradientsTest,
 }
 
 TEST_F(SupervisorKeptGradientsTest,
-       WhatAnAdoptedEngineDoesNotTellOfIsKeptNoLonger) {
+       WhatAnAdoptedEngineDoesNotReportIsKeptNoLonger) {
   harness_.Start();
   TestSession first = MustOpen("keeps");
   const TestSession second = MustOpen("keeps");

@@ -73,7 +73,7 @@ absl::StatusOr<bool> EngineReplacement::Replace(const std::string& job) {
   OPTSTATE_ASSIGN_OR_RETURN(const std::string own,
                             os::ExecutableIdentity("/proc/self/exe"));
   if (*engine == own && !options_.replace_all) return false;
-  OPTSTATE_RETURN_IF_ERROR(AwaitRest(job));
+  OPTSTATE_RETURN_IF_ERROR(AwaitPause(job));
   const absl::Status replaced =
       options_.control->ReplaceEngine(job, absl::Now() + kLook);
   if (replaced.ok()) return true;
@@ -95,27 +95,27 @@ absl::StatusOr<std::string> EngineReplacement::AwaitEngine(
   }
 }
 
-absl::Status EngineReplacement::AwaitRest(const std::string& job) {
+absl::Status EngineReplacement::AwaitPause(const std::string& job) {
   const absl::Time deadline = absl::Now() + options_.patience;
   while (!ending_) {
-    const absl::Status rests =
-        AskForRest(job, std::min(absl::Now() + kLook, deadline));
-    if (rests.ok()) return absl::OkStatus();
+    const absl::Status paused =
+        AskForPause(job, std::min(absl::Now() + kLook, deadline));
+    if (paused.ok()) return absl::OkStatus();
     if (absl::Now() > deadline) return CheckStopInside(job);
-    if (!absl::IsDeadlineExceeded(rests)) absl::SleepFor(kAskAgain);
+    if (!absl::IsDeadlineExceeded(paused)) absl::SleepFor(kAskAgain);
   }
   return absl::UnavailableError("the daemon ends");
 }
 
-absl::Status EngineReplacement::AskForRest(const std::string& job,
-                                           absl::Time deadline) {
-  absl::Status rests = options_.engines->Rest(job, deadline);
-  if (!absl::IsUnimplemented(rests)) return rests;
-  // The engine's build does not know Rest. Only its described state can be
+absl::Status EngineReplacement::AskForPause(const std::string& job,
+                                            absl::Time deadline) {
+  absl::Status paused = options_.engines->Pause(job, deadline);
+  if (!absl::IsUnimplemented(paused)) return paused;
+  // The engine's build does not know the call. Only its described state can be
   // used, though that may have changed before the engine is stopped.
   OPTSTATE_ASSIGN_OR_RETURN(const v1::Job described,
                             options_.engines->GetJob(job, absl::Now() + kLook));
-  return IsBetweenSteps(described) ? absl::OkStatus() : rests;
+  return IsBetweenSteps(described) ? absl::OkStatus() : paused;
 }
 
 absl::Status EngineReplacement::CheckStopInside(const std::string& job) {

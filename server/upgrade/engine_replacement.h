@@ -49,8 +49,8 @@ class EngineReplacement {
   absl::StatusOr<bool> Replace(const std::string& job);
   absl::StatusOr<std::string> AwaitEngine(const std::string& job);
   // Waits until the engine may be stopped.
-  absl::Status AwaitRest(const std::string& job);
-  absl::Status AskForRest(const std::string& job, absl::Time deadline);
+  absl::Status AwaitPause(const std::string& job);
+  absl::Status AskForPause(const std::string& job, absl::Time deadline);
   absl::Status CheckStopInside(const std::string& job);
 
   const Options options_;

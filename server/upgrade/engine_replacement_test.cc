@@ -1,4 +1,4 @@
-// Tests when an engine whose build does not know Rest may be stopped;
+// Tests when an engine whose build knows no pause may be stopped;
 // survival_test.cc covers the others.
 
 #include "server/upgrade/engine_replacement.h"
@@ -23,8 +23,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// An engine that answers UNIMPLEMENTED to Rest; its step ends after some GetJob
-// calls.
+// An engine that answers UNIMPLEMENTED to v1::Engine.Rest; its step ends after
+// some GetJob calls.
 class OlderEngine : public v1::Engine::Service {
  public:
   OlderEngine(bool accumulate, int looks_inside)

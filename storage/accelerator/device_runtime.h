@@ -44,7 +44,7 @@ struct DeviceInfo {
 //                        for the device fails in this way too.
 // A call that only enqueues may return the error of an earlier one.
 
-// A point in the work of a stream, for those who wait for it.
+// A point in the work of a stream, for which threads may wait.
 //
 // Threads: one at a time.
 class DeviceEvent {

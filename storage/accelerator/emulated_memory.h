@@ -12,8 +12,8 @@
 
 namespace optstate::accelerator {
 
-// The memory of an emulated device. An allocation is two mappings: one that
-// nobody may touch, whose addresses are the device's, and one with the bytes.
+// The memory of an emulated device. An allocation is two mappings: one without
+// access, whose addresses are the device's, and one with the bytes.
 // So a host that follows a device's address is killed by SIGSEGV, as it is with
 // a real one, and an address that is not the device's is not found.
 //

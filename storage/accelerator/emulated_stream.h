@@ -61,7 +61,7 @@ class EmulatedEvent final : public DeviceEvent {
 };
 
 // A stream that is a thread with a queue. When the device is lost, it leaves
-// the rest of its work undone, and wakes who waits for it.
+// the rest of its work undone, and wakes the threads that wait for it.
 class EmulatedStream final : public DeviceStream {
  public:
   // The commands that a queue holds; further ones wait.

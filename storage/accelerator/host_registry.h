@@ -13,8 +13,8 @@
 namespace optstate::accelerator {
 
 // The ranges of the host's memory that a device may copy. CUDA copies others
-// too, but while the host waits, so that nothing overlaps and nobody notices:
-// therefore they are refused.
+// too, but while the host waits, so that nothing overlaps and no error says
+// so: therefore they are refused.
 //
 // Thread-safe.
 class HostRegistry {

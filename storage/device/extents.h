@@ -29,16 +29,17 @@ absl::StatusOr<uint64_t> FreeBytes(const std::string& directory,
 // durably, in place of the one that it has of this arrangement. Engines of one
 // directory wait for each other. RESOURCE_EXHAUSTED: no free part is so large,
 // with the bytes needed and left; DATA_LOSS: a folder's extent cannot be read,
-// so nobody knows which are free.
+// so the free parts are not known.
 absl::StatusOr<io::Extent> AllocateExtent(const std::string& directory,
                                           const std::string& folder,
                                           const Superblock& device,
                                           uint64_t bytes,
                                           uint32_t arrangement = 0);
 
-// A part of a device that no folder has. While this object lives, nobody is
-// given an extent of the device, so its owner may write to the part; nothing of
-// it remains afterwards, also when the process is killed.
+// A part of a device that no folder has. While this object lives, no job
+// is given an extent of the device, so the object's owner may write to the
+// part. Nothing of the part remains taken afterwards, also when the process is
+// killed.
 struct BorrowedPart {
   UniqueFd lock;
   io::Extent extent;

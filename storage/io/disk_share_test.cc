@@ -46,7 +46,7 @@ TEST_F(DiskShareTest, PartsAreInProportionToTheWeightsOfWhoIsActive) {
     third->NoteActive(kNow);
     EXPECT_EQ(light->Part(kNow), 0.125);
   }
-  // It has ended.
+  // The third share has ended.
   EXPECT_EQ(light->Part(kNow), 0.25);
   // The heavy one has had nothing to do for a second.
   light->NoteActive(kNow + kSecond);
@@ -66,7 +66,8 @@ TEST_F(DiskShareTest, TheSlotOfAProcessThatWasKilledIsFree) {
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     ASSERT_EQ(status, 0);
   }
-  // It takes the slot, and what its former owner said goes with that.
+  // The next process takes the slot, and what its former owner said goes with
+  // that.
   const auto share = Open(100);
   const auto other = Open(100);
   EXPECT_EQ(other->Part(kNow), 1);

@@ -23,7 +23,7 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a user writes into DeepSpeed's configuration."""
+    """The part of DeepSpeed's configuration that a user writes."""
 
     offload: Mapping[str, object]  # of offload_optimizer
     aio: Mapping[str, object]
@@ -31,7 +31,7 @@ class Settings:
 
 DEFAULTS = Settings({}, {})
 # 12 buffers: a sub-group's master, moments and gradient are read, updated and written at a time.
-# What was aio's thread_count is intra_op_parallelism.
+# The former thread_count of aio is intra_op_parallelism.
 PIPELINED = Settings(
     {"buffer_count": 12, "pipeline_read": True, "pipeline_write": True},
     {

@@ -48,7 +48,7 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What a process has done since it began."""
+    """The disk bytes and CPU time of a process since it began."""
 
     disk_bytes: int
     cpu_s: float

@@ -86,7 +86,7 @@ class Served:
 
 
 class DiskBytes:
-    """What the processes of the sides have read from the disk and written to it, step by step."""
+    """The bytes that each side's processes have read from and written to the disk, by step."""
 
     def __init__(self, sides: Sequence[Side]) -> None:
         self._read = {side.what: [] for side in sides}

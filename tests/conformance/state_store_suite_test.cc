@@ -4,12 +4,15 @@
 
 #include <stdlib.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "gtest/gtest.h"
+#include "proto/types/layout.h"
 #include "storage/io/simulated_disk.h"
 #include "storage/io/simulated_io_engine.h"
 #include "storage/testing/evicting_store.h"
@@ -50,6 +53,7 @@ class EvictingWorld final : public StateStoreWorld {
     std::filesystem::remove_all(folder_);
   }
   storage::StateStore& store() override { return *store_; }
+  uint64_t evictions() const { return store_->evictions(); }
   void Reopen() override {
     store_ = nullptr;
     store_ = *storage::EvictingStore::Open(
@@ -95,6 +99,22 @@ class NvmeWorld final : public StateStoreWorld {
   io::SimulatedDisk disk_;
   std::unique_ptr<nvme::NvmeTestJob> job_;
 };
+
+// Tests on this store prove nothing unless it evicts.
+TEST(EvictingWorldTest, RecordsAreEvicted) {
+  LayoutSpec spec;
+  spec.groups.resize(1);
+  spec.parameters = {{.name = "a", .shape = {20000}, .numel = 20000}};
+  const auto layout = Layout::Make(spec);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EvictingWorld world(
+      {.layout = &*layout, .sub_group_elements = kTileElements, .seed = 1});
+  for (int pin = 0; pin < 1000; ++pin) {
+    ASSERT_TRUE(
+        world.store().PinSubGroup(0, storage::StateStore::Access::kRead).ok());
+  }
+  EXPECT_GT(world.evictions(), 0u);
+}
 
 template <typename World>
 std::unique_ptr<StateStoreWorld> Make(const StateStoreWorld::Setup& setup) {

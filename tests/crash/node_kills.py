@@ -40,7 +40,7 @@ from ranks import RECEIVE_TIMEOUT_S
 STEPS_PER_KILL = 4
 KILLS_PER_JOB = 20
 
-# What is killed: of one node, or of all at once.
+# The processes that are killed, of one node or of all at once.
 VICTIMS = {
     "one rank": ("rank",),
     "ranks": ("ranks",),
@@ -134,7 +134,7 @@ class Campaign:
             if what == "voting":
                 continue
             assert value == self._expected[step], f"rank {rank} {what} at step {step}: other bits"
-            # What a rank has seen is committed, and stays so.
+            # A step that a rank has seen is committed, and stays so.
             assert what != "attached" or step >= self._reached, (
                 f"rank {rank} attached at step {step} after step {self._reached} was seen"
             )
@@ -305,7 +305,7 @@ class Campaign:
         apart = len({each.committed_step for each in found}) > 1
         self.found[f"prepared on {prepared}{', nodes apart' if apart else ''}"] += 1
 
-    # What ranks are told.
+    # The answers that ranks get.
 
     def _told(self) -> bool:
         """Returns whether ranks were told that the job cannot go on; else they may try again."""

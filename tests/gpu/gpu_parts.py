@@ -28,7 +28,7 @@ FILES = (
     "tests/gpu/device_job_test",
 )
 
-# What the speed of a GPU is to be at least, by the beginning of a benchmark's name.
+# The least speed that a GPU must have, by the beginning of a benchmark's name.
 GOALS = {"Update/": 0.9}
 
 SKIPPED_STATUS = 77  # of device_benchmark
@@ -86,7 +86,7 @@ def make_parts(
     kit: pathlib.Path, root: pathlib.Path, python: str, dry_run: bool, scratch: pathlib.Path
 ) -> list[Part]:
     """The parts, the most important first. Emulated devices may take ten times as long."""
-    # Of a suite's tests for several devices.
+    # The part of a test's name that chooses the device.
     device = "Emulated" if dry_run else "Cuda"
     benchmark = scratch / "benchmark.json"
     speed = ["tests/gpu/device_benchmark", f"--benchmark_out={benchmark}"]

@@ -71,7 +71,7 @@ def cpu_name() -> str:
 
 
 def describe_machine() -> dict[str, str]:
-    """What was found of machine, driver and device; "none" for what is not there."""
+    """Returns facts about machine, driver and device; "none" for what is not there."""
     query = "name,memory.total,driver_version,compute_cap,pcie.link.gen.max,pcie.link.width.max"
     driver = pathlib.Path("/proc/driver/nvidia/version")
     return {

@@ -180,7 +180,7 @@ absl::StatusOr<Attached> GrpcChannel::Join(bool comes_back,
 }
 
 absl::Status GrpcChannel::Disconnect() {
-  if (!connected()) return NotConnected();
+  if (!connected()) return NotConnectedError();
   request_.mutable_detach();
   // The answer only confirms that the rank is free; the end of the stream also
   // tells a live engine that the rank leaves.
@@ -229,7 +229,7 @@ absl::Status GrpcChannel::Push(const PushRange& range, absl::Time deadline) {
 
 absl::Status GrpcChannel::SendGradients(uint64_t begin, uint64_t end,
                                         absl::Time deadline) {
-  if (!connected()) return NotConnected();
+  if (!connected()) return NotConnectedError();
   for (uint64_t at = begin; at < end; at += shm::kChunkBytesMax) {
     const uint64_t bytes = std::min<uint64_t>(shm::kChunkBytesMax, end - at);
     // A chunk is answered by the push that it belongs to, which is the next
@@ -443,7 +443,7 @@ absl::StatusOr<v1::SessionReply> GrpcChannel::SendAndAwait(
 absl::Status GrpcChannel::WaitUntil(absl::FunctionRef<bool()> done,
                                     absl::Time deadline,
                                     const InterruptCheck& interrupted) {
-  if (!connected()) return NotConnected();
+  if (!connected()) return NotConnectedError();
   while (!done()) {
     absl::StatusOr<v1::SessionReply> reply =
         stream_->Read(deadline, interrupted);

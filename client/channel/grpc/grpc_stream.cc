@@ -229,7 +229,7 @@ class Stream final : public GrpcStream {
                          ok);
         case grpc::CompletionQueue::TIMEOUT:
           if (until == deadline) {
-            return NoAnswer();
+            return NoAnswerError();
           }
           OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
           break;

@@ -36,8 +36,8 @@ class BackgroundPopulate {
   ~BackgroundPopulate();
 
   // Starts the thread; is called at most once. Where the system gives no
-  // thread, those who wait populate. `memory` starts at a page boundary and
-  // outlives this object.
+  // thread, the threads that wait populate. `memory` starts at a page boundary
+  // and outlives this object.
   void Start(absl::Span<std::byte> memory);
 
   // Returns whether the first `bytes` have their pages.

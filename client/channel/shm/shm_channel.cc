@@ -258,7 +258,7 @@ absl::Status ShmChannel::CheckCompletionHeader() const {
 }
 
 absl::Status ShmChannel::Disconnect() {
-  if (!connected()) return NotConnected();
+  if (!connected()) return NotConnectedError();
   v1::SessionRequest request;
   request.mutable_detach();
   // The answer only confirms that the rank is free; the end of the socket also

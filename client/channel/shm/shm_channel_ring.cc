@@ -68,7 +68,7 @@ absl::Status ShmChannel::WaitUntil(absl::FunctionRef<bool()> done,
                                    absl::Time deadline,
                                    const InterruptCheck& interrupted,
                                    Meanwhile meanwhile) {
-  if (!connected()) return NotConnected();
+  if (!connected()) return NotConnectedError();
   absl::Time ask = absl::Now() + kInterruptSlice;
   while (!done()) {
     // The socket is checked before the ring, so that answers given by an engine
@@ -83,7 +83,7 @@ absl::Status ShmChannel::WaitUntil(absl::FunctionRef<bool()> done,
     const absl::Time now = absl::Now();
     const absl::Duration left = deadline - now;
     if (left <= absl::ZeroDuration()) {
-      return Lose(NoAnswer());
+      return Lose(NoAnswerError());
     }
     if (now >= ask) {
       OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));

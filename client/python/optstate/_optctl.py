@@ -9,7 +9,7 @@ from typing import Any
 from optstate import _native, errors
 
 _TIMEOUT_S = 60
-# What optctl's exit codes say of a change; the README of client/ctl has them.
+# The errors of a change, by optctl's exit code; the README of client/ctl has the codes.
 _REFUSALS: dict[int, type[errors.OptstateError]] = {
     2: errors.InvalidArgumentError,
     3: errors.NotFoundError,

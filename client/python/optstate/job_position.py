@@ -39,7 +39,10 @@ def find_position(spec: SessionSpec) -> _native.JobPosition | None:
 
 
 class NodesNorm(NamedTuple):
-    """Of the gradients of all nodes, which have different parameters; as StepOutcome has them."""
+    """The norm and clipping of all nodes' gradients, where nodes have different parameters.
+
+    The fields are as in StepOutcome.
+    """
 
     gradient_norm: float
     clip_coefficient: float

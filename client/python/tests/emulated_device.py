@@ -115,7 +115,7 @@ class EmulatedStream:
             self._backend.under_way.remove(entry)
 
         with torch.no_grad():
-            # What the device has been given to compute before still reads the former values.
+            # The work that the device was given before still reads the former values.
             if host is target or self._backend.current.is_idle:
                 target.fill_(float("nan") if target.is_floating_point() else 1)
             else:

@@ -11,7 +11,7 @@ import optstate  # noqa: F401
 import torch
 
 torch.set_num_threads(1)
-# What the first use of each loads is no parameter either.
+# The first use of each loads memory that is no parameter either.
 (torch.randn(8, 8, requires_grad=True) @ torch.randn(8, 8)).tanh().sum().backward()
 torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
 gc.collect()

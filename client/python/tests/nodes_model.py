@@ -28,22 +28,22 @@ _OF_ATTEMPT = 100
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """What each node's ranks bring: a digest, whether they found inf, whether they fail."""
+    """One case: each node's ranks bring a digest, and may find inf or fail."""
 
     digests: tuple[int, ...]
     found_inf: tuple[bool, ...]
     fails: tuple[bool, ...]
     faults: int
     loses: bool  # a fault may take a prepared step's gradients
-    # Of each node, what it holds; None: all hold the same. See resolution.py.
+    # The kind of each node, by what it holds; None: all hold the same. See resolution.py.
     kinds: tuple[int, ...] | None = None
     # Each attempt at the step has other gradients, as of a script that goes on with other data.
     varies: bool = False
     retries: int = 0  # attempts that the same ranks make after an abort
     # The next ranks may come while some of the last ones still live, without a session.
     overlaps: bool = False
-    # What they do not await before: "bring" that the abort is brought to their own node, "all"
-    # that it is to all nodes, "noted" that all nodes have noted the norm of what they commit.
+    # The next ranks do not await something: "bring" that the abort is brought to their own node,
+    # "all" that it is to all nodes, "noted" that all nodes have noted the norm of what they commit.
     careless: str = ""
 
     @property
@@ -91,7 +91,7 @@ class World:
 
 
 def take(node: Node, step: Step, verdict: Verdict) -> Node:
-    """What an engine does with a verdict; one that does not fit changes nothing."""
+    """Returns the node after its engine took a verdict; one that does not fit changes nothing."""
     prepared = node.prepared
     if prepared is None or (prepared.step, prepared.digest) != (step.step, step.digest):
         return node
@@ -269,7 +269,7 @@ def _stepping(world: World, scenario: Scenario) -> Iterator[World]:
             elif any(each.rank == "dead" and each.noted is None for each in world.nodes):
                 yield world.with_node(index, rank="dead")
         elif node.rank == "drops":
-            # It has the answer to its abort, which does not come again.
+            # The rank has the answer to its abort, which does not come again.
             vote = node.votes[node.attempt]
             after = node
             if vote is not None and scenario.careless != "bring":

@@ -117,7 +117,7 @@ def test_a_busy_device_is_waited_for(overlap):
     seen = []
     for _ in range(STEPS):
         pair.step(busy=True, check=False)
-        # What the next forward pass does: nothing but the current stream is awaited.
+        # The copies await nothing but the current stream, as the next forward pass does.
         seen.append([[each.detach().clone() for each in side] for side in (pair.ours, pair.theirs)])
     for ours, theirs in seen:
         assert same_bits(ours, theirs)

@@ -166,7 +166,7 @@ def test_ranges_are_whole_pages_apart_from_each_other():
     assert page_ranges([(PAGE + 1, 1)]) == [(PAGE, PAGE)]
     assert page_ranges([(PAGE, PAGE)]) == [(PAGE, PAGE)]
     assert page_ranges([(PAGE + 1, PAGE)]) == [(PAGE, 2 * PAGE)]
-    # Of one page, of neighbours, and of others, in any order.
+    # The places are on one page, on neighbours and on others, in any order.
     places = [(9 * PAGE, 5), (PAGE + 100, 8), (PAGE, 8), (2 * PAGE, PAGE), (5 * PAGE, 1)]
     assert page_ranges(places) == [(PAGE, 2 * PAGE), (5 * PAGE, PAGE), (9 * PAGE, PAGE)]
     assert page_ranges([(0, 10 * PAGE), (PAGE, 1)]) == [(0, 10 * PAGE)]

@@ -37,7 +37,7 @@ def test_bits_are_those_of_host_memory(seed, daemon, dtype, wire, overlap, refus
         assert trained(plain, dtype, **options) == expected
         assert device.copies["to_host"] > 0 and device.copies["to_device"] > 0
         assert (device.registrations > 0) == (refusal is None)
-        # What is closed holds nothing.
+        # A closed optimizer holds nothing.
         assert not device.registered and not device.under_way
 
 

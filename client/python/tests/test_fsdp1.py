@@ -159,7 +159,7 @@ def test_other_strategies(daemon):
 
 
 def _used(connection, rank, endpoint, job):
-    """What else scripts do: clip, accumulate, write in place, add groups, load state."""
+    """Does what else scripts do: clip, accumulate, write in place, add groups, load state."""
     runs = []
     for make in (
         lambda model, params: optstate.AdamW(

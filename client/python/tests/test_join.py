@@ -33,7 +33,7 @@ def _train(joinables, model, optimizer, scheduler=None, **how):
 
 
 def _reference():
-    """What torch says: DDP's own join, with an optimizer on each rank."""
+    """Returns torch's result: DDP's own join, with an optimizer on each rank."""
     module = make_model()
     model = DistributedDataParallel(module)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)

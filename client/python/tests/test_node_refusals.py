@@ -190,7 +190,7 @@ def test_a_node_that_went_on_alone(nodes, job):
         assert kind == "FailedPreconditionError"
         assert "node0: step 4" in text and "node1: step 2" in text
         assert "all nodes had step 2, and the last one was 4" in text
-    # What each has is not touched.
+    # Each node's state is untouched.
     assert ranks.run(_train, 1, endpoints, job, 4) == [(4, _alone(4))]
 
 
@@ -237,7 +237,7 @@ def test_a_decision_about_another_step(own_daemon, job):
         bring_verdict(node.spec, 1, prepared.digest, Verdict.COMMIT)
     assert node.session.decide(1, prepared.digest, Verdict.COMMIT).applied
     assert node.session.committed_step == 1
-    # The same again changes nothing; the opposite is refused.
+    # A verdict that is repeated changes nothing; the opposite one is refused.
     assert node.session.decide(1, prepared.digest, Verdict.COMMIT).step == 1
     with pytest.raises(optstate.FailedPreconditionError, match="was applied here"):
         node.session.decide(1, prepared.digest, Verdict.ABORT)

@@ -146,7 +146,7 @@ def test_the_rules_of_nodes_with_other_shards():
     ):
         with pytest.raises(Unresolvable):
             resolve(*positions)
-    # Of nodes that hold the same, digests are compared.
+    # The digests of nodes that hold the same are compared.
     three = [_at(8, 9), _at(7, 2, prepared=other), _at(7, 1, prepared=Step(8, 11))]
     with pytest.raises(Unresolvable):
         resolution.resolve(three, ["a", "b", "c"], [0, 1, 0])

@@ -153,7 +153,7 @@ def _beside_torch(connection, rank, endpoints, job):
     assert losses[::2] == pytest.approx(losses[1::2], rel=1e-5)
     assert_close(wholes(model), wholes(other))
     assert_states_close(sharded.whole_state(optimizer), sharded.whole_state(reference))
-    # What one node's rank writes in place reaches its job, and the others go on.
+    # A write in place by one node's rank reaches its job, and the others go on.
     for each, of in ((model, optimizer), (other, reference)):
         with torch.no_grad():
             if rank == 1:

@@ -15,7 +15,7 @@ HERE = pathlib.Path(__file__).parent
 EXAMPLE = HERE.parent.parent / "examples" / "train_layer_by_layer.py"
 LAYERS, WIDTH = 48, 1024
 PARAMETER_BYTES = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)
-# What the program may take beside its imports: less than a third of its parameters.
+# The program may take this much beside its imports: less than a third of its parameters.
 LIMIT_BYTES = 64 << 20
 NETWORK = ("--layers", str(LAYERS), "--width", str(WIDTH), "--steps", "2")
 

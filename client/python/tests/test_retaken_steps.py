@@ -156,7 +156,7 @@ def _interrupt_once(monkeypatch, session, name, at=0):
 
 
 @pytest.mark.parametrize("what", ["change", "load_state_dict"])
-def test_a_load_that_broke_off_at_its_end_is_repeated_whole(what, monkeypatch):
+def test_a_load_that_was_interrupted_at_its_end_is_repeated_whole(what, monkeypatch):
     def run(optimizer_class, interrupts):
         model = small_model()
         optimizer = optimizer_class(model.parameters(), lr=0.1, momentum=0.9)

@@ -120,7 +120,7 @@ def _round_trip(connection, rank, endpoint, job):
     for each, of in ((model, optimizer), (third, again)):
         _train_alike(each, of, range(3, 6))
     assert_same_bits(wholes(third), wholes(model))
-    # What is loaded has changed nothing that was taken out before.
+    # The load has changed nothing that was taken out before.
     for one, entry in zip(mine["state"].values(), before):
         assert_same_bits([sharded.whole(value) for value in one.values()], list(entry.values()))
 

@@ -161,5 +161,5 @@ def _by_name(connection, rank, endpoint, partition):
 
 
 def test_partition_local_by_name(daemon):
-    """Of tensors that nobody has sharded rank 0 owns all."""
+    """Rank 0 owns all tensors that are not sharded."""
     assert ranks.run(_by_name, 2, daemon.shm, "local") == [{0}, {0}]

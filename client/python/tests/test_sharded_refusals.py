@@ -1,4 +1,4 @@
-"""What shards cannot be had with: an error says so on every rank, and what to do."""
+"""Settings that shards exclude: an error says so on every rank, and what to do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What torch checks of its ZeroRedundancyOptimizer, checked of ours: state that is in one place
-only, whichever rank asks.
+"""The checks that torch has for its ZeroRedundancyOptimizer, made of ours: state that is in one
+place only, whichever rank asks.
 
-What has no counterpart here: `consolidate_state_dict()` (each rank's `state_dict()` is whole),
+These have no counterpart here: `consolidate_state_dict()` (each rank's `state_dict()` is whole),
 `parameters_as_bucket_view`, and models whose layers are on several GPUs.
 """
 

@@ -30,7 +30,7 @@ absl::Status InAnotherStep(const WorkerUndo& undo, uint64_t step) {
 
 }  // namespace
 
-absl::Status StepRecovery::Impossible(const WorkerUndo& undo) const {
+absl::Status StepRecovery::ImpossibleStateError(const WorkerUndo& undo) const {
   return absl::DataLossError(absl::StrCat(
       "undo: a slot names run ", undo.run, " of ", plan_.layout().run_count(),
       ", kind ", undo.kind.load(std::memory_order_relaxed)));
@@ -55,7 +55,7 @@ absl::StatusOr<bool> StepRecovery::RollBackSlot(WorkerUndo* undo,
       (kind != UndoKind::kUpdate && kind != UndoKind::kAccumulate &&
        kind != UndoKind::kReplace) ||
       (kind == UndoKind::kUpdate && non_separable_ != nullptr)) {
-    return Impossible(*undo);
+    return ImpossibleStateError(*undo);
   }
   if (kind == UndoKind::kReplace) {
     OPTSTATE_ASSIGN_OR_RETURN(const bool complete,
@@ -86,7 +86,7 @@ absl::StatusOr<bool> StepRecovery::CheckReplacement(WorkerUndo* undo,
   const uint32_t parameter = plan_.ParameterOfRun(undo->run);
   if (non_separable_ == nullptr ||
       undo->run != plan_.layout().first_run(parameter)) {
-    return Impossible(*undo);
+    return ImpossibleStateError(*undo);
   }
   if (non_separable_->IsUpdated(parameter, undo->stamp)) {
     undo->Clear();

@@ -71,7 +71,7 @@ class StepRecovery {
   void ForgetStaged();
 
  private:
-  absl::Status Impossible(const WorkerUndo& undo) const;
+  absl::Status ImpossibleStateError(const WorkerUndo& undo) const;
   absl::StatusOr<bool> CheckReplacement(WorkerUndo* undo, uint64_t step);
   absl::StatusOr<bool> RollBackSlot(WorkerUndo* undo, uint64_t step);
   absl::Status RollBackRun(WorkerUndo* undo);

@@ -126,7 +126,7 @@ TEST(WorkerPoolTest, NeighboursComeFirst) {
   for (const int node : {0, 0, 1, 1}) placement.seats.push_back({node, {}});
   WorkerPool pool(4, false, placement);
   constexpr size_t kEach = 10;
-  // All but participant 3 stand still in their first index until it has done
+  // All but participant 3 wait in their first index until it has done
   // the rest.
   std::atomic<size_t> begun{0};
   std::atomic<bool> over{false};

@@ -10,7 +10,7 @@
 
 // The job's side of updates that are shared with devices. Bits do not depend on
 // what is shared, so a job whose devices cannot be had any more goes on by the
-// CPU, and says so; only who asks for devices is refused.
+// CPU, and says so; only a job that asks for devices is refused.
 //
 // Threads: not thread-safe; the job's lock guards the job.
 namespace optstate::session {

@@ -88,7 +88,8 @@ absl::Status MarkDurable(const std::vector<std::string>& directories);
 absl::Status CheckHasCommits(const std::vector<std::string>& directories);
 
 // Makes the engine that the configuration asks for; logs what it does without.
-// It adds the bytes that it reads and writes to `*done_bytes`, unless null.
+// The engine adds the bytes that it reads and writes to `*done_bytes`, unless
+// null.
 absl::StatusOr<std::unique_ptr<io::IoEngine>> MakeDiskEngine(
     const v1::DaemonConfig& config, std::atomic<uint64_t>* done_bytes);
 

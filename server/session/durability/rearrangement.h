@@ -62,7 +62,7 @@ class Rearrangement {
   // not be opened anew, works no more.
   absl::StatusOr<Written> Switch();
 
-  // Writes the records of a job that nobody uses, and whose store is made anew
+  // Writes the records of a job that no rank uses, and whose store is made anew
   // next.
   absl::Status WriteAnew();
   // Notes that the description is the job's, so that the records are.

@@ -15,11 +15,11 @@
 
 namespace optstate::session {
 
-// Verifies a job's records when nobody has for long, on a thread of its own, so
-// that a damage is known before the record is needed.
+// Verifies a job's records when the last whole verification is long ago, on a
+// thread of its own, so that a damage is known before the record is needed.
 //
 // The interval begins at the end of each verification that looked at every
-// record, whoever asked for it, also of a former engine's
+// record, an operator's and a former engine's included
 // (RecordVerifier::UseNote). Without any it begins with Start(). A scrub that
 // cannot begin or is ended is tried again after kRetry, from the first record
 // on.

@@ -72,8 +72,8 @@ class Verification {
 // that none is under way when the store ends. Knows what the last one found
 // that looked at every record.
 //
-// A scrub is a verification that nobody asked for (RecordScrubber). It gives
-// way to an operator's.
+// A scrub is a verification that the engine begins by itself (RecordScrubber).
+// A scrub gives way to an operator's verification.
 //
 // Threads: thread-safe.
 class RecordVerifier {

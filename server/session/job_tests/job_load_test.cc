@@ -303,7 +303,7 @@ TEST_F(JobLoadTest, LoadsThatAllHaveFinishedAreCounted) {
 
 // The rest of a new job stays required, and arrays that a later load leaves out
 // are zero, not the former load's values.
-TEST_F(JobLoadTest, AFirstLoadThatBrokeOffMustBeTakenAgain) {
+TEST_F(JobLoadTest, AFirstLoadThatWasInterruptedMustBeTakenAgain) {
   for (const bool restart : {false, true}) {
     JobHarness harness(TwoRanks());
     harness.AttachAll();
@@ -330,7 +330,7 @@ TEST_F(JobLoadTest, AFirstLoadThatBrokeOffMustBeTakenAgain) {
 
 // Adafactor has fewer elements than its parameters, and not all of its arrays
 // are in the job's format.
-TEST_F(JobLoadTest, ALoadThatBrokeOffClearsRowsColumnsAndBlocks) {
+TEST_F(JobLoadTest, AnInterruptedLoadClearsRowsColumnsAndBlocks) {
   JobHarness::Setup setup;
   setup.layout.optimizer = OptimizerKind::kAdafactor;
   setup.layout.state_format = StateFormat::kDynamic8;

@@ -247,8 +247,7 @@ TEST_P(LostWithTheEngineTest, WhoComesToWaitIsToldOfALossBefore) {
   BringBack(0);
   ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
   ExpectToldTo(0, harness_.Commit(0, CommitOf(1)));
-  // It is unknown whether the rank has received the answer, until it makes a
-  // call.
+  // The rank may not have received the answer, until it makes a call.
   ReplaceEngine();
   BringBack(0);
   ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());

@@ -169,7 +169,8 @@ TEST_F(JobScrubTest, ComesBackAfterADrain) {
   int reads = 0;
   const auto has_read = [&] { return reads_ != reads; };
   const auto has_looked_or_read = [&] { return looks_ != looks || has_read(); };
-  // It has noted the end of the former scrub before it looks at the new time.
+  // The scrubber has noted the end of the former scrub before it looks at the
+  // new time.
   for (bool is_back = false; !is_back;) {
     {
       const absl::MutexLock lock(&mu_);

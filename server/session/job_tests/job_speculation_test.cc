@@ -135,7 +135,7 @@ TEST_P(JobSpeculationTest, WhateverTheDecision) {
   TakeBoth(CommitOf(kBefore + 5));
 }
 
-TEST_P(JobSpeculationTest, TakenBackWhenTheStepIsNotTaken) {
+TEST_P(JobSpeculationTest, RolledBackWhenTheStepIsNotTaken) {
   TakeBoth(CommitOf(kBefore + 1));
   const std::string committed = harness_.StateBytes();
   // The commits are unequal.
@@ -343,7 +343,7 @@ TEST_P(JobWorkAheadTest, NotBeforeAllRanksAreInTheStep) {
   Finish(CommitOf(kBefore + 1));
 }
 
-TEST_P(JobWorkAheadTest, TakenBackByWhatEndsTheStep) {
+TEST_P(JobWorkAheadTest, RolledBackByWhatEndsTheStep) {
   const std::string committed = harness_.StateBytes();
   for (const bool aborts : {true, false}) {
     Push(&harness_, kBefore + 1);

@@ -31,7 +31,7 @@ constexpr uint32_t kNone = 1;
 constexpr uint32_t kB = 2;
 constexpr uint32_t kC = 3;
 
-struct StepCommit {
+struct CommitOfTwoGroups {
   std::vector<Hyperparams> groups =
       std::vector<Hyperparams>(2, AdamHyperparams());
   CommitSpec Of(uint64_t step) const {
@@ -61,7 +61,7 @@ class JobStepsTest : public ::testing::Test {
     return static_cast<uint32_t>(harness_.layout().parameters().size());
   }
 
-  StepCommit commit_;
+  CommitOfTwoGroups commit_;
   JobHarness harness_;
 };
 
@@ -165,7 +165,7 @@ TEST_F(ContiguousStepsTest, APartOfAParameterIsRefusedToAll) {
 
 TEST_F(JobStepsTest, UnequalCommitsAreRefusedToAll) {
   const std::string before = harness_.StateBytes();
-  StepCommit other;
+  CommitOfTwoGroups other;
   other.groups[1][adam::kLr] = 1e-3 * (1 + 1e-15);
   harness_.PushAll(1);
   const uint64_t a = harness_.Commit(0, commit_.Of(1));
@@ -189,9 +189,9 @@ TEST_F(JobStepsTest, BadContentIsRefusedToTheOneAndTheStepStaysOpen) {
     CommitSpec spec;
     const char* text;
   };
-  StepCommit bad_lr;
+  CommitOfTwoGroups bad_lr;
   bad_lr.groups[1][adam::kLr] = kInf;
-  StepCommit one_group;
+  CommitOfTwoGroups one_group;
   one_group.groups.resize(1);
   std::vector<Case> cases = {{bad_lr.Of(1), "group 1: Invalid learning rate"},
                              {one_group.Of(1), "1 groups, the job has 2"},

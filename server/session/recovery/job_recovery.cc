@@ -255,7 +255,7 @@ absl::Status JobRecovery::LostInsideError(absl::string_view why) const {
       "job \"", job_.options.name, "\": the engine died inside step ", step,
       ", ", why,
       ", so its state is partly of that step and partly of the one before. ",
-      job_.HowToGoOn()));
+      job_.DescribeWayOn()));
 }
 
 absl::Status JobRecovery::LostGradientsError(uint64_t rank) const {
@@ -267,7 +267,7 @@ absl::Status JobRecovery::LostGradientsError(uint64_t rank) const {
 absl::Status JobRecovery::MixedStepsError(absl::string_view why) const {
   return absl::DataLossError(absl::StrCat(
       "job \"", job_.options.name, "\": its files are not of one step: ", why,
-      ". ", job_.HowToGoOn()));
+      ". ", job_.DescribeWayOn()));
 }
 
 }  // namespace optstate::session

@@ -20,7 +20,7 @@ absl::Status CheckStepFile(const JobContext& job, absl::string_view file,
                    ", it must have ", needed,
                    ": without it what an engine left half written in step ",
                    job.record().committed_step + 1, " cannot be put right. ",
-                   job.HowToGoOn()));
+                   job.DescribeWayOn()));
 }
 
 // Checks the frames of records on disk. New ones would be zeros, and a store
@@ -43,7 +43,7 @@ absl::Status CheckFrames(const JobContext& job,
       needed == 0 ? " is missing or empty"
                   : absl::StrCat(" has ", job.tier->frames().size(),
                                  " bytes, it must have ", needed),
-      ": without it the job's records are not whole. ", job.HowToGoOn()));
+      ": without it the job's records are not whole. ", job.DescribeWayOn()));
 }
 
 }  // namespace
@@ -80,7 +80,7 @@ absl::Status CheckStepFiles(const JobContext& job,
     return absl::DataLossError(absl::StrCat(
         job.options.directory, "/state/control: step_speculated is ", next,
         ", but the job's optimizer is never speculated with. ",
-        job.HowToGoOn()));
+        job.DescribeWayOn()));
   }
   return CheckStepFile(
       job, "speculation", job.tier->speculation().size(),

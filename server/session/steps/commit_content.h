@@ -14,8 +14,8 @@ namespace optstate::session {
 uint32_t FirstOfClipped(const CommitSpec& spec, uint32_t group);
 
 // Returns INVALID_ARGUMENT for: not one entry per group, a hyperparameter that
-// torch would refuse (names the group), grad_scale not finite and positive,
-// max_norm or max_value not finite or negative, norm_type neither 1, 2 nor
+// torch would refuse (names the group), grad_scale non-finite or not positive,
+// max_norm or max_value non-finite or negative, norm_type neither 1, 2 nor
 // infinity, bad clips_with.
 absl::Status CheckContent(const CommitSpec& spec, OptimizerKind optimizer,
                           size_t group_count);

@@ -21,7 +21,7 @@ void ForeseenCommit::Note(const CommitSpec& spec, bool is_plain) {
   last_.Note(spec);
 }
 
-void ForeseenCommit::NoteTakenBack() {
+void ForeseenCommit::NoteRolledBack() {
   equal_steps_ = 0;
   plain_steps_ = 0;
 }

@@ -26,7 +26,7 @@ class ForeseenCommit {
   void Note(const CommitSpec& spec, bool is_plain);
   // Notes that what was begun of a step had to be rolled back although its
   // commit was as foreseen: nothing is foreseen in the next kSteps steps.
-  void NoteTakenBack();
+  void NoteRolledBack();
   // Returns null while nothing is foreseen. The commit has no step.
   const CommitSpec* spec() const {
     return equal_steps_ >= kSteps ? &last_.spec() : nullptr;

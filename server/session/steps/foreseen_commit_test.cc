@@ -70,10 +70,10 @@ TEST_F(ForeseenCommitTest, NorAfterAStepThatWasSkippedOrClipped) {
   EXPECT_EQ(StepsUntilForeseen(commit.spec), ForeseenCommit::kSteps);
 }
 
-TEST_F(ForeseenCommitTest, NorAfterAStepThatWasTakenBack) {
+TEST_F(ForeseenCommitTest, NorAfterAStepThatWasRolledBack) {
   const Commit commit(0.5);
   StepsUntilForeseen(commit.spec);
-  foreseen_.NoteTakenBack();
+  foreseen_.NoteRolledBack();
   EXPECT_EQ(foreseen_.spec(), nullptr);
   EXPECT_FALSE(foreseen_.is_plain());
   EXPECT_EQ(StepsUntilForeseen(commit.spec), ForeseenCommit::kSteps);

@@ -11,7 +11,7 @@ namespace optstate::session {
 // min_scale 0) and DeepSpeed's DynamicLossScaler. Its state is part of the
 // step's record, so it advances exactly when the step does.
 
-// Returns INVALID_ARGUMENT, naming the field: init_scale not finite and
+// Returns INVALID_ARGUMENT, naming the field: init_scale non-finite or not
 // positive, growth_factor not above 1, backoff_factor not within (0, 1),
 // growth_interval or hysteresis 0, hysteresis above 2^24 - 1, min_scale
 // negative or above init_scale.

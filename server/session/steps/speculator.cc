@@ -228,7 +228,7 @@ absl::Status Speculator::HoldOpenStep() {
   if (!job_.speculates()) return absl::OkStatus();
   if (step_.open_step.any()) held_step_ = job_.record().committed_step + 1;
   // A script that reads in each step would lose time by each.
-  if (HasSpeculated()) foreseen_.NoteTakenBack();
+  if (HasSpeculated()) foreseen_.NoteRolledBack();
   return RollBackSpeculation();
 }
 

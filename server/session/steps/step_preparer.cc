@@ -218,7 +218,7 @@ void StepPreparer::Decide(uint32_t rank, uint64_t request_id,
     return ranks_.Answer(rank, request_id, absl::OkStatus(),
                          OutcomeAfter(verdict));
   }
-  // It waits for the step as a rank does that has committed it.
+  // The rank waits for the step as one does that has committed it.
   CommitSpec waits;
   waits.step = verdict.step;
   step_.open_step.NoteCommit(rank, request_id, waits);

@@ -112,7 +112,7 @@ absl::Status LoadApplier::AdoptLoad() {
         job_.tier->load_log_path(),
         ", cannot be used: ", records.status().message(),
         ". So the state is partly what it was before that load. ",
-        job_.HowToGoOn()));
+        job_.DescribeWayOn()));
   }
   const absl::Status applied =
       job_.MakeCountingPass([&] { return ApplyLoad(*records); });

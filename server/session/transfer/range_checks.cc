@@ -52,7 +52,7 @@ absl::Status CheckNumber(const JobContext& job, v1::StateArray array,
   if (std::isfinite(scalar)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(job.layout().optimizer_info().scalar, " ", scalar,
-                   " of parameter ", parameter, " is not finite"));
+                   " of parameter ", parameter, " is non-finite"));
 }
 
 const std::byte* NumbersAt(const JobContext& job, v1::StateArray array,

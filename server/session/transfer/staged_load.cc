@@ -71,7 +71,8 @@ absl::StatusOr<bool> StagedLoad::IsPresent(const ElementAccess& elements,
 }
 
 // Present values have a payload too, for where the log already has other ones.
-// It is read, not made, since encoding decoded values may give other codes.
+// The payload is read, not made, since encoding decoded values may give other
+// codes.
 absl::StatusOr<bool> StagedLoad::Compare(const ElementAccess& elements,
                                          const ElementRange& range,
                                          const float* values,

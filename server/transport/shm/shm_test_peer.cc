@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "proto/shm/frame.h"

@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -35,7 +34,6 @@ class ShmTestPeer {
               uint32_t rank, uint32_t protocol_version = shm::kProtocolVersion);
 
   int socket() const { return socket_.get(); }
-  UniqueFd TakeSocket() { return std::move(socket_); }
   const RankPartition& partition() const { return partition_; }
 
   v1::SessionRequest RegisterRequest() const;

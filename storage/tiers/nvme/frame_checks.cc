@@ -44,7 +44,7 @@ absl::Status FrameChecks::CheckLocked(uint32_t record, bool with_parameters) {
   if (different >= 0) {
     cache_.DropLoaded(frame);
     monitor_.Wake();
-    return context_.Damaged(record, slot, different);
+    return context_.DamagedError(record, slot, different);
   }
   cache_.EndCheck(record);
   return absl::OkStatus();

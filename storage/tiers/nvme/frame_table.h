@@ -28,7 +28,7 @@ struct RecordPlace {
 // the frames: which record is in which frame and slot, and the checksums of
 // both slots. Byte by byte: FORMAT.md.
 //
-// It outlives the engine. A record's place is one 8-byte store, so the
+// The table outlives the engine. A record's place is one 8-byte store, so the
 // engine that opens the table after another's death finds each record in
 // exactly one place. A frame that a place names is whole: it is named after it
 // was read and checked, and given up before it is used for another record. Each

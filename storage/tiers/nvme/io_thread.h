@@ -21,8 +21,9 @@ namespace optstate::nvme {
 // Invariant: nothing begins after the store has failed or is to stop; what is
 // under way ends before the thread does.
 //
-// Threads: Start() and Stop() are called in turns, by the store's owner, who
-// does not hold its lock. The thread holds it, but while it polls or sums.
+// Threads: Start() and Stop() are called in turns, by the store's owner
+// without the store's lock. The thread holds the lock, but while it polls or
+// sums.
 class IoThread {
  public:
   // The arguments must outlive this object.

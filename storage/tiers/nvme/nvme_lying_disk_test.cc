@@ -46,7 +46,7 @@ class NvmeLyingDiskTest : public NvmeFaultsFixture {
   std::unique_ptr<io::SimulatedDisk> cut_;
 };
 
-// It is missing where it belongs, and may lie over another record.
+// The written record is missing where it belongs, and may lie over another.
 TEST_F(NvmeLyingDiskTest, AMisdirectedWriteIsDamageAndNeverWrongBytes) {
   int found = 0;
   for (const bool is_durable : {false, true}) {

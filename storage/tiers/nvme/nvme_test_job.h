@@ -77,6 +77,8 @@ class NvmeTestMemory {
 // A job with swapped records, its memory, and a model of all its bytes.
 //
 // Threads: many may call Write() and Compare() at once; one calls the rest.
+// Size: one short method for each thing that a test does to the store, or to
+// the memory and the disk below it.
 class NvmeTestJob {
  public:
   using EngineMaker = std::function<std::unique_ptr<io::IoEngine>()>;
@@ -154,8 +156,6 @@ class NvmeTestJob {
   void CopyMemoryOf(NvmeTestJob* other);
   // Takes what the commits of another job are of.
   void CopyCommitsOf(NvmeTestJob* other);
-  // Held while bytes of a record are written, to the store and the model.
-  std::mutex& mutex_of(size_t record) { return mutexes_[record]; }
 
  private:
   // Takes the directories, weights and number of another setup.
@@ -170,7 +170,8 @@ class NvmeTestJob {
   std::vector<DeviceExtent> extents_;
   std::vector<std::byte> parameters_;
   NvmeTestMemory frames_, table_;
-  std::vector<std::mutex> mutexes_;  // by record
+  // By record; held while its bytes are written, to the store and the model.
+  std::vector<std::mutex> mutexes_;
   std::unique_ptr<NvmeStore> store_;
 };
 

@@ -110,7 +110,8 @@ absl::Status ParameterCache::Check(uint32_t i) {
   if (sum != entry.sum) {
     const uint32_t slot = entry.slot;
     Free(i);
-    return context_.Damaged(record, slot, std::numeric_limits<int64_t>::max());
+    return context_.DamagedError(record, slot,
+                                 std::numeric_limits<int64_t>::max());
   }
   entry.state = State::kReady;
   idle_.PushBack(i);

@@ -197,7 +197,7 @@ absl::Status RecordRewriter::CopyBatch(absl::Span<const Copy> batch,
     const absl::Span<const uint32_t> checksums = context_.table.checksums(slot);
     const int64_t different = context_.record_layout.FirstDifference(
         record, from[i].get(), with_parameters, checksums);
-    if (different >= 0) return context_.Damaged(record, slot, different);
+    if (different >= 0) return context_.DamagedError(record, slot, different);
     layout_.CopyFrom(context_.record_layout, record, from[i].get(),
                      with_parameters, to[i].get());
     context_.record_layout.TakeSums(record, checksums, absl::MakeSpan(sums));

@@ -28,8 +28,8 @@ size_t StoreContext::DirectoryOf(io::FileId file) const {
   return 0;  // that of the commits
 }
 
-absl::Status StoreContext::Damaged(uint32_t record, uint32_t slot,
-                                   int64_t tile) const {
+absl::Status StoreContext::DamagedError(uint32_t record, uint32_t slot,
+                                        int64_t tile) const {
   const RecordFiles::Place at = files->PlaceOf(record, slot);
   const SubGroup& range = sub_groups[record];
   const auto tiles = static_cast<int64_t>(

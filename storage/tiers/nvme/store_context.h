@@ -61,7 +61,7 @@ struct StoreContext {
   size_t DirectoryOf(io::FileId file) const;
   // Returns the error of a record whose checksums differ from `tile` on, as
   // RecordLayout::FirstDifference() gives it.
-  absl::Status Damaged(uint32_t record, uint32_t slot, int64_t tile) const;
+  absl::Status DamagedError(uint32_t record, uint32_t slot, int64_t tile) const;
 
   const Layout& layout;
   const SubGroupTable& sub_groups;

@@ -185,7 +185,7 @@ absl::Status StoreOpener::OpenFiles(bool is_new,
 
 // Removes what is left of the arrangement before this one, or of one that did
 // not come about: the commits on disk, and the table, are of this one. What
-// cannot be removed now is in nobody's way until records are written anew.
+// cannot be removed now harms nothing until records are written anew.
 void StoreOpener::RemoveOtherArrangements() const {
   const uint32_t next = context_.options.arrangement + 1;
   const std::vector<std::string>& directories = context_.options.directories;
@@ -302,7 +302,7 @@ absl::Status StoreOpener::RewriteRecord(uint32_t record, uint32_t slot,
     const int64_t different = context_.record_layout.FirstDifference(
         record, buffer, /*with_parameters=*/true,
         context_.table.checksums(slot));
-    if (different >= 0) return context_.Damaged(record, slot, different);
+    if (different >= 0) return context_.DamagedError(record, slot, different);
   }
   return absl::OkStatus();
 }

@@ -106,7 +106,7 @@ void Verifier::NoteDamage(const Verification& verification, int64_t tile,
       context_.layout.parameters()[range.end_parameter - 1].name;
   damage.status =
       tile >= 0
-          ? context_.Damaged(record, verification.slot, tile)
+          ? context_.DamagedError(record, verification.slot, tile)
           : absl::Status(
                 verification.request.status.code(),
                 absl::StrCat(verification.request.status.message(), " (tried ",

@@ -16,7 +16,7 @@ from optstate._torch.shared import Shared
 
 
 class _StepsOfOthers(JoinHook):
-    """What a rank without inputs does for each iteration of the others."""
+    """The steps that a rank without inputs takes for each iteration of the others."""
 
     def __init__(self, optimizer: Joining) -> None:
         self._optimizer = optimizer

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class _Saved(NamedTuple):
-    """What autograd keeps of a parameter instead of its values: where to fetch them."""
+    """The place of a parameter's values, which autograd keeps instead of them."""
 
     name: str
     size: tuple[int, ...]

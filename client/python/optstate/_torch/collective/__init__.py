@@ -1,1 +1,1 @@
-"""What crosses ranks in a step: gradients that the client averages."""
+"""Gradients that the client averages cross ranks in a step."""

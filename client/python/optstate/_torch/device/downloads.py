@@ -182,7 +182,7 @@ class Downloads:
                     started.add(index)
                     self._empty.append(index)
                     continue
-                # What this computes is in the current stream, which the copies then follow.
+                # The flat gradient is computed in the current stream, which the copies then follow.
                 flat = gradient.detach().resolve_neg().reshape(-1)
                 part = flat[piece.begin : piece.begin + piece.numel]
                 sources.setdefault(self._lane(gradient), []).append((index, part))

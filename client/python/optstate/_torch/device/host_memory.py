@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from optstate._torch.device.interface import Backend, NotRegistered
 
-# What was said already: (what, why).
+# The messages that were logged already: (what, why).
 _said: set[tuple[str, str]] = set()
 
 

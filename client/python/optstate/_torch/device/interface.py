@@ -1,4 +1,4 @@
-"""What an optimizer needs of an accelerator."""
+"""The operations of an accelerator that an optimizer needs."""
 
 from __future__ import annotations
 

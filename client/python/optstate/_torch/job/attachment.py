@@ -52,6 +52,7 @@ class Attachment:
     """One attached optimizer: its session, its tensors, and the layout that was registered.
 
     Construction and load() are collective. Threads: one at a time.
+    Size: one method for each thing that an optimizer does with its session.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Attachment:
         names = parameter_names(param_groups, names_by_id)
         layout: Layout | None = None
         agreement = NodeAgreement(ranks, self._places)
-        # Of the parameters that are no shards, those of each node.
+        # The owners of the parameters that are no shards, by node.
         self.shared_out: SharedOut | None = None
 
         def make_mine() -> list[ParameterSpec]:
@@ -141,7 +142,7 @@ class Attachment:
         # The parameters that this rank has, which are all unless they are sharded.
         specs = self._spec.parameters
         specs = specs if layout is None else [specs[index] for index in layout.held]
-        # Of each, which part of which parameter it is: the name comes first.
+        # Each key names the part of a parameter; the parameter's name comes first.
         self.keys: Sequence[tuple] = list(map(key_of, specs))
         alone = ranks.world_size == 1
         detect = settings.detect_changes

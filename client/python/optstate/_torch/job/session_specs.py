@@ -1,4 +1,4 @@
-"""What a session is opened with, from the settings of an optimizer and the place of its rank."""
+"""The spec of a session, from the settings of an optimizer and the place of its rank."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _PHASES = {
     _native.PHASE_FAILED: "failed",
 }
 
-# Of a checkpoint, by parameter: state by name.
+# The entries of a checkpoint, by parameter: state by name.
 Entries = Mapping[int, Any]
 
 

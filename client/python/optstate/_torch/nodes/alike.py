@@ -24,7 +24,7 @@ _SETTINGS = (
     "loss_scaler",
 )
 
-# What is compared, and its value, in the order in which they are.
+# The names and values that are compared, in order.
 Facts = list[tuple[str, str]]
 
 

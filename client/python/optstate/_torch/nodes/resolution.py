@@ -1,4 +1,4 @@
-"""What nodes do about a step whose decision some of them do not know: one pure function.
+"""Nodes resolve a step whose decision some of them do not know: by one pure function.
 
 Every node is at a committed step and may have prepared the next one. A step is prepared by
 engines, decided by the ranks of all nodes together, and taken by each engine as it is told. So
@@ -30,7 +30,7 @@ from optstate.job_position import NodesNorm, noted_digest
 
 
 class Verdict(enum.IntEnum):
-    """What becomes of a prepared step; values of the C API."""
+    """The verdict about a prepared step; values of the C API."""
 
     COMMIT = 1
     SKIP = 2
@@ -47,8 +47,8 @@ class Step:
     digest: int
     found_inf: bool = False
     alike: int = 0
-    # Of all nodes, where they hold different parameters; None: not noted. The digest of a
-    # prepared step is that from before, the one of a committed step from after.
+    # The norm of all nodes, where they hold different parameters; None: not noted. The digest of
+    # a prepared step is that from before, the one of a committed step from after.
     norm: NodesNorm | None = None
 
 

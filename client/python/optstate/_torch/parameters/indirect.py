@@ -20,7 +20,7 @@ _COPY_ELEMENTS = 4 << 20
 
 
 class EarlyReads(NamedTuple):
-    """What a commit reads: parameters ("I") with their addresses ("Q", 0: none), and what is
+    """The reads of a commit: parameters ("I") with their addresses ("Q", 0: none), and what is
     called with each part of those without an address."""
 
     parameters: array.array

@@ -1,5 +1,5 @@
-#ifndef OPTSTATE_KERNELS_SCALAR_WHOLE_UPDATE_H_
-#define OPTSTATE_KERNELS_SCALAR_WHOLE_UPDATE_H_
+#ifndef OPTSTATE_KERNELS_SCALAR_NON_SEPARABLE_UPDATE_H_
+#define OPTSTATE_KERNELS_SCALAR_NON_SEPARABLE_UPDATE_H_
 
 #include "kernels/update_kernel.h"
 #include "kernels/whole_kernel.h"
@@ -19,4 +19,4 @@ void ComputeMuonWithoutSteps(const UpdateInput& input, const WholeView& view);
 
 }  // namespace optstate::kernels::scalar
 
-#endif  // OPTSTATE_KERNELS_SCALAR_WHOLE_UPDATE_H_
+#endif  // OPTSTATE_KERNELS_SCALAR_NON_SEPARABLE_UPDATE_H_

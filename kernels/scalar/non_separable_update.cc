@@ -1,4 +1,4 @@
-#include "kernels/scalar/whole_update.h"
+#include "kernels/scalar/non_separable_update.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // Tests the form of the optimizers of whole parameters that computes one float
 // at a time against Highway's on every target, bit by bit.
 
-#include "kernels/scalar/whole_update.h"
+#include "kernels/scalar/non_separable_update.h"
 
 #include <bit>
 #include <cmath>
@@ -105,7 +105,7 @@ class Parameter {
   std::vector<float> state_[kStateArraysMax];
 };
 
-// Gradients of zeros, of denormals and one that is not finite, besides those
+// Gradients of zeros, of denormals and one that is non-finite, besides those
 // that training sees.
 void ForSpecialGradients(Parameter* parameter,
                          const std::function<void()>& check) {
@@ -123,9 +123,9 @@ void ForSpecialGradients(Parameter* parameter,
 const std::vector<int64_t> kShapes[] = {{},      {1},     {37},       {300},
                                         {7, 33}, {33, 7}, {2, 3, 17}, {1, 1}};
 
-class WholeUpdateTest : public testing::TestWithParam<OptimizerKind> {};
+class NonSeparableUpdateTest : public testing::TestWithParam<OptimizerKind> {};
 
-TEST_P(WholeUpdateTest, IsWhatEveryTargetComputes) {
+TEST_P(NonSeparableUpdateTest, IsWhatEveryTargetComputes) {
   for (const std::vector<int64_t>& shape : kShapes) {
     for (double weight_decay : {0.0, 0.05}) {
       for (int64_t step_count : {1, 5, 1000}) {
@@ -153,7 +153,7 @@ TEST_P(WholeUpdateTest, IsWhatEveryTargetComputes) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Optimizers, WholeUpdateTest,
+INSTANTIATE_TEST_SUITE_P(Optimizers, NonSeparableUpdateTest,
                          testing::Values(OptimizerKind::kLamb,
                                          OptimizerKind::kAdafactor));
 
