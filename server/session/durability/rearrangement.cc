@@ -36,12 +36,12 @@ std::string StateFolderOf(const JobContext& job) {
   return job.options.directory + storage::kStateFolder;
 }
 
-std::optional<nvme::RewriteState> RewriteOf(const JobContext& job) {
+std::optional<storage::RewriteState> RewriteOf(const JobContext& job) {
   if (!job.HasDisk()) return std::nullopt;
   return static_cast<nvme::NvmeStore*>(job.store.get())->rewriting();
 }
 
-std::string TextOf(const nvme::RewriteState& state) {
+std::string TextOf(const storage::RewriteState& state) {
   std::string text = "records are written anew";
   if (state.bytes_total == 0) return text;
   constexpr double kMiB = 1 << 20;
@@ -59,7 +59,7 @@ std::string TextOf(const nvme::RewriteState& state) {
 }  // namespace
 
 void DescribeRewrite(const JobContext& job, v1::Job* described) {
-  const std::optional<nvme::RewriteState> state = RewriteOf(job);
+  const std::optional<storage::RewriteState> state = RewriteOf(job);
   if (!state.has_value()) return;
   v1::RecordRewrite* rewrite = described->mutable_record_rewrite();
   rewrite->set_bytes(state->bytes);

@@ -15,9 +15,9 @@
 #include "optstate/v1/admin.pb.h"
 #include "server/session/job_context.h"
 #include "server/session/job_description.h"
+#include "storage/record_rewrite.h"
 #include "storage/state_file.h"
 #include "storage/tiers/nvme/nvme_options.h"
-#include "storage/tiers/nvme/record_rewriter.h"
 
 namespace optstate::session {
 
@@ -88,7 +88,7 @@ class Rearrangement {
   uint32_t former_count_;             // of the job's folders
   nvme::NvmeSizes sizes_;
   std::optional<storage::StateFile> table_;
-  nvme::RewriteTarget target_;
+  storage::RewriteTarget target_;
   bool is_adopted_ = false;
 };
 

@@ -8,27 +8,11 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "storage/arrangement.h"
 #include "storage/io/io_engine.h"
 #include "storage/tiers/nvme/durable_log.h"
 
 namespace optstate::nvme {
-
-// The part of a device that has the records of one directory.
-struct DeviceExtent {
-  std::string device;  // its path; empty: they are in the file `records`
-  io::Extent extent;
-};
-
-// Where the records of a job lie. A job that exists gets another one by writing
-// all its records anew, in other files (NvmeStore::Rearrange).
-struct Arrangement {
-  // Counts the arrangements of the job, from 0 on: it chooses the names of
-  // files (FORMAT.md).
-  uint32_t number = 0;
-  std::vector<std::string> directories;
-  std::vector<DeviceExtent> extents = {};  // see NvmeOptions
-  std::vector<uint32_t> weights = {};      // "
-};
 
 // The options of a store: NvmeStore::Options.
 struct NvmeOptions {
@@ -38,7 +22,7 @@ struct NvmeOptions {
   // By directory, which of them has its records on a device, where the caller
   // has given the job that much (NvmeSizes::records_by_directory); none: all
   // have files.
-  std::vector<DeviceExtent> extents = {};
+  std::vector<storage::DeviceExtent> extents = {};
   uint32_t arrangement = 0;  // see Arrangement
   // FramesBytes() of at least kFramesMin frames, and TableBytes(); both
   // outlive the store. A table of zeros: the job is new.

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "proto/types/layout.h"
+#include "storage/arrangement.h"
 #include "storage/io/io_engine.h"
 #include "storage/tiers/host_store.h"
 #include "storage/tiers/nvme/nvme_store.h"
@@ -120,7 +121,7 @@ class NvmeTestJob {
   // Makes the file of the device, where the extents of two arrangements fit.
   absl::Status MakeDevice();
   // By directory, where its records lie on the device; none without one.
-  const std::vector<DeviceExtent>& extents() const { return extents_; }
+  const std::vector<storage::DeviceExtent>& extents() const { return extents_; }
   // Opens the store with memory as it is; zeros: the job is new.
   absl::Status Open(const DurableCommit* restored = nullptr);
   void Close() { store_ = nullptr; }
@@ -167,7 +168,7 @@ class NvmeTestJob {
   NvmeTestModel model_;
   std::mutex commits_mutex_;
   std::map<uint64_t, std::shared_ptr<const NvmeTestModel>> commits_;  // by step
-  std::vector<DeviceExtent> extents_;
+  std::vector<storage::DeviceExtent> extents_;
   std::vector<std::byte> parameters_;
   NvmeTestMemory frames_, table_;
   std::vector<std::mutex> mutexes_;  // by record

@@ -53,10 +53,9 @@ std::vector<uint64_t> RecordFiles::BytesNeeded(
   return RecordFiles(layout, {unnamed, weights, records, slots}).file_bytes_;
 }
 
-absl::StatusOr<io::FileId> RecordFiles::OpenExtent(io::IoEngine* engine,
-                                                   const std::string& directory,
-                                                   const DeviceExtent& extent,
-                                                   uint64_t bytes) const {
+absl::StatusOr<io::FileId> RecordFiles::OpenExtent(
+    io::IoEngine* engine, const std::string& directory,
+    const storage::DeviceExtent& extent, uint64_t bytes) const {
   if (extent.extent.bytes < bytes) {
     return absl::DataLossError(absl::StrCat(
         directory, ": the job's extent of ", extent.device, " has ",

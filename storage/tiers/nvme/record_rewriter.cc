@@ -19,7 +19,7 @@ constexpr uint64_t kBatchBytesMax = uint64_t{32} << 20;
 }  // namespace
 
 RecordRewriter::RecordRewriter(StoreContext* context,
-                               const RewriteTarget* target,
+                               const storage::RewriteTarget* target,
                                DurableCommit durable, bool keeps_frames)
     : context_(*context),
       target_(*target),
@@ -99,7 +99,7 @@ absl::Status RecordRewriter::Write(Progress progress) {
 // A file that cannot be removed takes space until records are written anew,
 // which removes it first, or the job is deleted.
 void RecordRewriter::Remove(io::IoEngine* engine,
-                            const Arrangement& arrangement) {
+                            const storage::Arrangement& arrangement) {
   RecordFiles::Remove(engine, arrangement.directories, arrangement.number)
       .IgnoreError();
   DurableLog::RemoveNext(engine, arrangement.directories[0], arrangement.number)
