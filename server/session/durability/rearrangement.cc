@@ -16,7 +16,6 @@
 #include "spdlog/spdlog.h"
 #include "storage/next_frame_table.h"
 #include "storage/state_folder.h"
-#include "storage/tiers/nvme/nvme_store.h"
 #include "storage/tiers/nvme/record_split.h"
 
 namespace optstate::session {
@@ -37,8 +36,8 @@ std::string StateFolderOf(const JobContext& job) {
 }
 
 std::optional<storage::RewriteState> RewriteOf(const JobContext& job) {
-  if (!job.HasDisk()) return std::nullopt;
-  return static_cast<nvme::NvmeStore*>(job.store.get())->rewriting();
+  if (job.store == nullptr) return std::nullopt;
+  return job.store->rewriting();
 }
 
 std::string TextOf(const storage::RewriteState& state) {
@@ -148,8 +147,7 @@ Rearrangement::~Rearrangement() {
   if (is_adopted_) return;
   const uint32_t number = next_.storage.arrangement();
   if (job_.store != nullptr && !target_.arrangement.directories.empty()) {
-    static_cast<nvme::NvmeStore*>(job_.store.get())
-        ->RemoveAnew(target_.arrangement);
+    job_.store->RemoveAnew(target_.arrangement);
   }
   table_.reset();
   storage::RemoveNextFrameTable(StateFolderOf(job_), number);
@@ -193,10 +191,9 @@ absl::StatusOr<Rearrangement::Written> Rearrangement::Write(
 }
 
 absl::StatusOr<Rearrangement::Written> Rearrangement::Switch() {
-  auto* const store = static_cast<nvme::NvmeStore*>(job_.store.get());
   OPTSTATE_ASSIGN_OR_RETURN(
       const Written written, Write("directory_weights", [&] {
-        return store->Rearrange(target_, [&] {
+        return job_.store->Rearrange(target_, [&] {
           // Operators may look at the job while a pass is made.
           const absl::MutexLock lock(&job_.lock.mu);
           OPTSTATE_RETURN_IF_ERROR(
@@ -219,9 +216,8 @@ absl::StatusOr<Rearrangement::Written> Rearrangement::Switch() {
 }
 
 absl::Status Rearrangement::WriteAnew() {
-  auto* const store = static_cast<nvme::NvmeStore*>(job_.store.get());
   return Write("parameters are added",
-               [&] { return store->WriteAnew(target_); })
+               [&] { return job_.store->WriteAnew(target_); })
       .status();
 }
 

@@ -112,27 +112,13 @@ class NvmeStore final : public storage::StateStore {
       uint32_t frames,
       absl::FunctionRef<absl::Status(absl::Span<std::byte>*)> resize) override;
 
-  // Gives the job another arrangement, of the same layout: its records are
-  // written anew. `commit` is called when all of that is durable. If it returns
-  // OK, the target's table is the job's from then on, also for an engine that
-  // finds the files after this one's death; an error of it, or before it,
-  // leaves the job as it was. An error after it is the store's, which works no
-  // more. Reads and writes each record once or twice. No pass is being made
-  // meanwhile, and no commit is on its way, for the target has the text of the
-  // last one. Returns the bytes of records that were written.
-  absl::StatusOr<uint64_t> Rearrange(const storage::RewriteTarget& target,
-                                     absl::FunctionRef<absl::Status()> commit);
-  // Writes the records anew for a layout that extends the job's. They are the
-  // job's when its next store is opened with the target's table; until then the
-  // caller changes no record. An error, or a later arrangement, leaves the job
-  // as it was.
-  absl::StatusOr<uint64_t> WriteAnew(const storage::RewriteTarget& target);
-  // Returns how far one of these two is; nullopt: none is under way. Waits for
-  // no disk.
-  std::optional<storage::RewriteState> rewriting() const;
-  // Removes what WriteAnew() has written, if it is there. The arrangement is
-  // not the job's.
-  void RemoveAnew(const storage::Arrangement& arrangement);
+  absl::StatusOr<uint64_t> Rearrange(
+      const storage::RewriteTarget& target,
+      absl::FunctionRef<absl::Status()> commit) override;
+  absl::StatusOr<uint64_t> WriteAnew(
+      const storage::RewriteTarget& target) override;
+  std::optional<storage::RewriteState> rewriting() const override;
+  void RemoveAnew(const storage::Arrangement& arrangement) override;
 
   // Verifies of a durable job the slots of the last durable commit, of another
   // those that are not older than memory. A damaged record that memory has as
