@@ -14,7 +14,7 @@
 #include "server/session/job_description.h"
 #include "server/session/tiers/disk_rates.h"
 #include "spdlog/spdlog.h"
-#include "storage/tiers/nvme/record_split.h"
+#include "storage/record_split.h"
 
 namespace optstate::session {
 
@@ -80,7 +80,7 @@ absl::StatusOr<std::vector<uint32_t>> LiveSettings::WeightsOf(
     if (weights.empty()) weights.assign(count, 1);
   }
   OPTSTATE_RETURN_IF_ERROR(
-      Annotate(nvme::CheckWeights(weights, count), "directory_weights"));
+      Annotate(storage::CheckWeights(weights, count), "directory_weights"));
   while (weights.back() == 0) weights.pop_back();
   return weights;
 }
@@ -96,7 +96,7 @@ absl::StatusOr<v1::SetJobReply> LiveSettings::Split(
                             WeightsOf(request));
   JobDescription next = job_.shape->description;
   next.storage.set_directories(static_cast<uint32_t>(weights.size()));
-  const std::vector<uint32_t> smallest = nvme::SmallestWeights(weights);
+  const std::vector<uint32_t> smallest = storage::SmallestWeights(weights);
   next.storage.mutable_directory_weights()->Assign(smallest.begin(),
                                                    smallest.end());
   if (next.storage.SerializeAsString() ==

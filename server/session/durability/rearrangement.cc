@@ -15,8 +15,8 @@
 #include "server/session/tiers/node_budget.h"
 #include "spdlog/spdlog.h"
 #include "storage/next_frame_table.h"
+#include "storage/record_split.h"
 #include "storage/state_folder.h"
-#include "storage/tiers/nvme/record_split.h"
 
 namespace optstate::session {
 namespace {
@@ -166,10 +166,10 @@ absl::StatusOr<Rearrangement::Written> Rearrangement::Write(
     absl::string_view why,
     absl::FunctionRef<absl::StatusOr<uint64_t>()> write) {
   job_.verifier.Cancel("the job's records are written anew");
-  const std::string what =
-      absl::StrCat("job=", job_.options.name, " why=\"", why,
-                   "\" directories=", folders_.size(),
-                   " weights=", nvme::WeightsText(target_.arrangement.weights));
+  const std::string what = absl::StrCat(
+      "job=", job_.options.name, " why=\"", why,
+      "\" directories=", folders_.size(),
+      " weights=", storage::WeightsText(target_.arrangement.weights));
   spdlog::info("records are written anew, training waits: {}", what);
   const absl::Time began_at = job_.options.clock();
   Written written;

@@ -6,7 +6,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
-#include "storage/tiers/nvme/record_split.h"
+#include "storage/record_split.h"
 
 namespace optstate::nvme {
 namespace {
@@ -30,7 +30,7 @@ RecordRewriter::RecordRewriter(StoreContext* context,
       layout_(target->layout, &sub_groups_, context->holds_parameters()),
       weights_(target->arrangement.weights.empty()
                    ? std::vector<uint32_t>()
-                   : SmallestWeights(target->arrangement.weights)),
+                   : storage::SmallestWeights(target->arrangement.weights)),
       table_(target->table) {}
 
 FrameTable::Shape RecordRewriter::ShapeOf() const {
@@ -85,7 +85,7 @@ bool RecordRewriter::Counts(uint32_t record, uint32_t slot) const {
 }
 
 absl::Status RecordRewriter::Write(Progress progress) {
-  OPTSTATE_RETURN_IF_ERROR(CheckWeights(
+  OPTSTATE_RETURN_IF_ERROR(storage::CheckWeights(
       target_.arrangement.weights, target_.arrangement.directories.size()));
   OPTSTATE_RETURN_IF_ERROR(CheckLayouts());
   OPTSTATE_RETURN_IF_ERROR(RecordFiles::Remove(&context_.engine,

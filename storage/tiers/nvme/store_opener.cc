@@ -13,9 +13,9 @@
 #include "proto/types/status_macros.h"
 #include "proto/types/sub_groups.h"
 #include "storage/io/io_engine.h"
+#include "storage/record_split.h"
 #include "storage/tiers/nvme/record_files.h"
 #include "storage/tiers/nvme/record_layout.h"
-#include "storage/tiers/nvme/record_split.h"
 
 namespace optstate::nvme {
 namespace {
@@ -43,7 +43,7 @@ NvmeSizes StoreOpener::SizesOf(const Layout& layout,
   shape.records = sub_groups.size();
   shape.checksums = records.checksum_count();
   shape.slots = options.is_durable ? 2 : 1;
-  shape.weights = SmallestWeights(options.weights);
+  shape.weights = storage::SmallestWeights(options.weights);
   NvmeSizes sizes;
   sizes.frame = records.frame_bytes();
   sizes.section = records.section_bytes_max();
@@ -87,10 +87,11 @@ FrameTable::Shape StoreOpener::ShapeOf() const {
 absl::Status StoreOpener::ChooseWeights(const DurableCommit* restored) {
   const NvmeOptions& options = context_.options;
   const absl::Span<const uint32_t> given = options.weights;
-  OPTSTATE_RETURN_IF_ERROR(CheckWeights(given, options.directories.size()));
+  OPTSTATE_RETURN_IF_ERROR(
+      storage::CheckWeights(given, options.directories.size()));
   const bool is_made = FrameTable::IsMade(options.table);
   if (!is_made && restored == nullptr) {
-    context_.weights = SmallestWeights(given);
+    context_.weights = storage::SmallestWeights(given);
     return absl::OkStatus();
   }
   if (is_made) {
@@ -99,13 +100,14 @@ absl::Status StoreOpener::ChooseWeights(const DurableCommit* restored) {
   } else {
     context_.weights = restored->weights;
   }
-  if (given.empty() || SmallestWeights(given) == context_.weights) {
+  if (given.empty() || storage::SmallestWeights(given) == context_.weights) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrCat(
       options.directories[0],
       ": the job's records are split over its directories by ",
-      WeightsText(context_.weights), ", not by ", WeightsText(given),
+      storage::WeightsText(context_.weights), ", not by ",
+      storage::WeightsText(given),
       ": optctl set job NAME directory_weights= splits them anew"));
 }
 
@@ -240,8 +242,8 @@ absl::Status StoreOpener::OpenLog(bool is_new) {
   if (last.generation != 0 && last.weights != context_.weights) {
     return absl::DataLossError(absl::StrCat(
         directories[0], "/commits is of records that are split by ",
-        WeightsText(last.weights), ", frame_table of ones by ",
-        WeightsText(context_.weights)));
+        storage::WeightsText(last.weights), ", frame_table of ones by ",
+        storage::WeightsText(context_.weights)));
   }
   return context_.log->Settle();
 }
