@@ -24,7 +24,7 @@ struct RewriteTarget {
   // without one it is not used. `job_bytes` is the room for later ones.
   std::string job;
   uint64_t job_bytes = 0;
-  // A frame table of zeros (NvmeSizes::table), to which the next one is
+  // A frame table of zeros (SwapSizes::table), to which the next one is
   // written.
   absl::Span<std::byte> table;
 };

@@ -15,6 +15,7 @@
 #include "server/session/tiers/disk_rates.h"
 #include "spdlog/spdlog.h"
 #include "storage/record_split.h"
+#include "storage/swap_sizes.h"
 
 namespace optstate::session {
 
@@ -181,7 +182,7 @@ v1::SetJobReply LiveSettings::Reply() const {
   v1::SetJobReply reply;
   *reply.mutable_storage() = now.storage;
   if (!job_.HasDisk()) return reply;
-  const nvme::NvmeSizes sizes = SwapSizesOf(job_, now);
+  const storage::SwapSizes sizes = SwapSizesOf(job_, now);
   reply.set_records(sizes.records);
   reply.set_frames(job_.tier->frames().size() / sizes.frame);
   reply.set_frame_bytes(sizes.frame);

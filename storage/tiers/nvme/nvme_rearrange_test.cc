@@ -201,7 +201,8 @@ TEST_P(NvmeRearrangeTest, AnErrorOfAnyCallLeavesTheJobAsItWas) {
   }
   // Each record that is on disk as it is in memory is written, and each file is
   // synced.
-  EXPECT_GE(failed, static_cast<int>(kRecordCount - kNvmeFramesMin) + 2);
+  EXPECT_GE(failed,
+            static_cast<int>(kRecordCount - storage::kSwapFramesMin) + 2);
   std::cerr << failed << " of " << calls << " calls failed" << std::endl;
 }
 

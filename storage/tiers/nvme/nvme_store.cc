@@ -37,7 +37,7 @@ NvmeStore::NvmeStore(const Layout* layout, uint64_t sub_group_elements,
 absl::StatusOr<std::unique_ptr<NvmeStore>> NvmeStore::Open(
     const Layout* layout, uint64_t sub_group_elements,
     const storage::StateMemory& memory, Options options) {
-  const DurableCommit* const restored =
+  const storage::DurableCommit* const restored =
       std::exchange(options.restored, nullptr);
   std::unique_ptr<NvmeStore> store(
       new NvmeStore(layout, sub_group_elements, memory, std::move(options)));
@@ -55,7 +55,7 @@ absl::StatusOr<std::unique_ptr<NvmeStore>> NvmeStore::Open(
   return store;
 }
 
-absl::StatusOr<DurableCommit> NvmeStore::ReadCommit(
+absl::StatusOr<storage::DurableCommit> NvmeStore::ReadCommit(
     io::IoEngine* engine, absl::Span<const std::string> directories) {
   OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<DurableLog> log,
                             DurableLog::Open(engine, directories[0]));

@@ -14,9 +14,11 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "storage/arrangement.h"
+#include "storage/durable_commit.h"
 #include "storage/io/io_engine.h"
 #include "storage/record_rewrite.h"
 #include "storage/state_store.h"
+#include "storage/swap_sizes.h"
 #include "storage/swap_state.h"
 #include "storage/tiers/nvme/committer.h"
 #include "storage/tiers/nvme/durable_log.h"
@@ -67,9 +69,9 @@ class NvmeStore final : public storage::StateStore {
  public:
   using Options = NvmeOptions;
   using SizeOptions = NvmeSizeOptions;
-  using Sizes = NvmeSizes;
+  using Sizes = storage::SwapSizes;
 
-  static constexpr uint64_t kFramesMin = kNvmeFramesMin;
+  static constexpr uint64_t kFramesMin = storage::kSwapFramesMin;
   static constexpr uint8_t kReadAttemptsMax = kNvmeReadAttemptsMax;
 
   // Returns what a job takes.
@@ -83,7 +85,7 @@ class NvmeStore final : public storage::StateStore {
       const storage::StateMemory& memory, Options options);
   // Reads the newest durable commit of the job in these directories. NOT_FOUND:
   // there is none.
-  static absl::StatusOr<DurableCommit> ReadCommit(
+  static absl::StatusOr<storage::DurableCommit> ReadCommit(
       io::IoEngine* engine, absl::Span<const std::string> directories);
   ~NvmeStore() override;
 

@@ -152,7 +152,7 @@ absl::Status NvmeTestJob::MakeDevice() {
   return absl::OkStatus();
 }
 
-absl::Status NvmeTestJob::Open(const DurableCommit* restored) {
+absl::Status NvmeTestJob::Open(const storage::DurableCommit* restored) {
   NvmeStore::Options options;
   options.engine = setup_.make_engine();
   options.directories = setup_.directories;
@@ -239,7 +239,7 @@ absl::Status NvmeTestJob::Restore() {
   frames_.Zero();
   table_.Zero();
   std::fill(parameters_.begin(), parameters_.end(), std::byte{0});
-  DurableCommit commit;
+  storage::DurableCommit commit;
   {
     const std::unique_ptr<io::IoEngine> engine = setup_.make_engine();
     OPTSTATE_ASSIGN_OR_RETURN(

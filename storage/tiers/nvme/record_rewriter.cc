@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "storage/record_split.h"
+#include "storage/swap_sizes.h"
 
 namespace optstate::nvme {
 namespace {
@@ -20,7 +21,8 @@ constexpr uint64_t kBatchBytesMax = uint64_t{32} << 20;
 
 RecordRewriter::RecordRewriter(StoreContext* context,
                                const storage::RewriteTarget* target,
-                               DurableCommit durable, bool keeps_frames)
+                               storage::DurableCommit durable,
+                               bool keeps_frames)
     : context_(*context),
       target_(*target),
       durable_(std::move(durable)),
@@ -39,7 +41,7 @@ FrameTable::Shape RecordRewriter::ShapeOf() const {
   shape.records = sub_groups_.size();
   shape.checksums = layout_.checksum_count();
   // Frames of another size are made when the job has its next layout.
-  shape.frames = keeps_frames_ ? context_.frames() : kNvmeFramesMin;
+  shape.frames = keeps_frames_ ? context_.frames() : storage::kSwapFramesMin;
   shape.frame_bytes = layout_.frame_bytes();
   shape.slots = context_.slots;
   shape.paths = static_cast<uint32_t>(target_.arrangement.directories.size());
@@ -238,7 +240,7 @@ absl::Status RecordRewriter::WriteLog() {
           target_.arrangement.number));
   absl::Status status;
   if (durable_.generation != 0) {
-    DurableCommit commit = durable_;
+    storage::DurableCommit commit = durable_;
     commit.paths = shape.paths;
     commit.weights = weights_;
     commit.job = target_.job;

@@ -14,6 +14,7 @@
 #include "proto/types/layout.h"
 #include "proto/types/sub_groups.h"
 #include "storage/arrangement.h"
+#include "storage/durable_commit.h"
 #include "storage/io/io_engine.h"
 #include "storage/record_rewrite.h"
 #include "storage/tiers/nvme/durable_log.h"
@@ -44,7 +45,7 @@ class RecordRewriter {
   // table names the frames that the present one names; else each record must be
   // on disk as it is in memory.
   RecordRewriter(StoreContext* context, const storage::RewriteTarget* target,
-                 DurableCommit durable, bool keeps_frames);
+                 storage::DurableCommit durable, bool keeps_frames);
 
   // Is told the bytes of records that are written, and of all that are to be:
   // before the first of them, and after each few.
@@ -88,7 +89,7 @@ class RecordRewriter {
 
   StoreContext& context_;
   const storage::RewriteTarget& target_;
-  const DurableCommit durable_;
+  const storage::DurableCommit durable_;
   const bool keeps_frames_;
   const SubGroupTable sub_groups_;
   const RecordLayout layout_;

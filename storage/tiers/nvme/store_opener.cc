@@ -14,6 +14,7 @@
 #include "proto/types/sub_groups.h"
 #include "storage/io/io_engine.h"
 #include "storage/record_split.h"
+#include "storage/swap_sizes.h"
 #include "storage/tiers/nvme/record_files.h"
 #include "storage/tiers/nvme/record_layout.h"
 
@@ -33,9 +34,9 @@ absl::StatusOr<std::unique_ptr<DurableLog>> OpenExistingLog(
 
 }  // namespace
 
-NvmeSizes StoreOpener::SizesOf(const Layout& layout,
-                               uint64_t sub_group_elements,
-                               const NvmeSizeOptions& options) {
+storage::SwapSizes StoreOpener::SizesOf(const Layout& layout,
+                                        uint64_t sub_group_elements,
+                                        const NvmeSizeOptions& options) {
   const SubGroupTable sub_groups(&layout, sub_group_elements,
                                  SubGroupTable::CutOf(layout));
   const RecordLayout records(&layout, &sub_groups, options.holds_parameters);
@@ -44,7 +45,7 @@ NvmeSizes StoreOpener::SizesOf(const Layout& layout,
   shape.checksums = records.checksum_count();
   shape.slots = options.is_durable ? 2 : 1;
   shape.weights = storage::SmallestWeights(options.weights);
-  NvmeSizes sizes;
+  storage::SwapSizes sizes;
   sizes.frame = records.frame_bytes();
   sizes.section = records.section_bytes_max();
   sizes.records = shape.records;
@@ -84,7 +85,8 @@ FrameTable::Shape StoreOpener::ShapeOf() const {
 }
 
 // Takes the weights of a job that exists, or those given for a new one.
-absl::Status StoreOpener::ChooseWeights(const DurableCommit* restored) {
+absl::Status StoreOpener::ChooseWeights(
+    const storage::DurableCommit* restored) {
   const NvmeOptions& options = context_.options;
   const absl::Span<const uint32_t> given = options.weights;
   OPTSTATE_RETURN_IF_ERROR(
@@ -111,23 +113,25 @@ absl::Status StoreOpener::ChooseWeights(const DurableCommit* restored) {
       ": optctl set job NAME directory_weights= splits them anew"));
 }
 
-absl::Status StoreOpener::Open(const DurableCommit* restored) {
+absl::Status StoreOpener::Open(const storage::DurableCommit* restored) {
   OPTSTATE_RETURN_IF_ERROR(ChooseWeights(restored));
   const NvmeOptions& options = context_.options;
   const FrameTable::Shape shape = ShapeOf();
-  if (shape.frames < kNvmeFramesMin) {
+  if (shape.frames < storage::kSwapFramesMin) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a host budget of ", options.frames.size(), " bytes has room for ",
         shape.frames, " records of ", shape.frame_bytes,
-        " bytes; it must hold ", kNvmeFramesMin, ": raise host_budget to ",
-        kNvmeFramesMin * shape.frame_bytes, " or make sub_group_size smaller"));
+        " bytes; it must hold ", storage::kSwapFramesMin,
+        ": raise host_budget to ", storage::kSwapFramesMin * shape.frame_bytes,
+        " or make sub_group_size smaller"));
   }
   if (context_.holds_parameters() &&
       options.parameter_cache_bytes <
-          kNvmeCacheSectionsMin * context_.record_layout.section_bytes_max()) {
+          storage::kSwapCacheSectionsMin *
+              context_.record_layout.section_bytes_max()) {
     return absl::InvalidArgumentError(
         absl::StrCat("a parameter cache of ", options.parameter_cache_bytes,
-                     " bytes: it must hold ", kNvmeCacheSectionsMin,
+                     " bytes: it must hold ", storage::kSwapCacheSectionsMin,
                      " times the parameters of a record, ",
                      context_.record_layout.section_bytes_max(), " bytes"));
   }
@@ -146,7 +150,7 @@ absl::Status StoreOpener::Open(const DurableCommit* restored) {
   return absl::OkStatus();
 }
 
-void StoreOpener::MakeTable(const DurableCommit* restored) {
+void StoreOpener::MakeTable(const storage::DurableCommit* restored) {
   context_.table.Make(ShapeOf());
   if (restored == nullptr) return;
   for (uint32_t i = 0; i < context_.records(); ++i) {
@@ -161,7 +165,7 @@ void StoreOpener::MakeTable(const DurableCommit* restored) {
 }
 
 absl::Status StoreOpener::OpenFiles(bool is_new,
-                                    const DurableCommit* restored) {
+                                    const storage::DurableCommit* restored) {
   io::IoEngine* const engine = &context_.engine;
   const absl::Span<const std::string> directories =
       context_.options.directories;
@@ -231,7 +235,7 @@ absl::Status StoreOpener::OpenLog(bool is_new) {
     return log.status();
   }
   context_.log = *std::move(log);
-  const DurableCommit& last = context_.log->last();
+  const storage::DurableCommit& last = context_.log->last();
   if (last.generation != 0 &&
       last.incarnation != context_.options.incarnation) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -248,7 +252,8 @@ absl::Status StoreOpener::OpenLog(bool is_new) {
   return context_.log->Settle();
 }
 
-absl::Status StoreOpener::CheckRestored(const DurableCommit& restored) const {
+absl::Status StoreOpener::CheckRestored(
+    const storage::DurableCommit& restored) const {
   const FrameTable::Shape shape = ShapeOf();
   if (restored.slots == shape.slots && restored.paths == shape.paths &&
       restored.places.size() == shape.records &&
