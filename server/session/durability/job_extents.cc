@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/config/nvme_directory.h"
-#include "storage/device/device.h"
-#include "storage/device/extents.h"
+#include "storage/block_device/device.h"
+#include "storage/block_device/extents.h"
 #include "storage/disk_folder.h"
 
 namespace optstate::session {

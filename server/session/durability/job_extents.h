@@ -20,8 +20,8 @@ namespace optstate::session {
 // One that exists keeps what its folders say, so that a job made before its
 // directory had a device goes on with files.
 // FAILED_PRECONDITION: a device cannot be used, or is not the one that has the
-// job's extent (storage/device/device.h); RESOURCE_EXHAUSTED: a new job has no
-// room on one; DATA_LOSS: a device or an extent is damaged.
+// job's extent (storage/block_device/device.h); RESOURCE_EXHAUSTED: a new job
+// has no room on one; DATA_LOSS: a device or an extent is damaged.
 absl::StatusOr<std::vector<storage::DeviceExtent>> TakeExtents(
     const v1::NvmeSettings& nvme, const std::string& job,
     absl::Span<const uint64_t> bytes, uint32_t arrangement, bool is_new);

@@ -21,8 +21,8 @@
 #include "server/os/small_file.h"
 #include "server/session/durability/job_storage.h"
 #include "spdlog/spdlog.h"
-#include "storage/device/device.h"
-#include "storage/device/extents.h"
+#include "storage/block_device/device.h"
+#include "storage/block_device/extents.h"
 #include "storage/format/checked_file.h"
 #include "storage/record_split.h"
 
