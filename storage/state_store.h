@@ -46,7 +46,7 @@ struct StateArrays {
   std::byte* master = nullptr;
   // The optimizer's state arrays, in the layout's state format.
   std::array<std::byte*, kStateArraysMax> state = {};
-  // The scales (kDynamic8) of each block of the state arrays.
+  // The scales of each block of the state arrays (state_scales.h).
   std::array<float*, kStateArraysMax> scale = {};
 };
 
