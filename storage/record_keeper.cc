@@ -8,6 +8,7 @@
 #include "proto/types/optimizer.h"
 #include "proto/types/runs.h"
 #include "storage/persist_in_order.h"
+#include "storage/state_scales.h"
 
 namespace optstate::storage {
 namespace {
@@ -28,9 +29,7 @@ void ForEachKeptPart(const Layout& layout, const Visitor& visit) {
   for (int k = 0; k < kStateArraysMax; ++k) {
     if (!layout.has_state_array(k)) continue;
     visit(kStatePart0 + k);
-    if (ArrayFormat(layout, k) == StateFormat::kDynamic8) {
-      visit(kScalePart0 + k);
-    }
+    if (HasScales(ArrayFormat(layout, k))) visit(kScalePart0 + k);
   }
 }
 

@@ -1,13 +1,16 @@
 #include "storage/state_array_table.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "proto/types/array_format.h"
 #include "proto/types/partition.h"
 #include "storage/format/rank_mark.h"
 #include "storage/format/step_intent.h"
+#include "storage/state_scales.h"
 
 namespace optstate::storage {
 namespace {
@@ -58,14 +61,21 @@ int StateIndex(StateArrayIndex array) {
   return IsScale(array) ? array - kScale0Array : array - kState0Array;
 }
 
+// The ends of the names of files of state arrays, by format.
+struct FormatSuffix {
+  StateFormat format;
+  absl::string_view suffix;
+};
+constexpr FormatSuffix kSuffixes[] = {{StateFormat::kFloat32, ".f32"},
+                                      {StateFormat::kBFloat16, ".bf16"},
+                                      {StateFormat::kDynamic8, ".dynamic8"}};
+// Each format has one.
+static_assert(IsValidStateFormat(std::size(kSuffixes)) &&
+              !IsValidStateFormat(std::size(kSuffixes) + 1));
+
 absl::string_view Suffix(StateFormat format) {
-  switch (format) {
-    case StateFormat::kFloat32:
-      return ".f32";
-    case StateFormat::kBFloat16:
-      return ".bf16";
-    case StateFormat::kDynamic8:
-      return ".dynamic8";
+  for (const FormatSuffix& each : kSuffixes) {
+    if (each.format == format) return each.suffix;
   }
   return "";
 }
@@ -169,7 +179,7 @@ bool HasArray(StateArrayIndex array, const Layout& layout,
     case kScale1Array:
     case kScale2Array:
       return layout.has_state_array(StateIndex(array)) &&
-             ArrayFormat(layout, StateIndex(array)) == StateFormat::kDynamic8;
+             HasScales(ArrayFormat(layout, StateIndex(array)));
     case kScalarsArray:
       return !layout.optimizer_info().scalar.empty();
     case kAccumulatorArray:

@@ -21,7 +21,7 @@ enum StateArrayIndex {
   kState0Array,
   kState1Array,
   kState2Array,
-  // The scales of their blocks, with StateFormat::kDynamic8.
+  // The scales of their blocks, of formats that have them (state_scales.h).
   kScale0Array,
   kScale1Array,
   kScale2Array,

@@ -5,6 +5,14 @@
 #include "proto/types/accumulation.h"
 
 namespace optstate::storage {
+namespace {
+
+absl::Status NothingToRewrite() {
+  return absl::FailedPreconditionError(
+      "the job lies in memory whole: it has no records on disk to write anew");
+}
+
+}  // namespace
 
 StateStore::StateStore(const Layout* layout, uint64_t sub_group_elements,
                        const StateMemory& memory)
@@ -48,6 +56,17 @@ absl::Status StateStore::ChangeFrames(
     absl::FunctionRef<absl::Status(absl::Span<std::byte>*)> /*resize*/) {
   return absl::FailedPreconditionError(
       "the job lies in memory whole: it has no frames");
+}
+
+absl::StatusOr<uint64_t> StateStore::Rearrange(
+    const RewriteTarget& /*target*/,
+    absl::FunctionRef<absl::Status()> /*commit*/) {
+  return NothingToRewrite();
+}
+
+absl::StatusOr<uint64_t> StateStore::WriteAnew(
+    const RewriteTarget& /*target*/) {
+  return NothingToRewrite();
 }
 
 absl::StatusOr<VerifyResult> StateStore::Verify(

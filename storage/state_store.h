@@ -19,6 +19,8 @@
 #include "proto/types/optimizer.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/sub_groups.h"
+#include "storage/arrangement.h"
+#include "storage/record_rewrite.h"
 #include "storage/record_view.h"
 #include "storage/swap_state.h"
 #include "storage/verify_result.h"
@@ -44,7 +46,7 @@ struct StateArrays {
   std::byte* master = nullptr;
   // The optimizer's state arrays, in the layout's state format.
   std::array<std::byte*, kStateArraysMax> state = {};
-  // The scales (kDynamic8) of each block of the state arrays.
+  // The scales of each block of the state arrays (state_scales.h).
   std::array<float*, kStateArraysMax> scale = {};
 };
 
@@ -178,6 +180,29 @@ class StateStore {
   virtual absl::Status ChangeFrames(
       uint32_t frames,
       absl::FunctionRef<absl::Status(absl::Span<std::byte>*)> resize);
+
+  // Gives the job another arrangement, of the same layout: its records are
+  // written anew. `commit` is called when all of that is durable. If it returns
+  // OK, the target's table is the job's from then on, also for an engine that
+  // finds the files after this one's death; an error of it, or before it,
+  // leaves the job as it was. An error after it is the store's, which works no
+  // more. Reads and writes each record once or twice. No pass is being made
+  // meanwhile, and no commit is on its way, for the target has the text of the
+  // last one. Returns the bytes of records that were written.
+  // FAILED_PRECONDITION: the store has no disk.
+  virtual absl::StatusOr<uint64_t> Rearrange(
+      const RewriteTarget& target, absl::FunctionRef<absl::Status()> commit);
+  // Writes the records anew for a layout that extends the job's. They are the
+  // job's when its next store is opened with the target's table; until then the
+  // caller changes no record. An error, or a later arrangement, leaves the job
+  // as it was. FAILED_PRECONDITION: the store has no disk.
+  virtual absl::StatusOr<uint64_t> WriteAnew(const RewriteTarget& target);
+  // Returns how far one of these two is; nullopt: none is under way. Waits for
+  // no disk.
+  virtual std::optional<RewriteState> rewriting() const { return std::nullopt; }
+  // Removes what WriteAnew() has written, if it is there. The arrangement is
+  // not the job's. A store without a disk has written nothing.
+  virtual void RemoveAnew(const Arrangement& /*arrangement*/) {}
 
   // Reads what each record has on disk that is to survive, and compares its
   // checksums; the store may be used meanwhile. `progress` is called after each

@@ -21,6 +21,7 @@
 #include "server/session/tiers/disk_rates.h"
 #include "server/session/tiers/node_budget.h"
 #include "storage/allocated_bytes.h"
+#include "storage/swap_sizes.h"
 
 namespace optstate::admin {
 namespace {
@@ -144,9 +145,9 @@ v1::DirectoryTier DescribeDirectory(
 }
 
 // Returns the sizes of a job of whole records of AdamW that is not durable.
-nvme::NvmeSizes SizesOf(const v1::DaemonConfig& config, uint64_t job_bytes,
-                        const v1::DescribeTiersReply& tiers) {
-  nvme::NvmeSizes sizes;
+storage::SwapSizes SizesOf(const v1::DaemonConfig& config, uint64_t job_bytes,
+                           const v1::DescribeTiersReply& tiers) {
+  storage::SwapSizes sizes;
   sizes.frame = config.engine().subgroup_elements() * kBytesOfElement;
   sizes.records = std::max<uint64_t>(
       1, job_bytes / sizes.frame + (job_bytes % sizes.frame != 0 ? 1 : 0));
@@ -163,7 +164,7 @@ nvme::NvmeSizes SizesOf(const v1::DaemonConfig& config, uint64_t job_bytes,
 // Says whether what the tiers have free is enough, as admission will say it of
 // a job with its parameters and tables.
 absl::Status CheckFree(const v1::DescribeTiersReply& tiers,
-                       const nvme::NvmeSizes& sizes,
+                       const storage::SwapSizes& sizes,
                        const v1::StorageSettings& storage) {
   const bool is_nvme = storage.placement() == v1::PLACEMENT_NVME;
   const uint64_t needed = is_nvme ? storage.host_budget_bytes() : sizes.disk;

@@ -26,7 +26,7 @@ namespace {
 // Sub-groups are whole tiles.
 constexpr uint32_t kTileElements = 4096;
 constexpr size_t kConfigBytesMax = 1 << 20;
-// As storage/tiers/nvme/record_split.h has it.
+// As storage/record_split.h has it.
 constexpr uint32_t kDirectoryWeightMax = 1'000'000;
 
 struct Fault {

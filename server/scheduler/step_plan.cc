@@ -3,6 +3,7 @@
 #include "proto/types/array_format.h"
 #include "proto/types/status_macros.h"
 #include "storage/record_view.h"
+#include "storage/state_scales.h"
 
 namespace optstate::scheduler {
 namespace {
@@ -117,7 +118,7 @@ uint64_t StepPlan::UpdateBytesOf(uint32_t parameter) const {
     bytes +=
         2 * storage::PartBytesOf(layout_, storage::kStatePart0 + k, 0, elements)
                 .end;
-    if (ArrayFormat(layout_, k) != StateFormat::kDynamic8) continue;
+    if (!storage::HasScales(ArrayFormat(layout_, k))) continue;
     bytes +=
         2 * storage::PartBytesOf(layout_, storage::kScalePart0 + k, 0, elements)
                 .end;

@@ -169,7 +169,7 @@ absl::Status JobOpener::GiveUpMemoryOfFormerBoot() const {
 absl::Status JobOpener::GiveUpMemoryIfAsked() const {
   const std::string note = job_.options.directory + storage::kToDurableFile;
   if (::access(note.c_str(), F_OK) != 0) return absl::OkStatus();
-  const absl::StatusOr<nvme::DurableCommit> commit = FindDurable();
+  const absl::StatusOr<storage::DurableCommit> commit = FindDurable();
   if (commit.ok()) {
     spdlog::warn("memory is given up for what is on disk: job={} step={}",
                  job_.options.name, commit->step);
@@ -184,7 +184,7 @@ absl::Status JobOpener::GiveUpMemoryIfAsked() const {
 
 // Finds the last durable commit of this job and its owner. NOT_FOUND: there is
 // none.
-absl::StatusOr<nvme::DurableCommit> JobOpener::FindDurable() const {
+absl::StatusOr<storage::DurableCommit> JobOpener::FindDurable() const {
   const std::vector<std::string> directories =
       DiskDirectoriesOf(job_.options.config, job_.options.name);
   if (directories.empty()) return absl::NotFoundError("no disk");
@@ -201,10 +201,10 @@ absl::StatusOr<nvme::DurableCommit> JobOpener::FindDurable() const {
 // Makes the state folder anew from the last durable commit on disk. NOT_FOUND:
 // there is none.
 absl::Status JobOpener::RestoreFromDisk() {
-  const absl::StatusOr<nvme::DurableCommit> found = FindDurable();
+  const absl::StatusOr<storage::DurableCommit> found = FindDurable();
   if (absl::IsNotFound(found.status())) DropNeverDurable();
   OPTSTATE_RETURN_IF_ERROR(found.status());
-  const nvme::DurableCommit& commit = *found;
+  const storage::DurableCommit& commit = *found;
   OPTSTATE_ASSIGN_OR_RETURN(const DurableJob job, ParseDurableJob(commit.job));
   OPTSTATE_ASSIGN_OR_RETURN(JobDescription description,
                             ParseDescription(job.description));

@@ -13,7 +13,7 @@
 #include "server/session/recovery/job_recovery.h"
 #include "server/session/recovery/recovered_gradients.h"
 #include "server/session/transfer/load_applier.h"
-#include "storage/tiers/nvme/durable_log.h"
+#include "storage/durable_commit.h"
 
 namespace optstate::session {
 
@@ -54,7 +54,7 @@ class JobOpener {
   absl::Status GiveUpMemoryOfFormerBoot() const;
   absl::Status GiveUpMemoryIfAsked() const;
   absl::Status RestoreFromDisk();
-  absl::StatusOr<nvme::DurableCommit> FindDurable() const;
+  absl::StatusOr<storage::DurableCommit> FindDurable() const;
   void DropNeverDurable() const;
   absl::Status CastParametersFromMasters();
   absl::Status DropHalfRestored() const;

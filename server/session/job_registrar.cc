@@ -16,6 +16,7 @@
 #include "server/session/tiers/job_placer.h"
 #include "server/session/tiers/node_budget.h"
 #include "spdlog/spdlog.h"
+#include "storage/swap_sizes.h"
 
 namespace optstate::session {
 
@@ -144,7 +145,7 @@ storage::HostTier::StepFileBytes JobRegistrar::StepFilesOf(
                                                   job_.pool.participants()),
       .speculation = SpeculationBytes(description)};
   if (!UsesDisk(description.storage)) return bytes;
-  const nvme::NvmeSizes sizes = SwapSizesOf(job_, description);
+  const storage::SwapSizes sizes = SwapSizesOf(job_, description);
   bytes.frames = FrameBytesOf(description.storage, sizes);
   bytes.frame_table = sizes.table;
   return bytes;
@@ -324,7 +325,7 @@ void JobRegistrar::StartScaling(
 // Every rank registers anew after this, so none attaches with a gradient area
 // of the former shape.
 absl::Status JobRegistrar::UseShape(std::unique_ptr<JobShape> shape,
-                                    const nvme::DurableCommit* restored) {
+                                    const storage::DurableCommit* restored) {
   job_.scheduler.reset();  // refers to the former layout and arrays
   // References to the former shape are replaced below, or dropped by the
   // caller.
@@ -345,7 +346,8 @@ absl::Status JobRegistrar::UseShape(std::unique_ptr<JobShape> shape,
   return absl::OkStatus();
 }
 
-absl::Status JobRegistrar::MakeScheduler(const nvme::DurableCommit* restored) {
+absl::Status JobRegistrar::MakeScheduler(
+    const storage::DurableCommit* restored) {
   OPTSTATE_RETURN_IF_ERROR(
       job_.tier->ReserveStepFiles(StepFilesOf(job_.shape->description)));
   job_.scheduler.reset();

@@ -19,8 +19,8 @@
 #include "server/session/steps/step_decider.h"
 #include "server/session/steps/step_state.h"
 #include "server/session/transfer/load_state.h"
+#include "storage/durable_commit.h"
 #include "storage/host_tier.h"
-#include "storage/tiers/nvme/durable_log.h"
 
 namespace optstate::session {
 
@@ -56,7 +56,7 @@ class JobRegistrar {
   // Makes this the job's shape, whose files are open. `restored`: the commit
   // from which the job is made anew, or null.
   absl::Status UseShape(std::unique_ptr<JobShape> shape,
-                        const nvme::DurableCommit* restored = nullptr);
+                        const storage::DurableCommit* restored = nullptr);
 
  private:
   storage::HostTier::StepFileBytes StepFilesOf(
@@ -72,7 +72,7 @@ class JobRegistrar {
   absl::Status LoseShape(const absl::Status& why);
   void StartScaling(const std::optional<v1::LossScaler>& former,
                     const std::optional<v1::LossScalerState>& state);
-  absl::Status MakeScheduler(const nvme::DurableCommit* restored = nullptr);
+  absl::Status MakeScheduler(const storage::DurableCommit* restored = nullptr);
 
   JobContext& job_;
   RankRoster& ranks_;

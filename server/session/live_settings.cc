@@ -14,7 +14,8 @@
 #include "server/session/job_description.h"
 #include "server/session/tiers/disk_rates.h"
 #include "spdlog/spdlog.h"
-#include "storage/tiers/nvme/record_split.h"
+#include "storage/record_split.h"
+#include "storage/swap_sizes.h"
 
 namespace optstate::session {
 
@@ -80,7 +81,7 @@ absl::StatusOr<std::vector<uint32_t>> LiveSettings::WeightsOf(
     if (weights.empty()) weights.assign(count, 1);
   }
   OPTSTATE_RETURN_IF_ERROR(
-      Annotate(nvme::CheckWeights(weights, count), "directory_weights"));
+      Annotate(storage::CheckWeights(weights, count), "directory_weights"));
   while (weights.back() == 0) weights.pop_back();
   return weights;
 }
@@ -96,7 +97,7 @@ absl::StatusOr<v1::SetJobReply> LiveSettings::Split(
                             WeightsOf(request));
   JobDescription next = job_.shape->description;
   next.storage.set_directories(static_cast<uint32_t>(weights.size()));
-  const std::vector<uint32_t> smallest = nvme::SmallestWeights(weights);
+  const std::vector<uint32_t> smallest = storage::SmallestWeights(weights);
   next.storage.mutable_directory_weights()->Assign(smallest.begin(),
                                                    smallest.end());
   if (next.storage.SerializeAsString() ==
@@ -181,7 +182,7 @@ v1::SetJobReply LiveSettings::Reply() const {
   v1::SetJobReply reply;
   *reply.mutable_storage() = now.storage;
   if (!job_.HasDisk()) return reply;
-  const nvme::NvmeSizes sizes = SwapSizesOf(job_, now);
+  const storage::SwapSizes sizes = SwapSizesOf(job_, now);
   reply.set_records(sizes.records);
   reply.set_frames(job_.tier->frames().size() / sizes.frame);
   reply.set_frame_bytes(sizes.frame);

@@ -6,7 +6,7 @@
 #include "server/config/nvme_directory.h"
 #include "server/os/file_lock.h"
 #include "server/os/private_directory.h"
-#include "storage/device/device_format.h"
+#include "storage/block_device/device_format.h"
 #include "storage/disk_folder.h"
 
 namespace optstate::supervisor {

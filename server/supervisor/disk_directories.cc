@@ -17,7 +17,7 @@
 #include "server/accept/hello_check.h"
 #include "server/config/nvme_directory.h"
 #include "server/os/private_directory.h"
-#include "storage/device/extents.h"
+#include "storage/block_device/extents.h"
 #include "storage/disk_folder.h"
 #include "storage/tmpfs_info.h"
 

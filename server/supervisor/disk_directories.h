@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "optstate/v1/config.pb.h"
 #include "server/os/file_lock.h"
-#include "storage/device/device.h"
+#include "storage/block_device/device.h"
 
 namespace optstate::supervisor {
 
@@ -23,7 +23,7 @@ namespace optstate::supervisor {
 //
 //   DIR/lock                the daemon's lock, with its pid
 //   DIR/device, extents.lock  of a directory whose records are on a device:
-//                           see storage/device
+//                           see storage/block_device
 //   DIR/jobs/NAME/          a job's folder, which its engine makes: see
 //                           storage/disk_folder.h
 //   DIR/jobs/.deleted-N/    being removed: renamed first, so that half a job

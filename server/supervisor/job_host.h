@@ -29,16 +29,6 @@ struct Waiting {
 
 // Keeps one job's engine alive and hands connections to it.
 //
-//   starting --Ready--> running --death--> backing off --timer--> starting
-//   running --ReplaceEngine()--> replacing --exit--> starting
-//   any of these --too many deaths--> failed (the job's state is kept)
-//   starting --no fds, processes, memory or files, and no state yet, and no
-//     engine that may run--> stopping
-//   stopping, over, but with durable files on a disk --exit--> failed
-//   failed --Recover()--> starting
-//   running --Recover()--> replacing, when its engine calls the job FAILED
-//   any --Finished or Stop()--> stopping --exit--> stopped
-//
 // Starting adopts an engine that runs already (its supervisor has died, or was
 // replaced), or else starts one. The engine is given the gradients kept of the
 // previous one. They are kept for the lifetime of the object or until the
@@ -59,6 +49,8 @@ class JobHost {
  public:
   static constexpr size_t kWaitingMax = 1024;  // the ranks of one job
 
+  // The state of the job's engine; README.md says what leads from one to
+  // another.
   enum class State {
     kStarting,
     kRunning,

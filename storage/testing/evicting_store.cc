@@ -79,6 +79,12 @@ void Spoil(const RecordView& record) {
 
 // The stores before it reach memory before those after it, as the next process
 // sees them when this one is killed.
+//
+// This is not PersistInOrder(), whose points are places in the files of a
+// daemon: at each a test looks at these files, and fails when no test expects
+// it. The frames of this store are a test's own, which no daemon reads; points
+// for them would be moments that mean nothing in the tests of order that run
+// over this store.
 void InOrder() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 }  // namespace

@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "proto/types/array_format.h"
 #include "proto/types/random_layout.h"
 #include "proto/types/runs.h"
+#include "storage/record_rewrite.h"
 
 namespace optstate::storage {
 namespace {
@@ -117,6 +119,27 @@ TEST(HostStoreTest, PartsAreWithinTheRecord) {
           });
     }
   }
+}
+
+// The calls that need a disk are refused, whoever makes them.
+TEST(HostStoreTest, RecordsInMemoryAreNotWrittenAnew) {
+  RandomLayouts layouts;
+  const Layout layout = *Layout::Make(layouts.Next(20));
+  const Memory memory(layout);
+  HostStore store(&layout, 2 * kTileElements, memory.arrays);
+  RewriteTarget target;
+  target.layout = &layout;
+  bool is_called = false;
+  const auto commit = [&is_called] {
+    is_called = true;
+    return absl::OkStatus();
+  };
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(store.Rearrange(target, commit).status()));
+  EXPECT_FALSE(is_called);
+  EXPECT_TRUE(absl::IsFailedPrecondition(store.WriteAnew(target).status()));
+  EXPECT_FALSE(store.rewriting().has_value());
+  store.RemoveAnew(target.arrangement);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "proto/types/layout.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
+#include "storage/state_scales.h"
 
 namespace optstate::scheduler {
 namespace {
@@ -53,7 +54,7 @@ void ForEachArray(const kernels::UpdateKernelKey& key,
     if (has_state) {
       visit(numel * SizeInBytes(key.state), from.state[k], &view->state[k]);
     }
-    if (!has_state || key.state != StateFormat::kDynamic8) {
+    if (!has_state || !storage::HasScales(key.state)) {
       // The kernel does not look at it, and it must be no address of the host.
       view->scale[k] = nullptr;
       continue;

@@ -11,13 +11,14 @@
 #include "server/session/durability/store_maker.h"
 #include "spdlog/spdlog.h"
 #include "storage/disk_folder.h"
+#include "storage/swap_sizes.h"
 #include "storage/swap_state.h"
 
 namespace optstate::session {
 
 absl::Status JobDurability::FitFrames() {
   if (!job_.HasDisk()) return absl::OkStatus();
-  const nvme::NvmeSizes sizes = SwapSizesOf(job_, job_.shape->description);
+  const storage::SwapSizes sizes = SwapSizesOf(job_, job_.shape->description);
   const uint64_t bytes = FrameBytesOf(job_.shape->description.storage, sizes);
   if (bytes == job_.tier->frames().size()) return absl::OkStatus();
   return job_.MakePass([&] { return ChangeFrames(bytes, sizes.frame); });
@@ -151,7 +152,7 @@ void JobDurability::DescribeDisk(v1::DiskState* disk) const {
   const std::optional<storage::SwapState> state = job_.store->swap_state();
   if (!state.has_value()) return;
   const storage::SwapCounters& counters = state->counters;
-  const nvme::NvmeSizes sizes = SwapSizesOf(job_, job_.shape->description);
+  const storage::SwapSizes sizes = SwapSizesOf(job_, job_.shape->description);
   disk->set_io_engine(state->io_engine);
   const std::vector<std::string> devices =
       DevicesOf(job_.options.config.nvme());

@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/config/nvme_directory.h"
-#include "storage/device/device.h"
-#include "storage/device/extents.h"
+#include "storage/block_device/device.h"
+#include "storage/block_device/extents.h"
 #include "storage/disk_folder.h"
 
 namespace optstate::session {
@@ -20,12 +20,12 @@ struct Place {
 };
 
 // A new job's folder may have an extent of the job that it takes over from.
-absl::StatusOr<nvme::DeviceExtent> MakeExtent(const Place& place,
-                                              uint32_t arrangement,
-                                              uint64_t bytes) {
+absl::StatusOr<storage::DeviceExtent> MakeExtent(const Place& place,
+                                                 uint32_t arrangement,
+                                                 uint64_t bytes) {
   OPTSTATE_RETURN_IF_ERROR(
       storage::RemoveDiskExtent(place.folder, arrangement));
-  if (place.device.empty()) return nvme::DeviceExtent();
+  if (place.device.empty()) return storage::DeviceExtent();
   OPTSTATE_ASSIGN_OR_RETURN(const storage::OwnedDevice owned,
                             storage::OpenDeviceOf(place.directory, place.device,
                                                   storage::DeviceUse::kUse));
@@ -33,14 +33,14 @@ absl::StatusOr<nvme::DeviceExtent> MakeExtent(const Place& place,
       const io::Extent extent,
       storage::AllocateExtent(place.directory, place.folder, owned.superblock,
                               bytes, arrangement));
-  return nvme::DeviceExtent{place.device, extent};
+  return storage::DeviceExtent{place.device, extent};
 }
 
-absl::StatusOr<nvme::DeviceExtent> FindExtent(const Place& place,
-                                              uint32_t arrangement) {
+absl::StatusOr<storage::DeviceExtent> FindExtent(const Place& place,
+                                                 uint32_t arrangement) {
   OPTSTATE_ASSIGN_OR_RETURN(const std::optional<storage::DiskExtent> found,
                             storage::ReadDiskExtent(place.folder, arrangement));
-  if (!found.has_value()) return nvme::DeviceExtent();
+  if (!found.has_value()) return storage::DeviceExtent();
   if (place.device.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat(place.folder, ": the job's records are on device ",
@@ -64,20 +64,20 @@ absl::StatusOr<nvme::DeviceExtent> FindExtent(const Place& place,
         found->extent.begin_bytes, " to ", found->extent.end_bytes(), " of ",
         place.device, ", which has ", superblock.device_bytes));
   }
-  return nvme::DeviceExtent{place.device, found->extent};
+  return storage::DeviceExtent{place.device, found->extent};
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<nvme::DeviceExtent>> TakeExtents(
+absl::StatusOr<std::vector<storage::DeviceExtent>> TakeExtents(
     const v1::NvmeSettings& nvme, const std::string& job,
     absl::Span<const uint64_t> bytes, uint32_t arrangement, bool is_new) {
-  std::vector<nvme::DeviceExtent> extents;
+  std::vector<storage::DeviceExtent> extents;
   for (size_t i = 0; i < bytes.size(); ++i) {
     const std::string& directory = nvme.directories(static_cast<int>(i));
     const Place place = {directory, storage::DiskFolder(directory, job),
                          config::DeviceOf(nvme, directory)};
-    OPTSTATE_ASSIGN_OR_RETURN(nvme::DeviceExtent extent,
+    OPTSTATE_ASSIGN_OR_RETURN(storage::DeviceExtent extent,
                               is_new ? MakeExtent(place, arrangement, bytes[i])
                                      : FindExtent(place, arrangement));
     extents.push_back(std::move(extent));

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "optstate/v1/config.pb.h"
-#include "storage/tiers/nvme/nvme_options.h"
+#include "storage/arrangement.h"
 
 namespace optstate::session {
 
@@ -20,9 +20,9 @@ namespace optstate::session {
 // One that exists keeps what its folders say, so that a job made before its
 // directory had a device goes on with files.
 // FAILED_PRECONDITION: a device cannot be used, or is not the one that has the
-// job's extent (storage/device/device.h); RESOURCE_EXHAUSTED: a new job has no
-// room on one; DATA_LOSS: a device or an extent is damaged.
-absl::StatusOr<std::vector<nvme::DeviceExtent>> TakeExtents(
+// job's extent (storage/block_device/device.h); RESOURCE_EXHAUSTED: a new job
+// has no room on one; DATA_LOSS: a device or an extent is damaged.
+absl::StatusOr<std::vector<storage::DeviceExtent>> TakeExtents(
     const v1::NvmeSettings& nvme, const std::string& job,
     absl::Span<const uint64_t> bytes, uint32_t arrangement, bool is_new);
 

@@ -79,7 +79,7 @@ absl::Status CheckParameters(const v1::StorageSettings& storage,
 
 // Checks a budget that an operator sets for a job that exists.
 absl::Status CheckBudget(const v1::StorageSettings& now, uint64_t bytes,
-                         const nvme::NvmeSizes& sizes) {
+                         const storage::SwapSizes& sizes) {
   if (now.placement() != v1::PLACEMENT_NVME) {
     return absl::FailedPreconditionError(
         "host_budget is for placement \"nvme\": this job lies in memory whole. "
@@ -91,16 +91,16 @@ absl::Status CheckBudget(const v1::StorageSettings& now, uint64_t bytes,
 
 }  // namespace
 
-uint64_t LeastBudget(const nvme::NvmeSizes& sizes) {
-  return nvme::kNvmeFramesMin * sizes.frame;
+uint64_t LeastBudget(const storage::SwapSizes& sizes) {
+  return storage::kSwapFramesMin * sizes.frame;
 }
 
-absl::Status CheckBudgetHolds(uint64_t bytes, const nvme::NvmeSizes& sizes) {
+absl::Status CheckBudgetHolds(uint64_t bytes, const storage::SwapSizes& sizes) {
   if (bytes >= LeastBudget(sizes)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "a host_budget of ", bytes, " bytes has room for ", bytes / sizes.frame,
       " of the job's records of ", sizes.frame, " bytes; it must hold ",
-      nvme::kNvmeFramesMin, ": set at least ", LeastBudget(sizes)));
+      storage::kSwapFramesMin, ": set at least ", LeastBudget(sizes)));
 }
 
 absl::Status CheckStorage(const v1::StorageSettings& storage,
@@ -214,7 +214,7 @@ absl::Status CheckSameStorage(const v1::StorageSettings& now,
 
 absl::StatusOr<v1::StorageSettings> ChangeStorage(
     const v1::StorageSettings& now, const v1::SetJobRequest& request,
-    const nvme::NvmeSizes& sizes) {
+    const storage::SwapSizes& sizes) {
   v1::StorageSettings storage = now;
   if (request.host_budget_bytes() != 0) {
     OPTSTATE_RETURN_IF_ERROR(
@@ -257,19 +257,19 @@ bool IsDurable(const v1::StorageSettings& storage) {
 }
 
 uint64_t FrameBytesOf(const v1::StorageSettings& storage,
-                      const nvme::NvmeSizes& sizes) {
+                      const storage::SwapSizes& sizes) {
   const uint64_t frames =
       storage.placement() == v1::PLACEMENT_NVME
           ? std::min(storage.host_budget_bytes() / sizes.frame, sizes.records)
           : sizes.records;
-  return std::max(frames, nvme::kNvmeFramesMin) * sizes.frame;
+  return std::max(frames, storage::kSwapFramesMin) * sizes.frame;
 }
 
 absl::StatusOr<uint64_t> ParameterCacheBytesOf(
-    const v1::StorageSettings& storage, const nvme::NvmeSizes& sizes) {
+    const v1::StorageSettings& storage, const storage::SwapSizes& sizes) {
   if (!storage.parameters_on_disk()) return 0;
   const uint64_t asked = storage.parameter_cache_bytes();
-  const uint64_t least = nvme::kNvmeCacheSectionsMin * sizes.section;
+  const uint64_t least = storage::kSwapCacheSectionsMin * sizes.section;
   // More than all sections is not used.
   const uint64_t most = std::max(sizes.records * sizes.section, least);
   if (asked == 0) {
@@ -278,7 +278,7 @@ absl::StatusOr<uint64_t> ParameterCacheBytesOf(
   if (asked >= least) return std::min(asked, most);
   return absl::InvalidArgumentError(absl::StrCat(
       "max_in_cpu is ", asked, " bytes; it must hold the parameters of ",
-      nvme::kNvmeCacheSectionsMin, " records, of ", sizes.section,
+      storage::kSwapCacheSectionsMin, " records, of ", sizes.section,
       " bytes: set at least ", least, ", or make sub_group_size smaller"));
 }
 

@@ -13,7 +13,8 @@
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/types.pb.h"
 #include "proto/types/layout.h"
-#include "storage/tiers/nvme/nvme_options.h"
+#include "storage/io/io_engine.h"
+#include "storage/swap_sizes.h"
 
 namespace optstate::session {
 
@@ -29,9 +30,9 @@ v1::StorageSettings ResolveStorage(const v1::StorageSettings& asked,
                                    const v1::DaemonConfig& config);
 
 // Returns the least host budget of a job with PLACEMENT_NVME.
-uint64_t LeastBudget(const nvme::NvmeSizes& sizes);
+uint64_t LeastBudget(const storage::SwapSizes& sizes);
 // Returns INVALID_ARGUMENT, with the least, when a budget is less.
-absl::Status CheckBudgetHolds(uint64_t bytes, const nvme::NvmeSizes& sizes);
+absl::Status CheckBudgetHolds(uint64_t bytes, const storage::SwapSizes& sizes);
 
 // Returns FAILED_PRECONDITION, naming it, when a setting that is set differs
 // from the job's, and from what the job was made with.
@@ -50,13 +51,13 @@ bool UsesDisk(const v1::StorageSettings& storage);
 // FAILED_PRECONDITION: such a job has no such setting, and what to do.
 absl::StatusOr<v1::StorageSettings> ChangeStorage(
     const v1::StorageSettings& now, const v1::SetJobRequest& request,
-    const nvme::NvmeSizes& sizes);
+    const storage::SwapSizes& sizes);
 
 // Returns the bytes of the job's frames: with PLACEMENT_NVME what the host
 // budget has room for, else all records; whole frames, at least
-// kNvmeFramesMin.
+// kSwapFramesMin.
 uint64_t FrameBytesOf(const v1::StorageSettings& storage,
-                      const nvme::NvmeSizes& sizes);
+                      const storage::SwapSizes& sizes);
 
 // The memory for parameters that are on disk where the job does not say.
 inline constexpr uint64_t kParameterCacheBytesDefault = uint64_t{64} << 20;
@@ -64,7 +65,7 @@ inline constexpr uint64_t kParameterCacheBytesDefault = uint64_t{64} << 20;
 // they are in memory. INVALID_ARGUMENT: the settings ask for too little, with
 // the least.
 absl::StatusOr<uint64_t> ParameterCacheBytesOf(
-    const v1::StorageSettings& storage, const nvme::NvmeSizes& sizes);
+    const v1::StorageSettings& storage, const storage::SwapSizes& sizes);
 
 // Returns the job's directories on disk, below those of the configuration.
 std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,

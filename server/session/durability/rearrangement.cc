@@ -15,9 +15,8 @@
 #include "server/session/tiers/node_budget.h"
 #include "spdlog/spdlog.h"
 #include "storage/next_frame_table.h"
+#include "storage/record_split.h"
 #include "storage/state_folder.h"
-#include "storage/tiers/nvme/nvme_store.h"
-#include "storage/tiers/nvme/record_split.h"
 
 namespace optstate::session {
 namespace {
@@ -36,12 +35,12 @@ std::string StateFolderOf(const JobContext& job) {
   return job.options.directory + storage::kStateFolder;
 }
 
-std::optional<nvme::RewriteState> RewriteOf(const JobContext& job) {
-  if (!job.HasDisk()) return std::nullopt;
-  return static_cast<nvme::NvmeStore*>(job.store.get())->rewriting();
+std::optional<storage::RewriteState> RewriteOf(const JobContext& job) {
+  if (job.store == nullptr) return std::nullopt;
+  return job.store->rewriting();
 }
 
-std::string TextOf(const nvme::RewriteState& state) {
+std::string TextOf(const storage::RewriteState& state) {
   std::string text = "records are written anew";
   if (state.bytes_total == 0) return text;
   constexpr double kMiB = 1 << 20;
@@ -59,7 +58,7 @@ std::string TextOf(const nvme::RewriteState& state) {
 }  // namespace
 
 void DescribeRewrite(const JobContext& job, v1::Job* described) {
-  const std::optional<nvme::RewriteState> state = RewriteOf(job);
+  const std::optional<storage::RewriteState> state = RewriteOf(job);
   if (!state.has_value()) return;
   v1::RecordRewrite* rewrite = described->mutable_record_rewrite();
   rewrite->set_bytes(state->bytes);
@@ -148,8 +147,7 @@ Rearrangement::~Rearrangement() {
   if (is_adopted_) return;
   const uint32_t number = next_.storage.arrangement();
   if (job_.store != nullptr && !target_.arrangement.directories.empty()) {
-    static_cast<nvme::NvmeStore*>(job_.store.get())
-        ->RemoveAnew(target_.arrangement);
+    job_.store->RemoveAnew(target_.arrangement);
   }
   table_.reset();
   storage::RemoveNextFrameTable(StateFolderOf(job_), number);
@@ -168,10 +166,10 @@ absl::StatusOr<Rearrangement::Written> Rearrangement::Write(
     absl::string_view why,
     absl::FunctionRef<absl::StatusOr<uint64_t>()> write) {
   job_.verifier.Cancel("the job's records are written anew");
-  const std::string what =
-      absl::StrCat("job=", job_.options.name, " why=\"", why,
-                   "\" directories=", folders_.size(),
-                   " weights=", nvme::WeightsText(target_.arrangement.weights));
+  const std::string what = absl::StrCat(
+      "job=", job_.options.name, " why=\"", why,
+      "\" directories=", folders_.size(),
+      " weights=", storage::WeightsText(target_.arrangement.weights));
   spdlog::info("records are written anew, training waits: {}", what);
   const absl::Time began_at = job_.options.clock();
   Written written;
@@ -193,10 +191,9 @@ absl::StatusOr<Rearrangement::Written> Rearrangement::Write(
 }
 
 absl::StatusOr<Rearrangement::Written> Rearrangement::Switch() {
-  auto* const store = static_cast<nvme::NvmeStore*>(job_.store.get());
   OPTSTATE_ASSIGN_OR_RETURN(
       const Written written, Write("directory_weights", [&] {
-        return store->Rearrange(target_, [&] {
+        return job_.store->Rearrange(target_, [&] {
           // Operators may look at the job while a pass is made.
           const absl::MutexLock lock(&job_.lock.mu);
           OPTSTATE_RETURN_IF_ERROR(
@@ -219,9 +216,8 @@ absl::StatusOr<Rearrangement::Written> Rearrangement::Switch() {
 }
 
 absl::Status Rearrangement::WriteAnew() {
-  auto* const store = static_cast<nvme::NvmeStore*>(job_.store.get());
   return Write("parameters are added",
-               [&] { return store->WriteAnew(target_); })
+               [&] { return job_.store->WriteAnew(target_); })
       .status();
 }
 

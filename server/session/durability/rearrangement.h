@@ -15,9 +15,9 @@
 #include "optstate/v1/admin.pb.h"
 #include "server/session/job_context.h"
 #include "server/session/job_description.h"
+#include "storage/record_rewrite.h"
 #include "storage/state_file.h"
-#include "storage/tiers/nvme/nvme_options.h"
-#include "storage/tiers/nvme/record_rewriter.h"
+#include "storage/swap_sizes.h"
 
 namespace optstate::session {
 
@@ -86,9 +86,9 @@ class Rearrangement {
   std::string text_;                  // of the description
   std::vector<std::string> folders_;  // of the next arrangement
   uint32_t former_count_;             // of the job's folders
-  nvme::NvmeSizes sizes_;
+  storage::SwapSizes sizes_;
   std::optional<storage::StateFile> table_;
-  nvme::RewriteTarget target_;
+  storage::RewriteTarget target_;
   bool is_adopted_ = false;
 };
 

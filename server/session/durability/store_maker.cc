@@ -66,8 +66,8 @@ uint64_t SubGroupElements(const JobContext& job,
              : job.options.config.engine().subgroup_elements();
 }
 
-nvme::NvmeSizes SwapSizesOf(const JobContext& job,
-                            const JobDescription& description) {
+storage::SwapSizes SwapSizesOf(const JobContext& job,
+                               const JobDescription& description) {
   return nvme::NvmeStore::SizesOf(
       description.layout, SubGroupElements(job, description),
       {.is_durable = IsDurable(description.storage),
@@ -85,8 +85,12 @@ absl::StatusOr<uint64_t> ParameterCacheBytesOf(
                                SwapSizesOf(job, description));
 }
 
+uint64_t FrameBytesOfTable(const JobContext& job) {
+  return nvme::FrameTable::FrameBytesOf(job.tier->frame_table());
+}
+
 absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
-    JobContext* job, const nvme::DurableCommit* restored) {
+    JobContext* job, const storage::DurableCommit* restored) {
   const JobDescription& what = job->shape->description;
   if (!UsesDisk(what.storage)) {
     if (job->options.make_host_store) {
@@ -130,7 +134,7 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
       what.storage.arrangement(), job->tier->control()->incarnation};
   const std::vector<std::string> left =
       is_new ? std::vector<std::string>() : FindOtherArrangements(own);
-  const nvme::NvmeSizes sizes = SwapSizesOf(*job, what);
+  const storage::SwapSizes sizes = SwapSizesOf(*job, what);
   OPTSTATE_ASSIGN_OR_RETURN(
       options.extents,
       TakeExtents(nvme, job->options.name, sizes.records_by_directory,
@@ -169,7 +173,7 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
   return store;
 }
 
-absl::StatusOr<nvme::DurableCommit> ReadDurableCommit(
+absl::StatusOr<storage::DurableCommit> ReadDurableCommit(
     const JobContext& job, const std::vector<std::string>& directories) {
   OPTSTATE_ASSIGN_OR_RETURN(
       const std::unique_ptr<io::IoEngine> engine,

@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_SERVER_SESSION_DURABILITY_STORE_MAKER_H_
 #define OPTSTATE_SERVER_SESSION_DURABILITY_STORE_MAKER_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -8,16 +9,17 @@
 #include "absl/status/statusor.h"
 #include "server/session/job_context.h"
 #include "server/session/job_description.h"
+#include "storage/durable_commit.h"
 #include "storage/state_store.h"
-#include "storage/tiers/nvme/durable_log.h"
-#include "storage/tiers/nvme/nvme_options.h"
+#include "storage/swap_sizes.h"
 
-// The one place of a job that knows which stores there are.
+// The one place of a job that knows which stores there are: what else needs one
+// sees storage::StateStore, and values that are any store's.
 namespace optstate::session {
 
 // Returns what the records of such a job take in frames and on disk.
-nvme::NvmeSizes SwapSizesOf(const JobContext& job,
-                            const JobDescription& description);
+storage::SwapSizes SwapSizesOf(const JobContext& job,
+                               const JobDescription& description);
 
 // Returns the elements of a sub-group of such a job.
 uint64_t SubGroupElements(const JobContext& job,
@@ -28,15 +30,19 @@ uint64_t SubGroupElements(const JobContext& job,
 absl::StatusOr<uint64_t> ParameterCacheBytesOf(
     const JobContext& job, const JobDescription& description);
 
+// Returns the bytes of all frames that the job's frame table was made for; 0:
+// it was not made.
+uint64_t FrameBytesOfTable(const JobContext& job);
+
 // Makes the store of the job's present shape over its files. `restored`: the
 // commit from which the job is made anew, or null. FAILED_PRECONDITION: this
 // daemon lacks the job's directories; other errors are those of the files.
 absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
-    JobContext* job, const nvme::DurableCommit* restored);
+    JobContext* job, const storage::DurableCommit* restored);
 
 // Reads the newest durable commit in the job's directories. NOT_FOUND: there is
 // none; other errors are those of the disk.
-absl::StatusOr<nvme::DurableCommit> ReadDurableCommit(
+absl::StatusOr<storage::DurableCommit> ReadDurableCommit(
     const JobContext& job, const std::vector<std::string>& directories);
 
 }  // namespace optstate::session

@@ -91,7 +91,7 @@ TEST_F(StoreMakerTest, RecordsNeedTheDirectoriesThatTheyHad) {
 TEST_F(StoreMakerTest, SizesAreThoseOfTheJobsOwnSubGroups) {
   ASSERT_NO_FATAL_FAILURE(Make(v1::PLACEMENT_NVME, v1::DURABILITY_KIND_NONE));
   JobDescription what = job_.shape->description;
-  const nvme::NvmeSizes sizes = SwapSizesOf(job_, what);
+  const storage::SwapSizes sizes = SwapSizesOf(job_, what);
   EXPECT_EQ(sizes.records, 2u) << "one for each group";
   // The node's setting is for new jobs.
   job_.options.config.mutable_engine()->set_subgroup_elements(1 << 20);

@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "server/session/testing/disk_job_fixture.h"
-#include "storage/device/device.h"
-#include "storage/device/device_format.h"
+#include "storage/block_device/device.h"
+#include "storage/block_device/device_format.h"
 #include "storage/disk_folder.h"
 
 namespace optstate::session {

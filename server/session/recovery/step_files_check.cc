@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/session/durability/job_storage.h"
-#include "storage/tiers/nvme/frame_table.h"
+#include "server/session/durability/store_maker.h"
 
 namespace optstate::session {
 namespace {
@@ -29,8 +29,7 @@ absl::Status CheckFrames(const JobContext& job,
                          const JobDescription& description) {
   if (!UsesDisk(description.storage)) return absl::OkStatus();
   const storage::StepRecord& record = job.record();
-  const uint64_t needed =
-      nvme::FrameTable::FrameBytesOf(job.tier->frame_table());
+  const uint64_t needed = FrameBytesOfTable(job);
   // An engine that died while it made the job leaves no table, and no state.
   const bool is_new = needed == 0 && record.committed_step == 0 &&
                       record.load_required_from == 0;

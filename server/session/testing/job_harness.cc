@@ -17,7 +17,7 @@
 #include "proto/shm/sealed_segment.h"
 #include "proto/shm/segment_layout.h"
 #include "server/session/testing/asked_storage.h"
-#include "storage/device/device_format.h"
+#include "storage/block_device/device_format.h"
 #include "storage/testing/evicting_store.h"
 
 namespace optstate::session {

@@ -13,7 +13,7 @@
 namespace optstate::session {
 namespace {
 
-using nvme::kNvmeFramesMin;
+using storage::kSwapFramesMin;
 
 std::string Mebibytes(uint64_t bytes) {
   return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
@@ -33,8 +33,8 @@ absl::StatusOr<uint64_t> LargestAdmitted(const PlacementQuestion& question,
   const auto admitted = [&](uint64_t frames) {
     return admits(OnDisk(question, frames * question.sizes.frame));
   };
-  OPTSTATE_RETURN_IF_ERROR(admitted(kNvmeFramesMin));
-  uint64_t least = kNvmeFramesMin;
+  OPTSTATE_RETURN_IF_ERROR(admitted(kSwapFramesMin));
+  uint64_t least = kSwapFramesMin;
   while (most - least > 1) {
     const uint64_t middle = least + (most - least) / 2;
     const absl::Status status = admitted(middle);
@@ -56,10 +56,10 @@ absl::StatusOr<uint64_t> LargestBudget(const PlacementQuestion& question,
   const uint64_t bytes =
       question.node_budget_left.value_or(question.default_budget_bytes);
   const uint64_t most =
-      std::max(std::min(bytes / frame, question.sizes.records), kNvmeFramesMin);
+      std::max(std::min(bytes / frame, question.sizes.records), kSwapFramesMin);
   const absl::Status all = admits(OnDisk(question, most * frame));
   if (all.ok()) return most * frame;
-  if (!absl::IsResourceExhausted(all) || most == kNvmeFramesMin) return all;
+  if (!absl::IsResourceExhausted(all) || most == kSwapFramesMin) return all;
   OPTSTATE_ASSIGN_OR_RETURN(const uint64_t frames,
                             LargestAdmitted(question, most, admits));
   return frames * frame;
@@ -67,7 +67,7 @@ absl::StatusOr<uint64_t> LargestBudget(const PlacementQuestion& question,
 
 // Returns the records that a step reads from disk.
 uint64_t RecordsRead(const v1::StorageSettings& storage,
-                     const nvme::NvmeSizes& sizes) {
+                     const storage::SwapSizes& sizes) {
   if (storage.placement() != v1::PLACEMENT_NVME) return 0;
   const uint64_t frames = FrameBytesOf(storage, sizes) / sizes.frame;
   return sizes.records - std::min(frames, sizes.records);
@@ -76,7 +76,7 @@ uint64_t RecordsRead(const v1::StorageSettings& storage,
 // Returns the records that a step writes, on average: with a durability of each
 // step all, of each N steps at least all in N.
 double RecordsWritten(const v1::StorageSettings& storage,
-                      const nvme::NvmeSizes& sizes) {
+                      const storage::SwapSizes& sizes) {
   const auto swapped = static_cast<double>(RecordsRead(storage, sizes));
   const auto all = static_cast<double>(sizes.records);
   if (storage.durability() == v1::DURABILITY_KIND_STEP) return all;
@@ -111,7 +111,7 @@ absl::StatusOr<v1::StorageSettings> ChoosePlacement(
                               LargestBudget(question, admits));
     storage = OnDisk(question, budget);
   }
-  const nvme::NvmeSizes& sizes = question.sizes;
+  const storage::SwapSizes& sizes = question.sizes;
   const uint64_t frames = FrameBytesOf(storage, sizes) / sizes.frame;
   storage.set_placement_reason(absl::StrCat(
       "auto: the state does not fit in memory; ",
@@ -124,8 +124,8 @@ absl::StatusOr<v1::StorageSettings> ChoosePlacement(
 }
 
 StepEstimate EstimateStep(const v1::StorageSettings& storage,
-                          const nvme::NvmeSizes& sizes, const DiskRates& rates,
-                          double memory_bytes_per_s) {
+                          const storage::SwapSizes& sizes,
+                          const DiskRates& rates, double memory_bytes_per_s) {
   StepEstimate estimate;
   const auto frame = static_cast<double>(sizes.frame);
   if (memory_bytes_per_s > 0) {

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "optstate/v1/types.pb.h"
 #include "server/session/tiers/disk_rates.h"
-#include "storage/tiers/nvme/nvme_options.h"
+#include "storage/swap_sizes.h"
 
 namespace optstate::session {
 
@@ -18,8 +18,8 @@ namespace optstate::session {
 // admitted.
 struct PlacementQuestion {
   v1::StorageSettings asked;
-  nvme::NvmeSizes sizes;  // of the job with its records on disk
-  bool has_disk = false;  // the daemon has a directory
+  storage::SwapSizes sizes;  // of the job with its records on disk
+  bool has_disk = false;     // the daemon has a directory
   // The budget of a job that names none, unless the node has a budget.
   uint64_t default_budget_bytes = 0;
   // Bytes left of the node's budget; nullopt: there is no such budget.
@@ -50,8 +50,8 @@ struct StepEstimate {
 // are those of the directories, `memory_bytes_per_s` that of all workers; 0: it
 // is not known.
 StepEstimate EstimateStep(const v1::StorageSettings& storage,
-                          const nvme::NvmeSizes& sizes, const DiskRates& rates,
-                          double memory_bytes_per_s);
+                          const storage::SwapSizes& sizes,
+                          const DiskRates& rates, double memory_bytes_per_s);
 
 // Returns a text such as "a step moves 16.0 GiB on disk in 7.80 s and the state
 // in memory in 0.90 s: the disk is the limit".

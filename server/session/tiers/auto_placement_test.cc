@@ -109,7 +109,7 @@ TEST_F(AutoPlacementTest, AStepTakesWhatTheSlowestPartTakes) {
   storage.set_host_budget_bytes(20 * kFrame);
   DiskRates rates;
   rates.directories.resize(2);
-  const nvme::NvmeSizes& sizes = question_.sizes;
+  const storage::SwapSizes& sizes = question_.sizes;
   StepEstimate step = EstimateStep(storage, sizes, rates, 0);
   EXPECT_EQ(step.disk_bytes, 2 * 80 * kFrame);
   EXPECT_EQ(step.disk_s, 0);

@@ -21,10 +21,10 @@
 #include "server/os/small_file.h"
 #include "server/session/durability/job_storage.h"
 #include "spdlog/spdlog.h"
-#include "storage/device/device.h"
-#include "storage/device/extents.h"
+#include "storage/block_device/device.h"
+#include "storage/block_device/extents.h"
 #include "storage/format/checked_file.h"
-#include "storage/tiers/nvme/record_split.h"
+#include "storage/record_split.h"
 
 namespace optstate::session {
 namespace {
@@ -219,7 +219,7 @@ DiskRates MeasureDiskRates(const std::string& state_dir,
 std::vector<uint32_t> DirectoryWeights(const v1::NvmeSettings& settings,
                                        const DiskRates& rates) {
   if (!settings.directory_weights().empty()) {
-    return nvme::SmallestWeights(
+    return storage::SmallestWeights(
         {settings.directory_weights().data(),
          static_cast<size_t>(settings.directory_weights_size())});
   }
@@ -227,7 +227,7 @@ std::vector<uint32_t> DirectoryWeights(const v1::NvmeSettings& settings,
   for (const v1::DirectoryRates& one : rates.directories) {
     bytes_per_s.push_back(one.mixed_bytes_per_s());
   }
-  return nvme::WeightsByRate(bytes_per_s);
+  return storage::WeightsByRate(bytes_per_s);
 }
 
 }  // namespace optstate::session

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "storage/device/device_format.h"
+#include "storage/block_device/device_format.h"
 #include "storage/format/checked_file.h"
 
 namespace optstate::session {

@@ -12,6 +12,7 @@
 #include "server/session/tiers/auto_placement.h"
 #include "server/session/tiers/node_budget.h"
 #include "spdlog/spdlog.h"
+#include "storage/swap_sizes.h"
 
 namespace optstate::session {
 namespace {
@@ -28,7 +29,7 @@ absl::Status Complete(const JobContext& job, const v1::StorageSettings& asked,
   const std::vector<uint32_t> weights = DirectoryWeights(config.nvme(), rates);
   storage.mutable_directory_weights()->Assign(weights.begin(), weights.end());
   if (storage.placement() != v1::PLACEMENT_NVME) return absl::OkStatus();
-  const nvme::NvmeSizes sizes = SwapSizesOf(job, *description);
+  const storage::SwapSizes sizes = SwapSizesOf(job, *description);
   if (asked.host_budget_bytes() != 0) {
     return CheckBudgetHolds(asked.host_budget_bytes(), sizes);
   }
@@ -37,7 +38,7 @@ absl::Status Complete(const JobContext& job, const v1::StorageSettings& asked,
     spdlog::info(
         "the default host budget of {} bytes has no room for {} records: "
         "job={} host_budget={}",
-        storage.host_budget_bytes(), nvme::kNvmeFramesMin, job.options.name,
+        storage.host_budget_bytes(), storage::kSwapFramesMin, job.options.name,
         least);
     storage.set_host_budget_bytes(least);
   }
@@ -45,8 +46,8 @@ absl::Status Complete(const JobContext& job, const v1::StorageSettings& asked,
 }
 
 // Returns the sizes of the job if its records are swapped.
-nvme::NvmeSizes SwappedSizes(const JobContext& job, const DiskRates& rates,
-                             JobDescription description) {
+storage::SwapSizes SwappedSizes(const JobContext& job, const DiskRates& rates,
+                                JobDescription description) {
   v1::StorageSettings& storage = description.storage;
   storage = ResolveStorage(storage, job.options.config);
   const std::vector<uint32_t> weights =

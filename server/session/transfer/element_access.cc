@@ -7,6 +7,7 @@
 #include "kernels/master_format.h"
 #include "kernels/state_format.h"
 #include "proto/types/array_format.h"
+#include "storage/state_scales.h"
 
 namespace optstate::session {
 namespace {
@@ -64,7 +65,7 @@ absl::Status ElementAccess::Check(const ElementRange& range) const {
                      ": it is without the option that brings it"));
   }
   const uint64_t end = range.begin + range.numel;
-  if (ArrayFormat(*layout_, index) != StateFormat::kDynamic8 ||
+  if (!storage::HasScales(ArrayFormat(*layout_, index)) ||
       (range.begin % kBlockElements == 0 &&
        (end % kBlockElements == 0 ||
         end == static_cast<uint64_t>(spec.numel)))) {
@@ -81,9 +82,10 @@ uint64_t ElementAccess::PayloadBytes(v1::StateArray array,
   if (IsPerParameter(array)) return numel * sizeof(int64_t);
   if (array == v1::STATE_ARRAY_MASTER) return numel * sizeof(float);
   const StateFormat format = ArrayFormat(*layout_, IndexOf(array));
-  if (format != StateFormat::kDynamic8) return numel * SizeInBytes(format);
+  const uint64_t bytes = numel * SizeInBytes(format);
+  if (!storage::HasScales(format)) return bytes;
   const uint64_t blocks = (numel + kBlockElements - 1) / kBlockElements;
-  return numel + blocks * kScaleBytes;
+  return bytes + blocks * kScaleBytes;
 }
 
 StateFormat ElementAccess::FormatOf(const ElementRange& range) const {

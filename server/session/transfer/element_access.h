@@ -9,6 +9,7 @@
 #include "optstate/v1/types.pb.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
+#include "storage/state_scales.h"
 #include "storage/state_store.h"
 
 namespace optstate::session {
@@ -84,7 +85,7 @@ class ElementAccess {
   StateFormat FormatOf(const ElementRange& range) const;
   bool HasScale(const ElementRange& range) const {
     return range.array != v1::STATE_ARRAY_MASTER &&
-           FormatOf(range) == StateFormat::kDynamic8;
+           storage::HasScales(FormatOf(range));
   }
   bool IsNeverNegativeIn(const ElementRange& range) const;
   absl::Status WriteMasters(const ElementRange& range, const float* in) const;

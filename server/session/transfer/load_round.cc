@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "server/session/transition_check.h"
 
 namespace optstate::session {
 
@@ -18,10 +19,21 @@ void LoadRound::Reset(const Layout* layout,
   finished_count_ = 0;
 }
 
+void LoadRound::MoveTo(uint32_t rank, LoadPhase to) {
+  LoadPhase& phase = ranks_[rank].phase;
+  CheckTransition("the load of rank", rank, phase, to);
+  phase = to;
+}
+
 void LoadRound::Begin(uint32_t rank) {
   DropRank(rank);
-  ranks_[rank].phase = Phase::kBegun;
+  MoveTo(rank, LoadPhase::kBegun);
   ++begun_count_;
+}
+
+void LoadRound::NoteLoaded(uint32_t rank) {
+  if (ranks_[rank].phase == LoadPhase::kLoading) return;
+  MoveTo(rank, LoadPhase::kLoading);
 }
 
 void LoadRound::NoteMaster(uint32_t rank, size_t piece, uint64_t begin,
@@ -73,7 +85,7 @@ absl::Status LoadRound::CheckAlike() const {
 
 void LoadRound::Finish(uint32_t rank, uint64_t request_id,
                        uint64_t content_digest) {
-  ranks_[rank].phase = Phase::kFinished;
+  MoveTo(rank, LoadPhase::kFinished);
   ranks_[rank].request_id = request_id;
   ranks_[rank].content_digest = content_digest;
   ++finished_count_;
@@ -81,9 +93,11 @@ void LoadRound::Finish(uint32_t rank, uint64_t request_id,
 
 void LoadRound::DropRank(uint32_t rank) {
   Rank& state = ranks_[rank];
-  if (begun(rank)) --begun_count_;
   if (finished(rank)) --finished_count_;
-  state.phase = Phase::kOut;
+  if (begun(rank)) {
+    --begun_count_;
+    MoveTo(rank, LoadPhase::kOut);
+  }
   state.content_digest = 0;
   state.dropped = absl::OkStatus();
   std::fill(state.loaded.begin(), state.loaded.end(), 0);

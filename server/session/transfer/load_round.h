@@ -9,6 +9,7 @@
 #include "absl/types/span.h"
 #include "proto/types/layout.h"
 #include "proto/types/partition.h"
+#include "server/session/transfer/load_phase.h"
 
 namespace optstate::session {
 
@@ -25,9 +26,11 @@ class LoadRound {
   // Returns true from the first begin until Clear, unless all ranks that began
   // have left.
   bool active() const { return begun_count_ > 0; }
-  bool begun(uint32_t rank) const { return ranks_[rank].phase != Phase::kOut; }
+  bool begun(uint32_t rank) const {
+    return ranks_[rank].phase != LoadPhase::kOut;
+  }
   bool finished(uint32_t rank) const {
-    return ranks_[rank].phase == Phase::kFinished;
+    return ranks_[rank].phase == LoadPhase::kFinished;
   }
   uint64_t request_id(uint32_t rank) const { return ranks_[rank].request_id; }
   bool all_finished() const { return finished_count_ == ranks_.size(); }
@@ -36,10 +39,10 @@ class LoadRound {
   void Begin(uint32_t rank);
   // Returns whether the rank has loaded something since it began.
   bool has_loaded(uint32_t rank) const {
-    return ranks_[rank].phase > Phase::kBegun;
+    return ranks_[rank].phase > LoadPhase::kBegun;
   }
   // Notes that the rank, which has begun and not finished, loads something.
-  void NoteLoaded(uint32_t rank) { ranks_[rank].phase = Phase::kLoading; }
+  void NoteLoaded(uint32_t rank);
   // Notes masters [begin, end) of a piece of the rank.
   void NoteMaster(uint32_t rank, size_t piece, uint64_t begin, uint64_t end);
   // Returns FAILED_PRECONDITION, naming the first, when masters of the rank's
@@ -66,15 +69,16 @@ class LoadRound {
   std::string Describe() const;
 
  private:
-  // A rank goes through these in order, from the last one back to the first.
-  enum class Phase : uint8_t { kOut, kBegun, kLoading, kFinished };
   struct Rank {
-    Phase phase = Phase::kOut;
+    LoadPhase phase = LoadPhase::kOut;
     uint64_t request_id = 0;
     uint64_t content_digest = 0;
     absl::Status dropped;
     std::vector<uint64_t> loaded;  // by piece: elements from its begin
   };
+
+  // Makes a transition, which must be one of the table.
+  void MoveTo(uint32_t rank, LoadPhase to);
 
   const Layout* layout_ = nullptr;
   absl::Span<const RankPartition> partitions_;

@@ -5,11 +5,32 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/session/testing/transition_table.h"
+#include "server/session/transfer/load_phase.h"
 
 namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
+
+// The table of README.md.
+TEST(LoadPhaseTest, Transitions) {
+  constexpr auto kOut = LoadPhase::kOut;
+  constexpr auto kBegun = LoadPhase::kBegun;
+  constexpr auto kLoading = LoadPhase::kLoading;
+  constexpr auto kFinished = LoadPhase::kFinished;
+  ExpectTransitions<LoadPhase>({{kOut, "out"},
+                                {kBegun, "begun"},
+                                {kLoading, "loading"},
+                                {kFinished, "finished"}},
+                               {{kOut, kBegun},
+                                {kBegun, kLoading},
+                                {kBegun, kFinished},
+                                {kLoading, kFinished},
+                                {kBegun, kOut},
+                                {kLoading, kOut},
+                                {kFinished, kOut}});
+}
 
 class LoadRoundTest : public ::testing::Test {
  protected:
@@ -93,6 +114,19 @@ TEST_F(LoadRoundTest, RanksWithoutAnAnswerLearnOfADrop) {
   EXPECT_TRUE(round_.dropped(1).ok());
   round_.Begin(0);
   EXPECT_TRUE(round_.dropped(0).ok());
+}
+
+TEST_F(LoadRoundTest, ARankThatHasNotBegunCannotGoOn) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_DEATH(round_.NoteLoaded(0),
+               "the load of rank 0 cannot go from out to loading");
+  EXPECT_DEATH(round_.Finish(1, 7, 0),
+               "the load of rank 1 cannot go from out to finished");
+  LoadAll(0);
+  round_.NoteLoaded(0);  // once more
+  round_.Finish(0, 7, 0);
+  EXPECT_DEATH(round_.NoteLoaded(0), "cannot go from finished to loading");
+  EXPECT_DEATH(round_.Finish(0, 8, 0), "cannot go from finished to finished");
 }
 
 TEST_F(LoadRoundTest, RanksLoadAlike) {

@@ -26,7 +26,7 @@ void Committer::Adopt() {
   monitor_.mu.AssertHeld();
   syncs_.resize(context_.options.directories.size());
   if (context_.log == nullptr) return;
-  const DurableCommit& last = context_.log->last();
+  const storage::DurableCommit& last = context_.log->last();
   commit_.generation = last.generation;
   if (last.incarnation != context_.options.incarnation ||
       last.places.size() != durable_slots_.size()) {
@@ -81,9 +81,9 @@ std::string Committer::durable_job() const {
   return durable_job_;
 }
 
-DurableCommit Committer::last() const {
+storage::DurableCommit Committer::last() const {
   const absl::MutexLock lock(&monitor_.mu);
-  DurableCommit commit;
+  storage::DurableCommit commit;
   if (!is_durable_) return commit;
   commit.generation = commit_.generation;
   commit.step = durable_step_;

@@ -8,6 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "storage/durable_commit.h"
 #include "storage/io/io_engine.h"
 #include "storage/tiers/nvme/durable_log.h"
 #include "storage/tiers/nvme/read_queue.h"
@@ -48,7 +49,7 @@ class Committer {
   std::string durable_job() const;
   // Returns the last durable commit, but for its checksums; of generation 0:
   // there is none of this job.
-  DurableCommit last() const;
+  storage::DurableCommit last() const;
 
   // Begins to sync when all is flushed.
   void Advance();
@@ -89,7 +90,7 @@ class Committer {
   uint64_t durable_step_ ABSL_GUARDED_BY(monitor_.mu) = 0;
   std::string durable_job_ ABSL_GUARDED_BY(monitor_.mu);
   Phase phase_ ABSL_GUARDED_BY(monitor_.mu) = Phase::kNone;
-  DurableCommit commit_ ABSL_GUARDED_BY(monitor_.mu);
+  storage::DurableCommit commit_ ABSL_GUARDED_BY(monitor_.mu);
   uint32_t copies_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;  // to be written
   uint64_t flushes_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;
   size_t syncs_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;

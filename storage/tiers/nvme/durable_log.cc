@@ -186,7 +186,7 @@ absl::StatusOr<std::unique_ptr<DurableLog>> DurableLog::Open(
       engine->Close(log->file_);
       return is_read;
     }
-    absl::StatusOr<DurableCommit> commit = log->ParseRegion(region);
+    absl::StatusOr<storage::DurableCommit> commit = log->ParseRegion(region);
     if (!commit.ok()) {
       log->damage_.Update(commit.status());
       log->is_first_torn_ = region == 1 && is_other_unwritten;
@@ -245,7 +245,7 @@ absl::Status DurableLog::Settle() {
   return WriteLast();
 }
 
-absl::Status DurableLog::Put(DurableCommit commit) {
+absl::Status DurableLog::Put(storage::DurableCommit commit) {
   last_ = std::move(commit);
   for (uint32_t i = 0; i < kCommitCopies; ++i) {
     ++last_.generation;
@@ -295,14 +295,15 @@ absl::Status DurableLog::ReadSuperblock() {
   return Allocate(block.region_bytes);
 }
 
-absl::StatusOr<DurableCommit> DurableLog::ParseRegion(uint32_t region) const {
+absl::StatusOr<storage::DurableCommit> DurableLog::ParseRegion(
+    uint32_t region) const {
   const auto damaged = [&](absl::string_view what) {
     return absl::DataLossError(
         absl::StrCat(path_, ", region ", region, ": ", what));
   };
   Header header;
   std::memcpy(&header, buffer_.get(), sizeof(header));
-  if (header.magic == 0) return DurableCommit();  // not written yet
+  if (header.magic == 0) return storage::DurableCommit();  // not written yet
   if (header.magic != kMagic) return damaged("no commit");
   OPTSTATE_RETURN_IF_ERROR(CheckVersion(
       path_, header.version, header.byte_order, kVersionWithWeights));
@@ -326,7 +327,7 @@ absl::StatusOr<DurableCommit> DurableLog::ParseRegion(uint32_t region) const {
   if (header.body_crc32c != storage::Crc32c(next, body_bytes())) {
     return damaged("checksum of the body");
   }
-  DurableCommit commit;
+  storage::DurableCommit commit;
   commit.generation = header.generation;
   commit.step = header.step;
   commit.incarnation = header.incarnation;
@@ -347,7 +348,7 @@ absl::StatusOr<DurableCommit> DurableLog::ParseRegion(uint32_t region) const {
 }
 
 absl::StatusOr<io::IoRequest*> DurableLog::Prepare(
-    const DurableCommit& commit) {
+    const storage::DurableCommit& commit) {
   const uint64_t bytes =
       RegionBytes(commit.places.size(), commit.checksums.size(),
                   commit.job.size(), commit.weights.size());

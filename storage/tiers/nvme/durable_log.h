@@ -12,25 +12,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "storage/durable_commit.h"
 #include "storage/io/io_engine.h"
 
 namespace optstate::nvme {
-
-// All of a job at one durable step, but the records themselves.
-struct DurableCommit {
-  uint64_t generation = 0;  // counts the commits of the job, from 1 on
-  uint64_t step = 0;
-  uint64_t incarnation = 0;  // of the job
-  uint32_t slots = 2;
-  uint32_t paths = 1;
-  // Weights of the directories, see SplitRecords(); none: equal parts.
-  std::vector<uint32_t> weights;
-  // A byte by record: bit 0 is the slot, bit 1 says whether the slot has the
-  // record (else the record is all zeros).
-  std::vector<uint8_t> places;
-  std::vector<uint32_t> checksums;  // those of the slots that are named
-  std::string job;  // what the session keeps: description, counts, record
-};
 
 // A commit is written so often, each time as the next generation.
 inline constexpr uint32_t kCommitCopies = 2;
@@ -84,7 +69,7 @@ class DurableLog {
                              const std::string& directory);
 
   // The commit that Open() found; of generation 0 when there is none.
-  const DurableCommit& last() const { return last_; }
+  const storage::DurableCommit& last() const { return last_; }
   // Says what is wrong with a region that has no whole commit, as after a power
   // cut within one; OK: both have one, or were never written. A region that the
   // disk does not read is no such case: Open() fails, for it may be the newest.
@@ -101,12 +86,12 @@ class DurableLog {
   absl::Status Settle();
   // Writes a commit, whose generation is that of the last one, to both regions,
   // as the next two, and makes it durable. RESOURCE_EXHAUSTED: it does not fit.
-  absl::Status Put(DurableCommit commit);
+  absl::Status Put(storage::DurableCommit commit);
 
   // Lays the commit out for writing to the region whose turn it is, and returns
   // the request that writes it, which the caller submits and syncs.
   // RESOURCE_EXHAUSTED: the commit does not fit the region.
-  absl::StatusOr<io::IoRequest*> Prepare(const DurableCommit& commit);
+  absl::StatusOr<io::IoRequest*> Prepare(const storage::DurableCommit& commit);
 
  private:
   DurableLog(io::IoEngine* engine, std::string path);
@@ -123,7 +108,7 @@ class DurableLog {
     return io::kSectorBytes + generation % 2 * region_bytes_;
   }
   // Reads the commit out of a region's bytes, which are in the buffer.
-  absl::StatusOr<DurableCommit> ParseRegion(uint32_t region) const;
+  absl::StatusOr<storage::DurableCommit> ParseRegion(uint32_t region) const;
 
   io::IoEngine* engine_;
   std::string path_;
@@ -131,7 +116,7 @@ class DurableLog {
   std::unique_ptr<std::byte, decltype(&std::free)> buffer_{nullptr, &std::free};
   uint64_t region_bytes_ = 0;
   io::IoRequest request_;
-  DurableCommit last_;
+  storage::DurableCommit last_;
   absl::Status damage_;
   bool is_first_torn_ = false;
 };

@@ -108,7 +108,7 @@ class NvmeFaultsFixture : public testing::Test {
     disk_->ClearFaults();
     ASSERT_EQ(job_->Open(), absl::OkStatus());
   }
-  absl::StatusOr<DurableCommit> ReadCommit() {
+  absl::StatusOr<storage::DurableCommit> ReadCommit() {
     const auto engine = io::MakeSimulatedIoEngine(disk_.get());
     return NvmeStore::ReadCommit(engine.get(), job_->setup().directories);
   }

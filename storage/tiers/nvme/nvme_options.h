@@ -8,27 +8,11 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "storage/arrangement.h"
+#include "storage/durable_commit.h"
 #include "storage/io/io_engine.h"
-#include "storage/tiers/nvme/durable_log.h"
 
 namespace optstate::nvme {
-
-// The part of a device that has the records of one directory.
-struct DeviceExtent {
-  std::string device;  // its path; empty: they are in the file `records`
-  io::Extent extent;
-};
-
-// Where the records of a job lie. A job that exists gets another one by writing
-// all its records anew, in other files (NvmeStore::Rearrange).
-struct Arrangement {
-  // Counts the arrangements of the job, from 0 on: it chooses the names of
-  // files (FORMAT.md).
-  uint32_t number = 0;
-  std::vector<std::string> directories;
-  std::vector<DeviceExtent> extents = {};  // see NvmeOptions
-  std::vector<uint32_t> weights = {};      // "
-};
 
 // The options of a store: NvmeStore::Options.
 struct NvmeOptions {
@@ -36,9 +20,9 @@ struct NvmeOptions {
   // The job's own directories, at least one; they exist.
   std::vector<std::string> directories;
   // By directory, which of them has its records on a device, where the caller
-  // has given the job that much (NvmeSizes::records_by_directory); none: all
+  // has given the job that much (SwapSizes::records_by_directory); none: all
   // have files.
-  std::vector<DeviceExtent> extents = {};
+  std::vector<storage::DeviceExtent> extents = {};
   uint32_t arrangement = 0;  // see Arrangement
   // FramesBytes() of at least kFramesMin frames, and TableBytes(); both
   // outlive the store. A table of zeros: the job is new.
@@ -53,11 +37,11 @@ struct NvmeOptions {
   // The room of a commit for DurableCommit::job.
   uint64_t job_bytes = 0;
   // With a table of zeros: the commit at which the job goes on.
-  const DurableCommit* restored = nullptr;
+  const storage::DurableCommit* restored = nullptr;
   // The job has no parameter area: records hold the parameters.
   bool holds_parameters = false;
   // The memory for sections of parameters, if records hold them: at least
-  // kNvmeCacheSectionsMin of the largest.
+  // kSwapCacheSectionsMin of the largest.
   uint64_t parameter_cache_bytes = 0;
 };
 
@@ -70,22 +54,6 @@ struct NvmeSizeOptions {
   bool holds_parameters = false;  // see NvmeOptions
 };
 
-// The sizes of a job, in bytes.
-struct NvmeSizes {
-  uint64_t frame = 0;
-  uint64_t records = 0;  // how many there are
-  uint64_t table = 0;
-  uint64_t disk = 0;                       // over all directories
-  std::vector<uint64_t> directories = {};  // the part of each
-  // The part of each that records take.
-  std::vector<uint64_t> records_by_directory = {};
-  uint64_t section = 0;  // the largest, of the parameters of a record
-};
-
-// With fewer frames, reading, updating and writing could not overlap.
-inline constexpr uint64_t kNvmeFramesMin = 3;
-// With one section alone, nothing could be read while it is used.
-inline constexpr uint64_t kNvmeCacheSectionsMin = 2;
 // Reads that fail are tried so often.
 inline constexpr uint8_t kNvmeReadAttemptsMax = 3;
 

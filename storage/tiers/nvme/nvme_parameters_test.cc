@@ -222,7 +222,7 @@ TEST_F(NvmeParametersTest, AReadIsTriedThreeTimes) {
 
 TEST_F(NvmeParametersTest, ACacheThatIsTooSmallIsRefused) {
   NvmeTestJob::Setup setup = SetupOf(/*is_durable=*/false);
-  setup.cache_sections = kNvmeCacheSectionsMin - 1;
+  setup.cache_sections = storage::kSwapCacheSectionsMin - 1;
   NvmeTestJob job(std::move(setup));
   EXPECT_TRUE(absl::IsInvalidArgument(job.Open()));
 }

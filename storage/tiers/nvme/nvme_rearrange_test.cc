@@ -121,12 +121,13 @@ TEST_P(NvmeRearrangeTest, RecordsMoveAndNothingOfTheFormerOnesIsLeft) {
 
 TEST_P(NvmeRearrangeTest, ItsProgressGrowsFromNothingToAllThatIsWritten) {
   Start();
-  std::vector<RewriteState> seen;
+  std::vector<storage::RewriteState> seen;
   bool is_over = false;
   // The store's own thread, which has its lock, uses the new files only later.
   disk_->SetHook([&](const io::SimulatedEvent& event) {
     if (is_over || !absl::EndsWith(event.path, "/records.1")) return;
-    const std::optional<RewriteState> state = job_->store().rewriting();
+    const std::optional<storage::RewriteState> state =
+        job_->store().rewriting();
     ASSERT_TRUE(state.has_value());
     seen.push_back(*state);
   });
@@ -139,7 +140,7 @@ TEST_P(NvmeRearrangeTest, ItsProgressGrowsFromNothingToAllThatIsWritten) {
   disk_->SetHook(nullptr);
   ASSERT_FALSE(seen.empty());
   uint64_t bytes = 0, bytes_total = 0;
-  for (const RewriteState& state : seen) {
+  for (const storage::RewriteState& state : seen) {
     EXPECT_GE(state.bytes, bytes);
     if (bytes_total != 0) {
       EXPECT_EQ(state.bytes_total, bytes_total);
@@ -200,7 +201,8 @@ TEST_P(NvmeRearrangeTest, AnErrorOfAnyCallLeavesTheJobAsItWas) {
   }
   // Each record that is on disk as it is in memory is written, and each file is
   // synced.
-  EXPECT_GE(failed, static_cast<int>(kRecordCount - kNvmeFramesMin) + 2);
+  EXPECT_GE(failed,
+            static_cast<int>(kRecordCount - storage::kSwapFramesMin) + 2);
   std::cerr << failed << " of " << calls << " calls failed" << std::endl;
 }
 

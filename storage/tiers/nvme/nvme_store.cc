@@ -37,7 +37,7 @@ NvmeStore::NvmeStore(const Layout* layout, uint64_t sub_group_elements,
 absl::StatusOr<std::unique_ptr<NvmeStore>> NvmeStore::Open(
     const Layout* layout, uint64_t sub_group_elements,
     const storage::StateMemory& memory, Options options) {
-  const DurableCommit* const restored =
+  const storage::DurableCommit* const restored =
       std::exchange(options.restored, nullptr);
   std::unique_ptr<NvmeStore> store(
       new NvmeStore(layout, sub_group_elements, memory, std::move(options)));
@@ -55,7 +55,7 @@ absl::StatusOr<std::unique_ptr<NvmeStore>> NvmeStore::Open(
   return store;
 }
 
-absl::StatusOr<DurableCommit> NvmeStore::ReadCommit(
+absl::StatusOr<storage::DurableCommit> NvmeStore::ReadCommit(
     io::IoEngine* engine, absl::Span<const std::string> directories) {
   OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<DurableLog> log,
                             DurableLog::Open(engine, directories[0]));
@@ -305,7 +305,8 @@ absl::Status NvmeStore::ChangeFrames(
 }
 
 absl::StatusOr<uint64_t> NvmeStore::Rearrange(
-    const RewriteTarget& target, absl::FunctionRef<absl::Status()> commit) {
+    const storage::RewriteTarget& target,
+    absl::FunctionRef<absl::Status()> commit) {
   OPTSTATE_RETURN_IF_ERROR(committer_.Await());
   io_thread_.Stop();
   RecordRewriter rewriter(&context_, &target, committer_.last(),
@@ -328,7 +329,8 @@ absl::StatusOr<uint64_t> NvmeStore::Rearrange(
   return rewriter.bytes();
 }
 
-absl::StatusOr<uint64_t> NvmeStore::WriteAnew(const RewriteTarget& target) {
+absl::StatusOr<uint64_t> NvmeStore::WriteAnew(
+    const storage::RewriteTarget& target) {
   OPTSTATE_RETURN_IF_ERROR(Vacate(0));
   io_thread_.Stop();
   RecordRewriter rewriter(&context_, &target, committer_.last(),
@@ -347,7 +349,7 @@ absl::Status NvmeStore::Rewrite(RecordRewriter* rewriter) {
   {
     const absl::MutexLock lock(&monitor_.mu);
     rewrite_began_at_ = std::chrono::steady_clock::now();
-    rewriting_ = RewriteState();
+    rewriting_ = storage::RewriteState();
   }
   absl::Status status =
       rewriter->Write([this](uint64_t bytes, uint64_t bytes_total) {
@@ -360,9 +362,9 @@ absl::Status NvmeStore::Rewrite(RecordRewriter* rewriter) {
   return status;
 }
 
-std::optional<RewriteState> NvmeStore::rewriting() const {
+std::optional<storage::RewriteState> NvmeStore::rewriting() const {
   const absl::MutexLock lock(&monitor_.mu);
-  std::optional<RewriteState> state = rewriting_;
+  std::optional<storage::RewriteState> state = rewriting_;
   if (state.has_value()) {
     state->elapsed =
         absl::FromChrono(std::chrono::steady_clock::now() - rewrite_began_at_);
@@ -370,11 +372,11 @@ std::optional<RewriteState> NvmeStore::rewriting() const {
   return state;
 }
 
-void NvmeStore::RemoveAnew(const Arrangement& arrangement) {
+void NvmeStore::RemoveAnew(const storage::Arrangement& arrangement) {
   RecordRewriter::Remove(&context_.engine, arrangement);
 }
 
-absl::Status NvmeStore::Reopen(const RewriteTarget& target) {
+absl::Status NvmeStore::Reopen(const storage::RewriteTarget& target) {
   context_.files->Close(&context_.engine);
   if (context_.log != nullptr) context_.engine.Close(context_.log->file());
   NvmeOptions& options = context_.options;

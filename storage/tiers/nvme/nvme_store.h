@@ -13,8 +13,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "storage/arrangement.h"
+#include "storage/durable_commit.h"
 #include "storage/io/io_engine.h"
+#include "storage/record_rewrite.h"
 #include "storage/state_store.h"
+#include "storage/swap_sizes.h"
 #include "storage/swap_state.h"
 #include "storage/tiers/nvme/committer.h"
 #include "storage/tiers/nvme/durable_log.h"
@@ -65,9 +69,9 @@ class NvmeStore final : public storage::StateStore {
  public:
   using Options = NvmeOptions;
   using SizeOptions = NvmeSizeOptions;
-  using Sizes = NvmeSizes;
+  using Sizes = storage::SwapSizes;
 
-  static constexpr uint64_t kFramesMin = kNvmeFramesMin;
+  static constexpr uint64_t kFramesMin = storage::kSwapFramesMin;
   static constexpr uint8_t kReadAttemptsMax = kNvmeReadAttemptsMax;
 
   // Returns what a job takes.
@@ -81,7 +85,7 @@ class NvmeStore final : public storage::StateStore {
       const storage::StateMemory& memory, Options options);
   // Reads the newest durable commit of the job in these directories. NOT_FOUND:
   // there is none.
-  static absl::StatusOr<DurableCommit> ReadCommit(
+  static absl::StatusOr<storage::DurableCommit> ReadCommit(
       io::IoEngine* engine, absl::Span<const std::string> directories);
   ~NvmeStore() override;
 
@@ -110,27 +114,13 @@ class NvmeStore final : public storage::StateStore {
       uint32_t frames,
       absl::FunctionRef<absl::Status(absl::Span<std::byte>*)> resize) override;
 
-  // Gives the job another arrangement, of the same layout: its records are
-  // written anew. `commit` is called when all of that is durable. If it returns
-  // OK, the target's table is the job's from then on, also for an engine that
-  // finds the files after this one's death; an error of it, or before it,
-  // leaves the job as it was. An error after it is the store's, which works no
-  // more. Reads and writes each record once or twice. No pass is being made
-  // meanwhile, and no commit is on its way, for the target has the text of the
-  // last one. Returns the bytes of records that were written.
-  absl::StatusOr<uint64_t> Rearrange(const RewriteTarget& target,
-                                     absl::FunctionRef<absl::Status()> commit);
-  // Writes the records anew for a layout that extends the job's. They are the
-  // job's when its next store is opened with the target's table; until then the
-  // caller changes no record. An error, or a later arrangement, leaves the job
-  // as it was.
-  absl::StatusOr<uint64_t> WriteAnew(const RewriteTarget& target);
-  // Returns how far one of these two is; nullopt: none is under way. Waits for
-  // no disk.
-  std::optional<RewriteState> rewriting() const;
-  // Removes what WriteAnew() has written, if it is there. The arrangement is
-  // not the job's.
-  void RemoveAnew(const Arrangement& arrangement);
+  absl::StatusOr<uint64_t> Rearrange(
+      const storage::RewriteTarget& target,
+      absl::FunctionRef<absl::Status()> commit) override;
+  absl::StatusOr<uint64_t> WriteAnew(
+      const storage::RewriteTarget& target) override;
+  std::optional<storage::RewriteState> rewriting() const override;
+  void RemoveAnew(const storage::Arrangement& arrangement) override;
 
   // Verifies of a durable job the slots of the last durable commit, of another
   // those that are not older than memory. A damaged record that memory has as
@@ -161,7 +151,7 @@ class NvmeStore final : public storage::StateStore {
   // they stay there until the cache is reset.
   absl::Status Vacate(uint32_t frames);
   // Opens the arrangement that the target's table is of.
-  absl::Status Reopen(const RewriteTarget& target);
+  absl::Status Reopen(const storage::RewriteTarget& target);
   // Has the records written anew, and publishes how far that is.
   absl::Status Rewrite(RecordRewriter* rewriter);
   // Has no place name such a frame. INTERNAL: one has what the disk has not.
@@ -177,7 +167,7 @@ class NvmeStore final : public storage::StateStore {
   ParameterCache parameters_;
   Swapper swapper_ ABSL_GUARDED_BY(monitor_.mu);
   IoThread io_thread_;
-  std::optional<RewriteState> rewriting_ ABSL_GUARDED_BY(monitor_.mu);
+  std::optional<storage::RewriteState> rewriting_ ABSL_GUARDED_BY(monitor_.mu);
   std::chrono::steady_clock::time_point rewrite_began_at_
       ABSL_GUARDED_BY(monitor_.mu);
 };

@@ -121,7 +121,7 @@ TEST_F(NvmeStoreFaultsTest, EachDamagedByteOfACommitIsNoticed) {
   for (uint64_t at = 0; at < 88 + kRecordCount + 4 * 2 * kRecordCount; ++at) {
     const auto mask = static_cast<std::byte>(1 << layouts_.Uniform(0, 7));
     disk_->Flip(kCommits, regions[0] + at, mask);
-    const absl::StatusOr<DurableCommit> copy = ReadCommit();
+    const absl::StatusOr<storage::DurableCommit> copy = ReadCommit();
     ASSERT_TRUE(copy.ok()) << at << ": " << copy.status();
     EXPECT_EQ(copy->step, 2u) << at << ": a durable step is lost";
     disk_->Flip(kCommits, regions[1] + at, mask);

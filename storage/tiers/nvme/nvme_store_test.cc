@@ -96,7 +96,7 @@ class NvmeStoreTest : public testing::TestWithParam<bool> {
     setup.sub_group_elements = layouts_.Uniform(1, 4) * kTileElements;
     setup.is_durable = is_durable;
     setup.holds_parameters = layouts_.Uniform(0, 1) == 0;
-    setup.cache_sections = layouts_.Uniform(kNvmeCacheSectionsMin, 6);
+    setup.cache_sections = layouts_.Uniform(storage::kSwapCacheSectionsMin, 6);
     setup.directories = disk_->directories();
     if (layouts_.Uniform(0, 1) == 0) setup.directories.pop_back();
     setup.make_engine = [this] { return disk_->MakeEngine(); };

@@ -45,9 +45,9 @@ NvmeStore::Sizes SizesOf(const NvmeTestJob::Setup& setup) {
        .holds_parameters = setup.holds_parameters});
 }
 
-std::vector<DeviceExtent> ExtentsOf(const NvmeTestJob::Setup& setup,
-                                    const NvmeStore::Sizes& sizes) {
-  std::vector<DeviceExtent> extents;
+std::vector<storage::DeviceExtent> ExtentsOf(const NvmeTestJob::Setup& setup,
+                                             const NvmeStore::Sizes& sizes) {
+  std::vector<storage::DeviceExtent> extents;
   if (setup.device.empty()) return extents;
   // Arrangements take turns with two parts of the device.
   uint64_t all = 0;
@@ -152,7 +152,7 @@ absl::Status NvmeTestJob::MakeDevice() {
   return absl::OkStatus();
 }
 
-absl::Status NvmeTestJob::Open(const DurableCommit* restored) {
+absl::Status NvmeTestJob::Open(const storage::DurableCommit* restored) {
   NvmeStore::Options options;
   options.engine = setup_.make_engine();
   options.directories = setup_.directories;
@@ -210,7 +210,7 @@ absl::Status NvmeTestJob::Rearrange(
   ++next.arrangement;
   const NvmeStore::Sizes sizes = SizesOf(next);
   NvmeTestMemory table(sizes.table);
-  RewriteTarget target;
+  storage::RewriteTarget target;
   target.layout = &setup_.layout;
   target.sub_group_elements = setup_.sub_group_elements;
   target.arrangement = {next.arrangement, next.directories,
@@ -239,7 +239,7 @@ absl::Status NvmeTestJob::Restore() {
   frames_.Zero();
   table_.Zero();
   std::fill(parameters_.begin(), parameters_.end(), std::byte{0});
-  DurableCommit commit;
+  storage::DurableCommit commit;
   {
     const std::unique_ptr<io::IoEngine> engine = setup_.make_engine();
     OPTSTATE_ASSIGN_OR_RETURN(

@@ -16,7 +16,10 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "proto/types/layout.h"
+#include "storage/arrangement.h"
+#include "storage/durable_commit.h"
 #include "storage/io/io_engine.h"
+#include "storage/swap_sizes.h"
 #include "storage/tiers/host_store.h"
 #include "storage/tiers/nvme/nvme_store.h"
 
@@ -90,7 +93,8 @@ class NvmeTestJob {
     bool is_durable = true;
     // The job has no parameter area.
     bool holds_parameters = false;
-    uint64_t cache_sections = kNvmeCacheSectionsMin;  // then, of the largest
+    uint64_t cache_sections =
+        storage::kSwapCacheSectionsMin;  // then, of the largest
     std::vector<std::string> directories = {"/disk"};
     std::vector<uint32_t> weights = {};
     uint32_t arrangement = 0;
@@ -122,9 +126,9 @@ class NvmeTestJob {
   // Makes the file of the device, where the extents of two arrangements fit.
   absl::Status MakeDevice();
   // By directory, where its records lie on the device; none without one.
-  const std::vector<DeviceExtent>& extents() const { return extents_; }
+  const std::vector<storage::DeviceExtent>& extents() const { return extents_; }
   // Opens the store with memory as it is; zeros: the job is new.
-  absl::Status Open(const DurableCommit* restored = nullptr);
+  absl::Status Open(const storage::DurableCommit* restored = nullptr);
   void Close() { store_ = nullptr; }
   // Gives the open store another number of frames, whose memory lies elsewhere
   // from then on. `on_resized` is called when it does, before the store goes
@@ -167,7 +171,7 @@ class NvmeTestJob {
   NvmeTestModel model_;
   std::mutex commits_mutex_;
   std::map<uint64_t, std::shared_ptr<const NvmeTestModel>> commits_;  // by step
-  std::vector<DeviceExtent> extents_;
+  std::vector<storage::DeviceExtent> extents_;
   std::vector<std::byte> parameters_;
   NvmeTestMemory frames_, table_;
   // By record; held while its bytes are written, to the store and the model.

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
-#include "storage/tiers/nvme/record_split.h"
+#include "storage/record_split.h"
 
 namespace optstate::nvme {
 namespace {
@@ -22,8 +22,8 @@ bool IsOnDevice(const RecordFiles::Shape& shape, size_t directory) {
 
 RecordFiles::RecordFiles(const RecordLayout& layout, const Shape& shape)
     : file_bytes_(shape.directories.size(), 0),
-      split_(SplitRecords(shape.records, shape.directories.size(),
-                          shape.weights)) {
+      split_(storage::SplitRecords(shape.records, shape.directories.size(),
+                                   shape.weights)) {
   std::vector<uint64_t> begins(shape.directories.size(), 0);
   for (size_t i = 0; i < shape.directories.size(); ++i) {
     const bool is_device = IsOnDevice(shape, i);
@@ -53,10 +53,9 @@ std::vector<uint64_t> RecordFiles::BytesNeeded(
   return RecordFiles(layout, {unnamed, weights, records, slots}).file_bytes_;
 }
 
-absl::StatusOr<io::FileId> RecordFiles::OpenExtent(io::IoEngine* engine,
-                                                   const std::string& directory,
-                                                   const DeviceExtent& extent,
-                                                   uint64_t bytes) const {
+absl::StatusOr<io::FileId> RecordFiles::OpenExtent(
+    io::IoEngine* engine, const std::string& directory,
+    const storage::DeviceExtent& extent, uint64_t bytes) const {
   if (extent.extent.bytes < bytes) {
     return absl::DataLossError(absl::StrCat(
         directory, ": the job's extent of ", extent.device, " has ",

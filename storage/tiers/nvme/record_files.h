@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "storage/arrangement.h"
 #include "storage/io/io_engine.h"
-#include "storage/tiers/nvme/nvme_options.h"
 #include "storage/tiers/nvme/record_layout.h"
 
 namespace optstate::nvme {
@@ -33,8 +33,8 @@ class RecordFiles {
     absl::Span<const uint32_t> weights;  // none: equal parts
     uint32_t records = 0;
     uint32_t slots = 1;
-    absl::Span<const DeviceExtent> extents = {};  // see NvmeOptions
-    uint32_t arrangement = 0;                     // "
+    absl::Span<const storage::DeviceExtent> extents = {};  // see Arrangement
+    uint32_t arrangement = 0;                              // "
   };
 
   // Returns the bytes of each file.
@@ -75,7 +75,7 @@ class RecordFiles {
   // Opens the directory's extent. DATA_LOSS: it is too short.
   absl::StatusOr<io::FileId> OpenExtent(io::IoEngine* engine,
                                         const std::string& directory,
-                                        const DeviceExtent& extent,
+                                        const storage::DeviceExtent& extent,
                                         uint64_t bytes) const;
 
   std::vector<std::string> paths_;    // by directory

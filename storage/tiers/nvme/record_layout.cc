@@ -6,6 +6,7 @@
 #include "proto/types/array_format.h"
 #include "storage/format/checksum.h"
 #include "storage/io/io_engine.h"
+#include "storage/state_scales.h"
 
 namespace optstate::nvme {
 namespace {
@@ -62,7 +63,7 @@ bool RecordLayout::HasPart(const SubGroup& sub_group, int part) const {
   const int k = (part - storage::kStatePart0) % kStateArraysMax;
   if (!layout_->has_state_array(k, sub_group.group)) return false;
   return part < storage::kScalePart0 ||
-         ArrayFormat(*layout_, k) == StateFormat::kDynamic8;
+         storage::HasScales(ArrayFormat(*layout_, k));
 }
 
 RecordLayout::Place RecordLayout::MakePlace(const SubGroup& sub_group) const {

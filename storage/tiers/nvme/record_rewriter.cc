@@ -6,7 +6,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
-#include "storage/tiers/nvme/record_split.h"
+#include "storage/record_split.h"
+#include "storage/swap_sizes.h"
 
 namespace optstate::nvme {
 namespace {
@@ -19,8 +20,9 @@ constexpr uint64_t kBatchBytesMax = uint64_t{32} << 20;
 }  // namespace
 
 RecordRewriter::RecordRewriter(StoreContext* context,
-                               const RewriteTarget* target,
-                               DurableCommit durable, bool keeps_frames)
+                               const storage::RewriteTarget* target,
+                               storage::DurableCommit durable,
+                               bool keeps_frames)
     : context_(*context),
       target_(*target),
       durable_(std::move(durable)),
@@ -30,7 +32,7 @@ RecordRewriter::RecordRewriter(StoreContext* context,
       layout_(target->layout, &sub_groups_, context->holds_parameters()),
       weights_(target->arrangement.weights.empty()
                    ? std::vector<uint32_t>()
-                   : SmallestWeights(target->arrangement.weights)),
+                   : storage::SmallestWeights(target->arrangement.weights)),
       table_(target->table) {}
 
 FrameTable::Shape RecordRewriter::ShapeOf() const {
@@ -39,7 +41,7 @@ FrameTable::Shape RecordRewriter::ShapeOf() const {
   shape.records = sub_groups_.size();
   shape.checksums = layout_.checksum_count();
   // Frames of another size are made when the job has its next layout.
-  shape.frames = keeps_frames_ ? context_.frames() : kNvmeFramesMin;
+  shape.frames = keeps_frames_ ? context_.frames() : storage::kSwapFramesMin;
   shape.frame_bytes = layout_.frame_bytes();
   shape.slots = context_.slots;
   shape.paths = static_cast<uint32_t>(target_.arrangement.directories.size());
@@ -85,7 +87,7 @@ bool RecordRewriter::Counts(uint32_t record, uint32_t slot) const {
 }
 
 absl::Status RecordRewriter::Write(Progress progress) {
-  OPTSTATE_RETURN_IF_ERROR(CheckWeights(
+  OPTSTATE_RETURN_IF_ERROR(storage::CheckWeights(
       target_.arrangement.weights, target_.arrangement.directories.size()));
   OPTSTATE_RETURN_IF_ERROR(CheckLayouts());
   OPTSTATE_RETURN_IF_ERROR(RecordFiles::Remove(&context_.engine,
@@ -99,7 +101,7 @@ absl::Status RecordRewriter::Write(Progress progress) {
 // A file that cannot be removed takes space until records are written anew,
 // which removes it first, or the job is deleted.
 void RecordRewriter::Remove(io::IoEngine* engine,
-                            const Arrangement& arrangement) {
+                            const storage::Arrangement& arrangement) {
   RecordFiles::Remove(engine, arrangement.directories, arrangement.number)
       .IgnoreError();
   DurableLog::RemoveNext(engine, arrangement.directories[0], arrangement.number)
@@ -238,7 +240,7 @@ absl::Status RecordRewriter::WriteLog() {
           target_.arrangement.number));
   absl::Status status;
   if (durable_.generation != 0) {
-    DurableCommit commit = durable_;
+    storage::DurableCommit commit = durable_;
     commit.paths = shape.paths;
     commit.weights = weights_;
     commit.job = target_.job;

@@ -10,11 +10,13 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "proto/types/layout.h"
 #include "proto/types/sub_groups.h"
+#include "storage/arrangement.h"
+#include "storage/durable_commit.h"
 #include "storage/io/io_engine.h"
+#include "storage/record_rewrite.h"
 #include "storage/tiers/nvme/durable_log.h"
 #include "storage/tiers/nvme/frame_table.h"
 #include "storage/tiers/nvme/nvme_options.h"
@@ -23,30 +25,6 @@
 #include "storage/tiers/nvme/store_context.h"
 
 namespace optstate::nvme {
-
-// The arrangement and the layout for which a job's records are written anew.
-struct RewriteTarget {
-  // The layout is the job's, or extends it. All that is pointed to outlives the
-  // use of this.
-  const Layout* layout = nullptr;
-  uint64_t sub_group_elements = 0;
-  // Its number is that of the present arrangement plus 1.
-  Arrangement arrangement;
-  // The text of the last durable commit as the new arrangement has it; of a job
-  // without one it is not used. `job_bytes` is the room for later ones.
-  std::string job;
-  uint64_t job_bytes = 0;
-  // A frame table of zeros (NvmeSizes::table), to which the next one is
-  // written.
-  absl::Span<std::byte> table;
-};
-
-// How far the records of a store have been written anew.
-struct RewriteState {
-  uint64_t bytes = 0;        // written
-  uint64_t bytes_total = 0;  // 0: not known yet
-  absl::Duration elapsed;
-};
 
 // Writes all records of a store to files of another arrangement, with a frame
 // table and, of a durable job, commits of their own. What the job has until
@@ -66,8 +44,8 @@ class RecordRewriter {
   // durable commit, of generation 0 if there is none. `keeps_frames`: the next
   // table names the frames that the present one names; else each record must be
   // on disk as it is in memory.
-  RecordRewriter(StoreContext* context, const RewriteTarget* target,
-                 DurableCommit durable, bool keeps_frames);
+  RecordRewriter(StoreContext* context, const storage::RewriteTarget* target,
+                 storage::DurableCommit durable, bool keeps_frames);
 
   // Is told the bytes of records that are written, and of all that are to be:
   // before the first of them, and after each few.
@@ -79,7 +57,8 @@ class RecordRewriter {
   // DATA_LOSS: a record is damaged; INTERNAL: the layouts do not fit.
   absl::Status Write(Progress progress);
   // Removes what Write() has written to this arrangement.
-  static void Remove(io::IoEngine* engine, const Arrangement& arrangement);
+  static void Remove(io::IoEngine* engine,
+                     const storage::Arrangement& arrangement);
   // Returns the bytes of records that were written.
   uint64_t bytes() const { return bytes_; }
 
@@ -109,8 +88,8 @@ class RecordRewriter {
   absl::Status Run(absl::Span<io::IoRequest> requests);
 
   StoreContext& context_;
-  const RewriteTarget& target_;
-  const DurableCommit durable_;
+  const storage::RewriteTarget& target_;
+  const storage::DurableCommit durable_;
   const bool keeps_frames_;
   const SubGroupTable sub_groups_;
   const RecordLayout layout_;

@@ -13,9 +13,10 @@
 #include "proto/types/status_macros.h"
 #include "proto/types/sub_groups.h"
 #include "storage/io/io_engine.h"
+#include "storage/record_split.h"
+#include "storage/swap_sizes.h"
 #include "storage/tiers/nvme/record_files.h"
 #include "storage/tiers/nvme/record_layout.h"
-#include "storage/tiers/nvme/record_split.h"
 
 namespace optstate::nvme {
 namespace {
@@ -33,9 +34,9 @@ absl::StatusOr<std::unique_ptr<DurableLog>> OpenExistingLog(
 
 }  // namespace
 
-NvmeSizes StoreOpener::SizesOf(const Layout& layout,
-                               uint64_t sub_group_elements,
-                               const NvmeSizeOptions& options) {
+storage::SwapSizes StoreOpener::SizesOf(const Layout& layout,
+                                        uint64_t sub_group_elements,
+                                        const NvmeSizeOptions& options) {
   const SubGroupTable sub_groups(&layout, sub_group_elements,
                                  SubGroupTable::CutOf(layout));
   const RecordLayout records(&layout, &sub_groups, options.holds_parameters);
@@ -43,8 +44,8 @@ NvmeSizes StoreOpener::SizesOf(const Layout& layout,
   shape.records = sub_groups.size();
   shape.checksums = records.checksum_count();
   shape.slots = options.is_durable ? 2 : 1;
-  shape.weights = SmallestWeights(options.weights);
-  NvmeSizes sizes;
+  shape.weights = storage::SmallestWeights(options.weights);
+  storage::SwapSizes sizes;
   sizes.frame = records.frame_bytes();
   sizes.section = records.section_bytes_max();
   sizes.records = shape.records;
@@ -84,13 +85,15 @@ FrameTable::Shape StoreOpener::ShapeOf() const {
 }
 
 // Takes the weights of a job that exists, or those given for a new one.
-absl::Status StoreOpener::ChooseWeights(const DurableCommit* restored) {
+absl::Status StoreOpener::ChooseWeights(
+    const storage::DurableCommit* restored) {
   const NvmeOptions& options = context_.options;
   const absl::Span<const uint32_t> given = options.weights;
-  OPTSTATE_RETURN_IF_ERROR(CheckWeights(given, options.directories.size()));
+  OPTSTATE_RETURN_IF_ERROR(
+      storage::CheckWeights(given, options.directories.size()));
   const bool is_made = FrameTable::IsMade(options.table);
   if (!is_made && restored == nullptr) {
-    context_.weights = SmallestWeights(given);
+    context_.weights = storage::SmallestWeights(given);
     return absl::OkStatus();
   }
   if (is_made) {
@@ -99,33 +102,36 @@ absl::Status StoreOpener::ChooseWeights(const DurableCommit* restored) {
   } else {
     context_.weights = restored->weights;
   }
-  if (given.empty() || SmallestWeights(given) == context_.weights) {
+  if (given.empty() || storage::SmallestWeights(given) == context_.weights) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrCat(
       options.directories[0],
       ": the job's records are split over its directories by ",
-      WeightsText(context_.weights), ", not by ", WeightsText(given),
+      storage::WeightsText(context_.weights), ", not by ",
+      storage::WeightsText(given),
       ": optctl set job NAME directory_weights= splits them anew"));
 }
 
-absl::Status StoreOpener::Open(const DurableCommit* restored) {
+absl::Status StoreOpener::Open(const storage::DurableCommit* restored) {
   OPTSTATE_RETURN_IF_ERROR(ChooseWeights(restored));
   const NvmeOptions& options = context_.options;
   const FrameTable::Shape shape = ShapeOf();
-  if (shape.frames < kNvmeFramesMin) {
+  if (shape.frames < storage::kSwapFramesMin) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a host budget of ", options.frames.size(), " bytes has room for ",
         shape.frames, " records of ", shape.frame_bytes,
-        " bytes; it must hold ", kNvmeFramesMin, ": raise host_budget to ",
-        kNvmeFramesMin * shape.frame_bytes, " or make sub_group_size smaller"));
+        " bytes; it must hold ", storage::kSwapFramesMin,
+        ": raise host_budget to ", storage::kSwapFramesMin * shape.frame_bytes,
+        " or make sub_group_size smaller"));
   }
   if (context_.holds_parameters() &&
       options.parameter_cache_bytes <
-          kNvmeCacheSectionsMin * context_.record_layout.section_bytes_max()) {
+          storage::kSwapCacheSectionsMin *
+              context_.record_layout.section_bytes_max()) {
     return absl::InvalidArgumentError(
         absl::StrCat("a parameter cache of ", options.parameter_cache_bytes,
-                     " bytes: it must hold ", kNvmeCacheSectionsMin,
+                     " bytes: it must hold ", storage::kSwapCacheSectionsMin,
                      " times the parameters of a record, ",
                      context_.record_layout.section_bytes_max(), " bytes"));
   }
@@ -144,7 +150,7 @@ absl::Status StoreOpener::Open(const DurableCommit* restored) {
   return absl::OkStatus();
 }
 
-void StoreOpener::MakeTable(const DurableCommit* restored) {
+void StoreOpener::MakeTable(const storage::DurableCommit* restored) {
   context_.table.Make(ShapeOf());
   if (restored == nullptr) return;
   for (uint32_t i = 0; i < context_.records(); ++i) {
@@ -159,7 +165,7 @@ void StoreOpener::MakeTable(const DurableCommit* restored) {
 }
 
 absl::Status StoreOpener::OpenFiles(bool is_new,
-                                    const DurableCommit* restored) {
+                                    const storage::DurableCommit* restored) {
   io::IoEngine* const engine = &context_.engine;
   const absl::Span<const std::string> directories =
       context_.options.directories;
@@ -229,7 +235,7 @@ absl::Status StoreOpener::OpenLog(bool is_new) {
     return log.status();
   }
   context_.log = *std::move(log);
-  const DurableCommit& last = context_.log->last();
+  const storage::DurableCommit& last = context_.log->last();
   if (last.generation != 0 &&
       last.incarnation != context_.options.incarnation) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -240,13 +246,14 @@ absl::Status StoreOpener::OpenLog(bool is_new) {
   if (last.generation != 0 && last.weights != context_.weights) {
     return absl::DataLossError(absl::StrCat(
         directories[0], "/commits is of records that are split by ",
-        WeightsText(last.weights), ", frame_table of ones by ",
-        WeightsText(context_.weights)));
+        storage::WeightsText(last.weights), ", frame_table of ones by ",
+        storage::WeightsText(context_.weights)));
   }
   return context_.log->Settle();
 }
 
-absl::Status StoreOpener::CheckRestored(const DurableCommit& restored) const {
+absl::Status StoreOpener::CheckRestored(
+    const storage::DurableCommit& restored) const {
   const FrameTable::Shape shape = ShapeOf();
   if (restored.slots == shape.slots && restored.paths == shape.paths &&
       restored.places.size() == shape.records &&

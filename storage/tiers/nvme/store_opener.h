@@ -6,6 +6,8 @@
 
 #include "absl/status/status.h"
 #include "proto/types/layout.h"
+#include "storage/durable_commit.h"
+#include "storage/swap_sizes.h"
 #include "storage/tiers/nvme/committer.h"
 #include "storage/tiers/nvme/durable_log.h"
 #include "storage/tiers/nvme/frame_table.h"
@@ -22,15 +24,16 @@ namespace optstate::nvme {
 class StoreOpener {
  public:
   // See NvmeStore::SizesOf().
-  static NvmeSizes SizesOf(const Layout& layout, uint64_t sub_group_elements,
-                           const NvmeSizeOptions& options);
+  static storage::SwapSizes SizesOf(const Layout& layout,
+                                    uint64_t sub_group_elements,
+                                    const NvmeSizeOptions& options);
 
   // `context` outlives this.
   explicit StoreOpener(StoreContext* context) : context_(*context) {}
 
   // Sets the context's weights, files, log and table. `restored` is null unless
   // the job goes on at a commit. Checks all before it touches any file.
-  absl::Status Open(const DurableCommit* restored);
+  absl::Status Open(const storage::DurableCommit* restored);
   // Writes records anew that may be in a cache only after a sync that failed,
   // or whose end the former engine did not see: no later sync knows of them.
   // Records in frames are made dirty, so that the next commit flushes them; the
@@ -40,13 +43,13 @@ class StoreOpener {
 
  private:
   FrameTable::Shape ShapeOf() const;
-  absl::Status ChooseWeights(const DurableCommit* restored);
-  absl::Status CheckRestored(const DurableCommit& restored) const;
-  absl::Status OpenFiles(bool is_new, const DurableCommit* restored);
+  absl::Status ChooseWeights(const storage::DurableCommit* restored);
+  absl::Status CheckRestored(const storage::DurableCommit& restored) const;
+  absl::Status OpenFiles(bool is_new, const storage::DurableCommit* restored);
   absl::Status CheckNothingDurable() const;
   absl::Status OpenLog(bool is_new);
   void RemoveOtherArrangements() const;
-  void MakeTable(const DurableCommit* restored);
+  void MakeTable(const storage::DurableCommit* restored);
   absl::Status RewriteRecord(uint32_t record, uint32_t slot,
                              std::byte* buffer) const;
 

@@ -1,4 +1,4 @@
-#include "storage/device/device_format.h"
+#include "storage/block_device/device_format.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -14,8 +14,8 @@
 #include "absl/time/time.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
-#include "storage/device/device.h"
-#include "storage/device/extents.h"
+#include "storage/block_device/device.h"
+#include "storage/block_device/extents.h"
 
 namespace optstate::storage {
 namespace {

@@ -1,4 +1,4 @@
-#include "storage/device/extents.h"
+#include "storage/block_device/extents.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "storage/device/superblock.h"
+#include "storage/block_device/superblock.h"
 
 #include <algorithm>
 #include <cstring>

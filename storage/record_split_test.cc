@@ -1,4 +1,4 @@
-#include "storage/tiers/nvme/record_split.h"
+#include "storage/record_split.h"
 
 #include <cmath>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "storage/io/test_seed.h"
 
-namespace optstate::nvme {
+namespace optstate::storage {
 namespace {
 
 using Weights = std::vector<uint32_t>;
@@ -101,4 +101,4 @@ TEST(RecordSplitTest, WeightsThatDoNotFitAreRefused) {
 }
 
 }  // namespace
-}  // namespace optstate::nvme
+}  // namespace optstate::storage

@@ -1,5 +1,5 @@
-#ifndef OPTSTATE_STORAGE_DEVICE_SUPERBLOCK_H_
-#define OPTSTATE_STORAGE_DEVICE_SUPERBLOCK_H_
+#ifndef OPTSTATE_STORAGE_BLOCK_DEVICE_SUPERBLOCK_H_
+#define OPTSTATE_STORAGE_BLOCK_DEVICE_SUPERBLOCK_H_
 
 #include <cstdint>
 #include <string>
@@ -39,4 +39,4 @@ absl::StatusOr<Superblock> DecodeSuperblock(absl::string_view bytes);
 
 }  // namespace optstate::storage
 
-#endif  // OPTSTATE_STORAGE_DEVICE_SUPERBLOCK_H_
+#endif  // OPTSTATE_STORAGE_BLOCK_DEVICE_SUPERBLOCK_H_

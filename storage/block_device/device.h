@@ -1,5 +1,5 @@
-#ifndef OPTSTATE_STORAGE_DEVICE_DEVICE_H_
-#define OPTSTATE_STORAGE_DEVICE_DEVICE_H_
+#ifndef OPTSTATE_STORAGE_BLOCK_DEVICE_DEVICE_H_
+#define OPTSTATE_STORAGE_BLOCK_DEVICE_DEVICE_H_
 
 #include <cstdint>
 #include <optional>
@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/types/unique_fd.h"
-#include "storage/device/superblock.h"
+#include "storage/block_device/superblock.h"
 
 namespace optstate::storage {
 
@@ -62,4 +62,4 @@ std::string HowToFormat(absl::string_view directory, absl::string_view path);
 
 }  // namespace optstate::storage
 
-#endif  // OPTSTATE_STORAGE_DEVICE_DEVICE_H_
+#endif  // OPTSTATE_STORAGE_BLOCK_DEVICE_DEVICE_H_

@@ -1,5 +1,5 @@
-#ifndef OPTSTATE_STORAGE_TIERS_NVME_RECORD_SPLIT_H_
-#define OPTSTATE_STORAGE_TIERS_NVME_RECORD_SPLIT_H_
+#ifndef OPTSTATE_STORAGE_RECORD_SPLIT_H_
+#define OPTSTATE_STORAGE_RECORD_SPLIT_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 
-namespace optstate::nvme {
+namespace optstate::storage {
 
 // The split of a job's records over its directories on disk, by weights: a
 // directory of twice the weight gets twice as many records. They are numbers in
@@ -45,6 +45,6 @@ std::vector<uint32_t> SplitRecords(uint32_t records, size_t directories,
 // Returns "3:1", or "equal parts".
 std::string WeightsText(absl::Span<const uint32_t> weights);
 
-}  // namespace optstate::nvme
+}  // namespace optstate::storage
 
-#endif  // OPTSTATE_STORAGE_TIERS_NVME_RECORD_SPLIT_H_
+#endif  // OPTSTATE_STORAGE_RECORD_SPLIT_H_

@@ -1,5 +1,5 @@
-#ifndef OPTSTATE_STORAGE_DEVICE_EXTENTS_H_
-#define OPTSTATE_STORAGE_DEVICE_EXTENTS_H_
+#ifndef OPTSTATE_STORAGE_BLOCK_DEVICE_EXTENTS_H_
+#define OPTSTATE_STORAGE_BLOCK_DEVICE_EXTENTS_H_
 
 #include <cstdint>
 #include <string>
@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/types/unique_fd.h"
-#include "storage/device/superblock.h"
+#include "storage/block_device/superblock.h"
 #include "storage/io/io_engine.h"
 
 namespace optstate::storage {
@@ -55,4 +55,4 @@ absl::StatusOr<BorrowedPart> BorrowFreePart(const std::string& directory,
 
 }  // namespace optstate::storage
 
-#endif  // OPTSTATE_STORAGE_DEVICE_EXTENTS_H_
+#endif  // OPTSTATE_STORAGE_BLOCK_DEVICE_EXTENTS_H_

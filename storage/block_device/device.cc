@@ -1,4 +1,4 @@
-#include "storage/device/device.h"
+#include "storage/block_device/device.h"
 
 #include <fcntl.h>
 #include <linux/fs.h>

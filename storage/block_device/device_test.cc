@@ -1,4 +1,4 @@
-#include "storage/device/device.h"
+#include "storage/block_device/device.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -11,8 +11,8 @@
 #include <optional>
 #include <string>
 
-#include "storage/device/device_format.h"
-#include "storage/device/extents.h"
+#include "storage/block_device/device_format.h"
+#include "storage/block_device/extents.h"
 #include "storage/disk_folder.h"
 #include "storage/testing/loop_device.h"
 

@@ -1,4 +1,4 @@
-#include "storage/tiers/nvme/record_split.h"
+#include "storage/record_split.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-namespace optstate::nvme {
+namespace optstate::storage {
 
 absl::Status CheckWeights(absl::Span<const uint32_t> weights,
                           size_t directories) {
@@ -97,4 +97,4 @@ std::string WeightsText(absl::Span<const uint32_t> weights) {
   return weights.empty() ? "equal parts" : absl::StrJoin(weights, ":");
 }
 
-}  // namespace optstate::nvme
+}  // namespace optstate::storage

@@ -1,10 +1,10 @@
-#ifndef OPTSTATE_STORAGE_DEVICE_DEVICE_FORMAT_H_
-#define OPTSTATE_STORAGE_DEVICE_DEVICE_FORMAT_H_
+#ifndef OPTSTATE_STORAGE_BLOCK_DEVICE_DEVICE_FORMAT_H_
+#define OPTSTATE_STORAGE_BLOCK_DEVICE_DEVICE_FORMAT_H_
 
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "storage/device/superblock.h"
+#include "storage/block_device/superblock.h"
 
 namespace optstate::storage {
 
@@ -21,4 +21,4 @@ absl::StatusOr<Superblock> FormatDevice(const std::string& directory,
 
 }  // namespace optstate::storage
 
-#endif  // OPTSTATE_STORAGE_DEVICE_DEVICE_FORMAT_H_
+#endif  // OPTSTATE_STORAGE_BLOCK_DEVICE_DEVICE_FORMAT_H_
