@@ -54,8 +54,8 @@ absl::Status Committer::Request(uint64_t step, absl::string_view job) {
   flushes_left_ = 0;
   for (uint32_t i = 0; i < cache_.records(); ++i) {
     const RecordPlace place = cache_.place(i);
-    cache_.record(i).must_flush =
-        place.frame != RecordPlace::kNoFrame && place.is_dirty;
+    cache_.SetMustFlush(i,
+                        place.frame != RecordPlace::kNoFrame && place.is_dirty);
     if (cache_.record(i).must_flush) ++flushes_left_;
   }
   phase_ = Phase::kFlushing;
@@ -128,7 +128,7 @@ uint32_t Committer::SlotToWrite(uint32_t record) const {
 void Committer::OnWritten(uint32_t record) {
   monitor_.mu.AssertHeld();
   if (!cache_.record(record).must_flush) return;
-  cache_.record(record).must_flush = false;
+  cache_.SetMustFlush(record, false);
   --flushes_left_;
 }
 

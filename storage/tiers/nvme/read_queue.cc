@@ -27,13 +27,12 @@ void ReadQueue::PopDemanded() {
 size_t ReadQueue::BeginPass(absl::Span<const uint8_t> wanted) {
   pass_.clear();
   for (uint32_t i = 0; i < cache_.records(); ++i) {
-    cache_.record(i).is_pending = false;
+    cache_.SetPending(i, wanted[i] != 0);
     cache_.record(i).error = absl::OkStatus();
   }
   for (const bool in_frame : {true, false}) {
     for (uint32_t i = 0; i < cache_.records(); ++i) {
       if (wanted[i] == 0 || cache_.IsInMemory(i) != in_frame) continue;
-      cache_.record(i).is_pending = true;
       pass_.push_back(i);
     }
   }

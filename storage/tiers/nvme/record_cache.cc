@@ -8,8 +8,7 @@ RecordCache::RecordCache(uint32_t frames, uint32_t records, FrameTable* table)
     : table_(*table),
       frames_(frames),
       records_(records),
-      unpinned_(frames),
-      loaded_(frames) {
+      lists_(kLists, FrameList(frames)) {
   free_.reserve(frames);
 }
 
@@ -21,7 +20,7 @@ void RecordCache::Adopt() {
     frame.state = FrameState::kReady;
     frame.record = i;
     frame.slot = place.slot;
-    unpinned_.PushBack(place.frame);
+    Enlist(place.frame);
   }
   for (auto i = static_cast<uint32_t>(frames_.size()); i > 0; --i) {
     if (frames_[i - 1].state == FrameState::kFree) free_.push_back(i - 1);
@@ -32,8 +31,7 @@ void RecordCache::Reset(uint32_t frames) {
   frames_ = std::vector<Frame>(frames);
   free_.clear();
   free_.reserve(frames);
-  unpinned_ = FrameList(frames);
-  loaded_ = FrameList(frames);
+  lists_.assign(kLists, FrameList(frames));
   writing_ = 0;
   vacated_from_ = kNoFrame;
   for (Record& record : records_) record.loaded_frame = kNoFrame;
@@ -76,47 +74,87 @@ void RecordCache::Pin(uint32_t index, storage::StateStore::Access access,
   }
   ++record.pins;
   record.is_pending = false;
-  unpinned_.Remove(place.frame);
+  Delist(place.frame);
 }
 
 bool RecordCache::Unpin(uint32_t record) {
   if (--records_[record].pins > 0) return false;
-  unpinned_.PushBack(table_.place(record).frame);
+  Enlist(table_.place(record).frame);
   return true;
 }
 
-// Says whether a frame may be used for another record. Its record is as it is
-// on disk, and no thread has it or waits for it. One that the pass is still to
-// take goes only for a record that a thread waits for: that thread may be all
-// there is to go on with the pass, or have left it half way.
-bool RecordCache::MayBeGivenUp(uint32_t frame, bool is_demanded) const {
-  const Record& record = records_[frames_[frame].record];
-  if (record.waiters > 0 || (record.is_pending && !is_demanded)) return false;
-  return frames_[frame].state == FrameState::kLoaded ||
-         (!frames_[frame].is_writing &&
-          !table_.place(frames_[frame].record).is_dirty);
+void RecordCache::SetPending(uint32_t record, bool is_pending) {
+  records_[record].is_pending = is_pending;
+  EnlistFrameOf(record);
 }
 
+void RecordCache::SetMustFlush(uint32_t record, bool must_flush) {
+  records_[record].must_flush = must_flush;
+  EnlistFrameOf(record);
+}
+
+RecordCache::List RecordCache::ListOf(uint32_t index) const {
+  const Frame& frame = frames_[index];
+  const Record& record = records_[frame.record];
+  if (frame.state == FrameState::kLoaded && !frame.is_checking) {
+    return record.is_pending ? List::kLoadedPending : List::kLoaded;
+  }
+  if (frame.state != FrameState::kReady || frame.is_writing ||
+      record.pins > 0) {
+    return List::kNone;
+  }
+  if (!table_.place(frame.record).is_dirty) {
+    return record.is_pending ? List::kCleanPending : List::kClean;
+  }
+  if (record.must_flush) return List::kFlush;
+  return record.is_pending ? List::kDirtyPending : List::kDirty;
+}
+
+void RecordCache::Enlist(uint32_t frame) {
+  const List list = ListOf(frame);
+  if (list == frames_[frame].list) return;
+  Delist(frame);
+  frames_[frame].list = list;
+  if (list != List::kNone) lists_[static_cast<size_t>(list)].PushBack(frame);
+}
+
+void RecordCache::Delist(uint32_t frame) {
+  const List list = frames_[frame].list;
+  if (list != List::kNone) lists_[static_cast<size_t>(list)].Remove(frame);
+  frames_[frame].list = List::kNone;
+}
+
+void RecordCache::EnlistFrameOf(uint32_t record) {
+  const uint32_t loaded = records_[record].loaded_frame;
+  const uint32_t frame =
+      loaded != kNoFrame ? loaded : table_.place(record).frame;
+  if (frame != kNoFrame) Enlist(frame);
+}
+
+// The record of a frame that is given up is as it is on disk, and no thread has
+// it or waits for it. One that the pass is still to take goes only for a record
+// that a thread waits for: that thread may be all there is to go on with the
+// pass, or have left it half way.
 uint32_t RecordCache::TakeFrame(bool is_demanded) {
   if (!free_.empty()) {
     const uint32_t frame = free_.back();
     free_.pop_back();
     return frame;
   }
-  for (const bool may_be_pending : {false, true}) {
-    if (may_be_pending && !is_demanded) break;
-    for (FrameList* const list : {&loaded_, &unpinned_}) {
-      for (uint32_t i = list->first(); i != FrameList::kEnd;
-           i = list->Next(i)) {
-        if (!MayBeGivenUp(i, may_be_pending)) continue;
-        list->Remove(i);
-        const uint32_t record = frames_[i].record;
-        records_[record].loaded_frame = kNoFrame;
-        RecordPlace place = table_.place(record);
-        place.frame = kNoFrame;
-        table_.SetPlace(record, place);
-        return i;
-      }
+  for (const List list : {List::kLoaded, List::kClean, List::kLoadedPending,
+                          List::kCleanPending}) {
+    if (list == List::kLoadedPending && !is_demanded) break;
+    // Each record that is passed over has a thread that waits for it.
+    for (uint32_t i = frames(list).first(); i != FrameList::kEnd;
+         i = frames(list).Next(i)) {
+      const uint32_t record = frames_[i].record;
+      if (records_[record].waiters > 0) continue;
+      Delist(i);
+      records_[record].loaded_frame = kNoFrame;
+      RecordPlace place = table_.place(record);
+      place.frame = kNoFrame;
+      table_.SetPlace(record, place);
+      return i;
     }
   }
   return kNoFrame;
@@ -137,11 +175,12 @@ void RecordCache::Assign(uint32_t index, uint32_t record) {
 
 void RecordCache::SetLoaded(uint32_t frame) {
   frames_[frame].state = FrameState::kLoaded;
-  loaded_.PushBack(frame);
+  Enlist(frame);
 }
 
 void RecordCache::DropLoaded(uint32_t frame) {
   records_[frames_[frame].record].loaded_frame = kNoFrame;
+  Delist(frame);
   frames_[frame].is_checking = false;
   frames_[frame].state = FrameState::kFree;
   free_.push_back(frame);
@@ -150,7 +189,7 @@ void RecordCache::DropLoaded(uint32_t frame) {
 void RecordCache::BeginCheck(uint32_t record) {
   const uint32_t frame = records_[record].loaded_frame;
   frames_[frame].is_checking = true;
-  loaded_.Remove(frame);
+  Delist(frame);
 }
 
 void RecordCache::EndCheck(uint32_t index) {
@@ -163,7 +202,7 @@ void RecordCache::EndCheck(uint32_t index) {
   place.frame = frame;
   place.is_dirty = frames_[frame].is_fresh;
   table_.SetPlace(index, place);
-  unpinned_.PushBack(frame);
+  Enlist(frame);
 }
 
 bool RecordCache::IsWritable(uint32_t record) const {
@@ -175,11 +214,13 @@ bool RecordCache::IsWritable(uint32_t record) const {
 void RecordCache::BeginWrite(uint32_t frame, uint32_t slot) {
   frames_[frame].slot = slot;
   frames_[frame].is_writing = true;
+  Delist(frame);
   ++writing_;
 }
 
 void RecordCache::EndWrite(uint32_t frame) {
   frames_[frame].is_writing = false;
+  Enlist(frame);
   --writing_;
 }
 
@@ -188,6 +229,7 @@ void RecordCache::SetWritten(uint32_t frame) {
                                           .slot = frames_[frame].slot,
                                           .is_on_disk = true,
                                           .is_dirty = false});
+  Enlist(frame);
 }
 
 // A frame that is being given up is not written again; what it had is lost with
@@ -198,6 +240,7 @@ void RecordCache::SetDamaged(uint32_t record, uint32_t slot) {
   if (place.is_dirty || !place.is_on_disk || place.slot != slot) return;
   place.is_dirty = true;
   table_.SetPlace(record, place);
+  Enlist(place.frame);
 }
 
 }  // namespace optstate::nvme

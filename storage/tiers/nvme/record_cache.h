@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_STORAGE_TIERS_NVME_RECORD_CACHE_H_
 #define OPTSTATE_STORAGE_TIERS_NVME_RECORD_CACHE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -18,7 +19,8 @@ namespace optstate::nvme {
 // Invariants:
 // - A frame is free, or of one record. It is kReady exactly when the place of
 //   its record names it; before that the record names it as loaded_frame.
-// - `unpinned` has the frames that are kReady and whose record has no pin.
+// - A frame is in one list, or in none: that of its kind (List) when its record
+//   has no pin, and it is neither being written nor checked.
 // - A frame is given up only when its record is on disk as it is in the frame,
 //   and the place no longer names it before another record has it.
 // - A record with a pin for writing is dirty, and is not being written.
@@ -32,6 +34,19 @@ class RecordCache {
  public:
   static constexpr uint32_t kNoFrame = RecordPlace::kNoFrame;
 
+  // Frames are looked for by what may be done with them, so that no search goes
+  // past frames that do not count, of which there may be thousands. "Pending":
+  // the pass is still to take the frame's record.
+  enum class List : uint8_t {
+    kLoaded,  // read, and not checked yet
+    kLoadedPending,
+    kClean,  // as on disk
+    kCleanPending,
+    kDirty,  // newer than on disk
+    kDirtyPending,
+    kFlush,  // newer than on disk, and part of the commit that is being made
+    kNone,
+  };
   enum class FrameState : uint8_t {
     kFree,
     kReading,
@@ -45,6 +60,7 @@ class RecordCache {
     bool is_checking = false;  // kLoaded: a thread is at it
     bool is_summing = false;   // kReady: a thread takes checksums
     bool has_sums = false;     // kReady: its checksums are those of its bytes
+    List list = List::kNone;   // that the frame is in
     uint8_t attempts = 0;
     uint32_t slot = 0;  // that is being read or written
     uint32_t record = 0;
@@ -55,10 +71,11 @@ class RecordCache {
     uint32_t waiters = 0;  // threads that wait to pin it
     // The frame that is being read for it, or has been and is not checked.
     uint32_t loaded_frame = kNoFrame;
-    bool is_pending = false;   // in the pass, and not taken yet
+    bool is_pending = false;   // in the pass, and not taken yet: SetPending()
     bool is_demanded = false;  // some thread waits for it
-    bool must_flush = false;   // part of the commit that is being made
-    bool is_of_pass = false;   // pinned by the pass, for writing
+    // Part of the commit that is being made: SetMustFlush().
+    bool must_flush = false;
+    bool is_of_pass = false;  // pinned by the pass, for writing
     // A thread waits for it and gives it new values: it is not to be read.
     bool is_overwritten = false;
     absl::Status error;  // of the last attempt to read it
@@ -87,6 +104,8 @@ class RecordCache {
            bool is_of_pass);
   // Returns whether that was the record's last pin.
   bool Unpin(uint32_t record);
+  void SetPending(uint32_t record, bool is_pending);
+  void SetMustFlush(uint32_t record, bool must_flush);
 
   // Returns a frame for another record: a free one, or that of the record which
   // was used longest ago and may be given up. Those that the pass is still to
@@ -123,19 +142,26 @@ class RecordCache {
 
   // Returns the number of frames that are being written.
   uint32_t writing() const { return writing_; }
-  // Frames that nothing has pinned, the one used longest ago first.
-  const FrameList& unpinned() const { return unpinned_; }
+  // Returns the frames of a kind, the one used longest ago first.
+  const FrameList& frames(List list) const {
+    return lists_[static_cast<size_t>(list)];
+  }
 
  private:
-  bool MayBeGivenUp(uint32_t frame, bool is_demanded) const;
+  static constexpr size_t kLists = static_cast<size_t>(List::kNone);
+
+  // Returns the list that a frame belongs to.
+  List ListOf(uint32_t frame) const;
+  // Puts a frame at the end of its list, unless it belongs to none or is there.
+  void Enlist(uint32_t frame);
+  void Delist(uint32_t frame);
+  void EnlistFrameOf(uint32_t record);
 
   FrameTable& table_;
   std::vector<Frame> frames_;
   std::vector<Record> records_;
   std::vector<uint32_t> free_;
-  FrameList unpinned_;
-  // Frames that are kLoaded and that no thread is checking, oldest first.
-  FrameList loaded_;
+  std::vector<FrameList> lists_;
   uint32_t writing_ = 0;
   uint32_t vacated_from_ = kNoFrame;
 };

@@ -18,6 +18,7 @@ namespace optstate::nvme {
 namespace {
 
 using Access = storage::StateStore::Access;
+using List = RecordCache::List;
 
 constexpr uint32_t kRecords = 6;
 constexpr uint32_t kFrames = 3;
@@ -128,8 +129,8 @@ TEST_F(RecordCacheTest, GivesUpNoRecordPinnedOrWaitedFor) {
 
 TEST_F(RecordCacheTest, GivesUpRecordsOfThePassLastAndOnDemandOnly) {
   Fill();
-  cache_.record(0).is_pending = true;
-  cache_.record(1).is_pending = true;
+  cache_.SetPending(0, true);
+  cache_.SetPending(1, true);
   const uint32_t done = cache_.place(2).frame;
   EXPECT_EQ(StartRead(3, /*is_demanded=*/false), done);
   EXPECT_EQ(StartRead(4, /*is_demanded=*/false), kNoFrame);
@@ -191,7 +192,7 @@ TEST_F(RecordCacheTest, AFrameThatIsWrittenOrSummedIsReadOnly) {
   EXPECT_FALSE(cache_.MayPin(0, Access::kWrite));
   EXPECT_TRUE(cache_.MayPin(0, Access::kRead));
   frame.is_writing = false;
-  cache_.record(0).must_flush = true;
+  cache_.SetMustFlush(0, true);
   EXPECT_FALSE(cache_.MayPin(0, Access::kWrite));
   EXPECT_TRUE(cache_.MayPin(0, Access::kRead));
 }
@@ -207,10 +208,11 @@ TEST_F(RecordCacheTest, AdoptsWhatIsInFrames) {
     const uint32_t frame = next.place(record).frame;
     EXPECT_EQ(frame, cache_.place(record).frame);
     EXPECT_EQ(next.frame(frame).record, record);
-    EXPECT_TRUE(next.unpinned().Has(frame));
+    EXPECT_TRUE(next.frames(List::kClean).Has(frame));
   }
   // The frame that is free goes first.
-  EXPECT_FALSE(next.unpinned().Has(next.TakeFrame(/*is_demanded=*/true)));
+  EXPECT_EQ(next.frame(next.TakeFrame(/*is_demanded=*/true)).state,
+            RecordCache::FrameState::kFree);
   EXPECT_TRUE(next.IsInMemory(1));
   EXPECT_TRUE(next.IsInMemory(2));
 }
@@ -245,7 +247,7 @@ TEST_F(RecordCacheTest, APassBeginsWithWhatIsInMemory) {
   EXPECT_NE(StartRead(0), kNoFrame);
   EXPECT_EQ(queue_.NextAhead(), 5U);
   EXPECT_TRUE(queue_.NeedsFrames());
-  cache_.record(5).is_pending = false;
+  cache_.SetPending(5, false);
   EXPECT_EQ(queue_.NextAhead(), ReadQueue::kNone);
   EXPECT_FALSE(queue_.NeedsFrames());
 }
@@ -271,6 +273,28 @@ TEST_F(RecordCacheTest, KnowsWhetherEachPassIsCommitted) {
   }
 }
 
+// With a search through the frames of the pass this would take minutes.
+TEST_F(RecordCacheTest, ManyFramesOfThePassAreNotSearched) {
+  constexpr uint32_t kMany = 1 << 18;
+  FrameTable::Shape shape = ShapeOf();
+  shape.records = shape.frames = kMany;
+  std::vector<uint64_t> words(
+      FrameTable::BytesNeeded(shape) / sizeof(uint64_t) + 1);
+  FrameTable table({reinterpret_cast<std::byte*>(words.data()),
+                    words.size() * sizeof(uint64_t)});
+  table.Make(shape);
+  for (uint32_t i = 0; i < kMany; ++i) {
+    table.SetPlace(i, {.frame = i, .slot = 0, .is_on_disk = true});
+  }
+  RecordCache cache(kMany, kMany, &table);
+  cache.Adopt();
+  for (uint32_t i = 0; i < kMany; ++i) cache.SetPending(i, true);
+  for (uint32_t i = 0; i < kMany; ++i) {
+    ASSERT_EQ(cache.TakeFrame(/*is_demanded=*/false), kNoFrame);
+  }
+  EXPECT_EQ(cache.TakeFrame(/*is_demanded=*/true), 0u);
+}
+
 // A random program against the promises of the header: every frame is found
 // again, and none is given up whose bytes would be lost.
 TEST_F(RecordCacheTest, RandomUsesLoseNoFrame) {
@@ -283,7 +307,10 @@ TEST_F(RecordCacheTest, RandomUsesLoseNoFrame) {
     RecordCache::Record& state = cache_.record(record);
     const uint32_t frame = cache_.place(record).frame;
     const bool is_ready = frame != kNoFrame;
-    switch (random() % 6) {
+    switch (random() % 7) {
+      case 6:
+        cache_.SetPending(record, random() % 2 == 0);
+        break;
       case 0:
         if (!cache_.IsInMemory(record)) StartRead(record, random() % 2 == 0);
         break;
@@ -338,7 +365,17 @@ TEST_F(RecordCacheTest, RandomUsesLoseNoFrame) {
       }
       ASSERT_TRUE(used.insert(ready != kNoFrame ? ready : loaded).second);
       if (ready == kNoFrame) continue;
-      ASSERT_EQ(cache_.unpinned().Has(ready), cache_.record(r).pins == 0);
+      const bool is_writing = writing.count(r) > 0;
+      ASSERT_EQ(cache_.frame(ready).list == List::kNone,
+                cache_.record(r).pins > 0 || is_writing);
+      const bool is_dirty = cache_.place(r).is_dirty;
+      const bool is_pending = cache_.record(r).is_pending;
+      EXPECT_EQ(cache_.frames(List::kClean).Has(ready) ||
+                    cache_.frames(List::kCleanPending).Has(ready),
+                cache_.record(r).pins == 0 && !is_writing && !is_dirty);
+      EXPECT_EQ(cache_.frames(List::kDirtyPending).Has(ready) ||
+                    cache_.frames(List::kCleanPending).Has(ready),
+                cache_.record(r).pins == 0 && !is_writing && is_pending);
     }
   }
   // All frames can be had in the end.

@@ -50,12 +50,8 @@ void Swapper::set_reads_parameters(bool reads_parameters) {
 void Swapper::Flush() {
   monitor_.mu.AssertHeld();
   if (!committer_.is_flushing()) return;
-  const FrameList& unpinned = cache_.unpinned();
-  for (uint32_t i = unpinned.first(); i != FrameList::kEnd;
-       i = unpinned.Next(i)) {
-    const uint32_t record = cache_.frame(i).record;
-    if (MayBeWritten(record, /*is_demanded=*/false)) StartWrite(record);
-  }
+  StartWrites(RecordCache::List::kFlush, /*is_demanded=*/false,
+              cache_.records());
 }
 
 bool Swapper::is_vacating() const {
@@ -73,12 +69,11 @@ bool Swapper::is_vacating() const {
 void Swapper::Vacate() {
   monitor_.mu.AssertHeld();
   if (cache_.vacated_from() == RecordCache::kNoFrame) return;
-  const FrameList& unpinned = cache_.unpinned();
-  for (uint32_t i = unpinned.first(); i != FrameList::kEnd;
-       i = unpinned.Next(i)) {
-    if (i < cache_.vacated_from()) continue;
-    const uint32_t record = cache_.frame(i).record;
-    if (MayBeWritten(record, /*is_demanded=*/true)) StartWrite(record);
+  for (const auto list :
+       {RecordCache::List::kDirty, RecordCache::List::kDirtyPending,
+        RecordCache::List::kFlush}) {
+    StartWrites(list, /*is_demanded=*/true, cache_.records(),
+                cache_.vacated_from());
   }
 }
 
@@ -158,15 +153,23 @@ void Swapper::WriteBehind() {
   monitor_.mu.AssertHeld();
   if (committer_.is_committing()) return;
   const size_t wanted = queue_.CountWanted(kWritesMax);
-  const FrameList& unpinned = cache_.unpinned();
-  for (const bool is_demanded : {false, true}) {
-    if (is_demanded && (queue_.demanded() == 0 || cache_.writing() > 0)) return;
-    for (uint32_t i = unpinned.first();
-         i != FrameList::kEnd && cache_.writing() < wanted;
-         i = unpinned.Next(i)) {
-      const uint32_t record = cache_.frame(i).record;
-      if (MayBeWritten(record, is_demanded)) StartWrite(record);
-    }
+  StartWrites(RecordCache::List::kDirty, /*is_demanded=*/false, wanted);
+  if (queue_.demanded() == 0 || cache_.writing() > 0) return;
+  StartWrites(RecordCache::List::kDirtyPending, /*is_demanded=*/true, wanted);
+}
+
+// Those that are passed over are being read by others. A frame leaves the list
+// as its write begins.
+void Swapper::StartWrites(RecordCache::List list, bool is_demanded,
+                          size_t writing_max, uint32_t from_frame) {
+  const FrameList& frames = cache_.frames(list);
+  uint32_t next = frames.first();
+  while (next != FrameList::kEnd && cache_.writing() < writing_max) {
+    const uint32_t frame = next;
+    next = frames.Next(frame);
+    if (frame < from_frame) continue;
+    const uint32_t record = cache_.frame(frame).record;
+    if (MayBeWritten(record, is_demanded)) StartWrite(record);
   }
 }
 

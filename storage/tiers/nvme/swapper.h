@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_STORAGE_TIERS_NVME_SWAPPER_H_
 #define OPTSTATE_STORAGE_TIERS_NVME_SWAPPER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -76,6 +77,11 @@ class Swapper {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
   void SubmitRead(uint32_t frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
   void CompleteRead(uint32_t frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
+  // Begins writes of the frames of a list, from a frame on, until so many are
+  // being written.
+  void StartWrites(RecordCache::List list, bool is_demanded, size_t writing_max,
+                   uint32_t from_frame = 0)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
   bool MayBeWritten(uint32_t record, bool is_demanded) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
   void StartWrite(uint32_t record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
