@@ -35,6 +35,7 @@ class Setting:
     optimizer: str
     options: dict[str, Any]
     uses_ddp: bool
+    across_nodes: str  # of several nodes
     folder: str  # of the checkpoints, and where the ranks meet
     start: str = ""  # the checkpoint that a new job begins with
 
@@ -73,6 +74,10 @@ def digest(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def _save(path: pathlib.Path, step: int, model: Model, optimizer: Any) -> None:
+    """Saves a checkpoint by rank 0. Collective."""
+    optimizer.consolidate_state_dict(to=0)
+    if torch.distributed.get_rank():
+        return
     saved = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(saved, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
@@ -109,7 +114,7 @@ def train(connection: Any, rank: int, setting: Setting, meeting: str) -> str:
         model.load_state_dict(start["model"])
     options = dict(setting.options)
     if len(setting.endpoints) > 1:
-        options["across_nodes"] = "replicated"
+        options["across_nodes"] = setting.across_nodes
     trained: torch.nn.Module = model
     if setting.uses_ddp:
         trained = torch.nn.parallel.DistributedDataParallel(model)
@@ -137,8 +142,9 @@ def train(connection: Any, rank: int, setting: Setting, meeting: str) -> str:
         optimizer.step()
         taken = begin + optimizer.committed_step
         say(connection, ("stepped", taken, digest(parameters)))
-        if rank == 0 and taken % STEPS_PER_CHECKPOINT == 1:
+        if taken % STEPS_PER_CHECKPOINT == 1:
             _save(pathlib.Path(setting.folder) / "checkpoint.pt", taken, model, optimizer)
+    optimizer.consolidate_state_dict(to=None)
     entries = optimizer.state_dict()["state"]
     state = digest([value for _, entry in sorted(entries.items()) for value in entry.values()])
     optimizer.close()
