@@ -57,10 +57,13 @@ def stops_before_deciding(connection, rank, optimizer, at=3):
     decide = session.decide
 
     def stopping(step, *rest):
-        if step == at and rank != 0:
+        if step != at:
+            return decide(step, *rest)
+        session.decide = decide  # once
+        if rank != 0:
             _stop(connection)
         outcome = decide(step, *rest)
-        if step == at and rank == 0:
+        if rank == 0:
             _stop(connection)
         return outcome
 

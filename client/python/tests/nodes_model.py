@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from optstate._torch.nodes import resolution
 from optstate._torch.nodes.resolution import Position, Step, Verdict
-from optstate.job_position import NodesNorm
+from optstate.job_position import NodesNorm, noted_digest
 
 STEP = 1
 GENERATIONS = 3
@@ -103,9 +103,11 @@ def take(node: Node, step: Step, verdict: Verdict) -> Node:
     if verdict is Verdict.ABORT:
         return dataclasses.replace(node, prepared=None)
     found_inf = verdict is Verdict.SKIP or prepared.found_inf
-    return dataclasses.replace(
-        node, prepared=None, committed=dataclasses.replace(prepared, found_inf=found_inf)
-    )
+    committed = dataclasses.replace(prepared, found_inf=found_inf)
+    if prepared.norm is not None:
+        digest = noted_digest(prepared.digest, prepared.norm)
+        committed = dataclasses.replace(committed, digest=digest)
+    return dataclasses.replace(node, prepared=None, committed=committed)
 
 
 def moves(world: World, scenario: Scenario) -> Iterator[World]:
@@ -301,9 +303,11 @@ def check(world: World, scenario: Scenario) -> None:
     taken, digests = set(), set()
     for kind, node in zip(kinds, world.nodes):
         if node.committed.step == STEP:
-            attempt = node.committed.digest // _OF_ATTEMPT
+            digest, norm = node.committed.digest, node.committed.norm
+            if norm is not None:
+                digest = noted_digest(digest, norm)  # as it was prepared
             found_inf = node.committed.found_inf
-            taken.add((attempt, found_inf, None if found_inf else node.committed.norm))
+            taken.add((digest // _OF_ATTEMPT, found_inf, None if found_inf else norm))
             assert not scenario.is_split or found_inf or node.committed.norm, f"no norm: {world}"
             digests.add((kind, node.committed.digest))
     assert len(taken) <= 1, f"a step was taken in two ways, or of two attempts: {world}"
