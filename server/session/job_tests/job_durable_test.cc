@@ -195,7 +195,7 @@ TEST(JobDurabilityTest, MemoryOfAFormerStartOfTheMachineIsGivenUp) {
   Train(&job, 1, 2);
   const std::string state = job.StateBytes();
   job.Close();
-  std::filesystem::resize_file(job.directory() + "/state/exp_avg.f32", 0);
+  std::filesystem::resize_file(job.directory() + "/state/control", 100);
   std::ofstream(job.directory() + "/boot") << "another\n";
   ASSERT_EQ(job.Open(), absl::OkStatus());
   job.AttachAll();
