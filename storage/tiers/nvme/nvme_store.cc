@@ -45,11 +45,14 @@ absl::StatusOr<std::unique_ptr<NvmeStore>> NvmeStore::Open(
   OPTSTATE_RETURN_IF_ERROR(opener.Open(restored));
   {
     const absl::MutexLock lock(&store->monitor_.mu);
-    store->cache_.Adopt();
     store->committer_.Adopt();
   }
   OPTSTATE_RETURN_IF_ERROR(
       opener.RewriteUnsynced(&store->monitor_, store->committer_));
+  {
+    const absl::MutexLock lock(&store->monitor_.mu);
+    store->cache_.Adopt();
+  }
   OPTSTATE_RETURN_IF_ERROR(store->parameters_.Open());
   store->io_thread_.Start();
   return store;

@@ -81,7 +81,8 @@ class RecordCache {
     absl::Status error;  // of the last attempt to read it
   };
 
-  // `table` outlives this.
+  // `table` outlives this, and nothing else changes it between Adopt() or
+  // Reset() and the next one: the lists would not know.
   RecordCache(uint32_t frames, uint32_t records, FrameTable* table);
   // Takes over what a former engine left in frames.
   void Adopt();

@@ -37,7 +37,8 @@ class StoreOpener {
   // Writes records anew that may be in a cache only after a sync that failed,
   // or whose end the former engine did not see: no later sync knows of them.
   // Records in frames are made dirty, so that the next commit flushes them; the
-  // others are written now. The rooms have adopted the table.
+  // others are written now. The committer has adopted the log, and the cache
+  // adopts the table afterwards.
   absl::Status RewriteUnsynced(StoreMonitor* monitor,
                                const Committer& committer);
 
