@@ -158,8 +158,8 @@ void Swapper::WriteBehind() {
   StartWrites(RecordCache::List::kDirtyPending, /*is_demanded=*/true, wanted);
 }
 
-// Those that are passed over are being read by others. A frame leaves the list
-// as its write begins.
+// Skips records whose slots are being read. A frame leaves the list as its
+// write begins.
 void Swapper::StartWrites(RecordCache::List list, bool is_demanded,
                           size_t writing_max, uint32_t from_frame) {
   const FrameList& frames = cache_.frames(list);
