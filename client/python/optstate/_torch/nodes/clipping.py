@@ -69,6 +69,12 @@ class Clipping:
                 sums = self._sums_of(session)
             else:
                 taken = NodesNorm(outcome.gradient_norm, outcome.clip_coefficient)
+        except errors.FailedPreconditionError:
+            error = errors.UnavailableError(
+                f"step {outcome.step} is prepared here by an engine that has died since, and with it"
+                " the sums of squares that clip the step. Nothing is lost: construct the optimizer"
+                " anew on all ranks of all nodes, which drops the step, and take it again"
+            )
         except Exception as failure:
             error = failure
         found = self._ranks.gather((taken, sums))
