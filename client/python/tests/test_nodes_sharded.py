@@ -254,6 +254,22 @@ def test_an_engine_killed_while_its_ranks_live_is_a_delay(where, nodes, daemon, 
         _same(running.results(), expected)
 
 
+def test_an_engine_killed_before_the_norm_is_noted_ends_the_step(nodes, daemon, job):
+    """Its sums of squares are gone; the next ranks drop the step, and take it again."""
+    expected = ranks.run(_train, 2, [daemon.shm], 2, job, "clipped", CLIPPED)[0]
+    endpoints, where = [each.shm for each in nodes], on_nodes.stops_when_prepared
+    with ranks.running(_train, 2, endpoints, 1, job, "clipped", CLIPPED, where) as running:
+        for rank in range(2):
+            assert running.hear(rank) == "stopped"
+        _kill_engine(nodes, job)
+        for connection in running.connections:
+            connection.send("go on")
+        with pytest.raises(ranks.RankFailed, match="UnavailableError"):
+            running.results()
+    again = ranks.run(_train, 2, endpoints, 1, job, "clipped", CLIPPED)
+    assert len(_same(again, expected)[2]) == STEPS - 2
+
+
 def _fails_once(connection, rank, endpoints, job):
     """A rank cannot prepare a step; then options differ; then all is well, with other gradients."""
     model, optimizer = _make(rank, endpoints, 1, job)

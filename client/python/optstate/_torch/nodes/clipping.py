@@ -71,9 +71,10 @@ class Clipping:
                 taken = NodesNorm(outcome.gradient_norm, outcome.clip_coefficient)
         except errors.FailedPreconditionError:
             error = errors.UnavailableError(
-                f"step {outcome.step} is prepared here by an engine that has died since, and with it"
-                " the sums of squares that clip the step. Nothing is lost: construct the optimizer"
-                " anew on all ranks of all nodes, which drops the step, and take it again"
+                f"step {outcome.step} is prepared here by an engine that has died since, and the"
+                " sums of squares that clip the step are gone with it. Nothing is lost: construct"
+                " the optimizer anew on all ranks of all nodes, which drops the step, and take it"
+                " again"
             )
         except Exception as failure:
             error = failure
