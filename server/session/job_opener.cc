@@ -145,8 +145,10 @@ absl::Status JobOpener::GiveUpMemoryOfFormerBoot() const {
       return absl::DataLossError(absl::StrCat(
           "job \"", job_.options.name,
           "\": the machine has started anew since ", state,
-          " was written, whose files may be of different steps now: only a "
-          "power cut that empties it (tmpfs) is safe without a durable step. "
+          " was written. Its directory is not a tmpfs, so after a loss of "
+          "power "
+          "the files may be of different steps, and no durable step is on "
+          "disk. "
           "Delete the job (optctl delete job ",
           job_.options.name,
           ") and begin it again from a checkpoint, with a durability, or with "

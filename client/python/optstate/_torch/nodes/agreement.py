@@ -312,6 +312,12 @@ class NodeAgreement:
             norm = self._clipping.norm_of_all(session, outcome)
             if outcome.prepared:
                 outcome = session.decide(outcome.step, outcome.digest, Verdict.CLIP, norm)
+                if not outcome.prepared:  # to earlier builds this verdict said more
+                    raise errors.UnimplementedError(
+                        f"the daemon of {self._places.node} is of an earlier build, which has taken"
+                        f" step {outcome.step} before all nodes had agreed: upgrade optstated on"
+                        " all nodes, and construct the optimizer anew, which settles the step"
+                    )
         except Exception as failure:
             error = failure
         try:
