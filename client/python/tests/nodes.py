@@ -50,19 +50,22 @@ def stops_when_prepared(connection, rank, optimizer, at=3):
     agreement.NodeAgreement._votes = stopping
 
 
-def stops_before_deciding(connection, rank, optimizer, at=3):
+def stops_before_deciding(connection, rank, optimizer, at=3, verdict=None):
     """Rank 0's node takes the step, or notes its norm where nodes hold different shards; every
-    other rank stops before it says what was decided."""
+    other rank stops before it says what was decided.
+
+    verdict: the one before which it stops; None: the first.
+    """
     session = optimizer._served.attachment.session
     decide = session.decide
 
-    def stopping(step, *rest):
-        if step != at:
-            return decide(step, *rest)
+    def stopping(step, digest, decided, *norm):
+        if step != at or verdict not in (None, decided):
+            return decide(step, digest, decided, *norm)
         session.decide = decide  # once
         if rank != 0:
             _stop(connection)
-        outcome = decide(step, *rest)
+        outcome = decide(step, digest, decided, *norm)
         if rank == 0:
             _stop(connection)
         return outcome
@@ -72,18 +75,7 @@ def stops_before_deciding(connection, rank, optimizer, at=3):
 
 def stops_before_committing(connection, rank, optimizer, at=3):
     """Both nodes have noted the norm of all gradients, and rank 0's node takes the step."""
-    session = optimizer._served.attachment.session
-    decide = session.decide
-
-    def stopping(step, digest, verdict, *norm):
-        if step == at and verdict is Verdict.COMMIT and rank != 0:
-            _stop(connection)
-        outcome = decide(step, digest, verdict, *norm)
-        if step == at and verdict is Verdict.COMMIT and rank == 0:
-            _stop(connection)
-        return outcome
-
-    session.decide = stopping
+    stops_before_deciding(connection, rank, optimizer, at, Verdict.COMMIT)
 
 
 def stops_when_noted(connection, rank, optimizer, at=3):
