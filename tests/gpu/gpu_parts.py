@@ -133,6 +133,7 @@ def make_parts(
             [["tests/gpu/device_job_test", f"--gtest_filter=*/{device}"]],
         ),
         python_part(kit, root, python, dry_run, scratch),
+        training_part(kit, root, python, dry_run, scratch),
         Part(
             "speed",
             "update, copies, and updates by both",
@@ -178,7 +179,7 @@ def python_part(
                 str(test),
             ]
         ],
-        environment={"PYTHONPATH": str(kit / "python"), "PYTHONDONTWRITEBYTECODE": "1"},
+        environment=python_environment(kit),
         report=report,
     )
     if not (kit / "python" / "optstate").is_dir():
@@ -188,6 +189,38 @@ def python_part(
     else:
         part.why_not = why_no_torch(python, dry_run)
     return part
+
+
+def training_part(
+    kit: pathlib.Path, root: pathlib.Path, python: str, dry_run: bool, scratch: pathlib.Path
+) -> Part:
+    report = scratch / "training.json"
+    command = [python, str(root / "tests/gpu/training_benchmark.py"), f"--out={report}"]
+    if dry_run:
+        command += ["--tiny", "--rounds=1", "--steps=1"]
+    part = Part(
+        "training",
+        "tokens a second of a GPT, and device memory",
+        180,
+        "benchmark",
+        [command],
+        environment=python_environment(kit),
+        report=report,
+    )
+    if not (kit / "python" / "optstate").is_dir():
+        part.why_not = "the kit has no Python package"
+    else:
+        part.why_not = why_no_torch(python, dry_run)
+    return part
+
+
+def python_environment(kit: pathlib.Path) -> dict[str, str]:
+    # What is given beside the kit, such as Megatron, is found too.
+    paths = [str(kit / "python"), os.environ.get("PYTHONPATH", "")]
+    return {
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
 
 def why_no_torch(python: str, dry_run: bool) -> str:
