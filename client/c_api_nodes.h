@@ -53,7 +53,7 @@ enum {
   OPTSTATE_VERDICT_COMMIT = 1,
   OPTSTATE_VERDICT_SKIP = 2,
   OPTSTATE_VERDICT_ABORT = 3,
-  OPTSTATE_VERDICT_CLIP = 4
+  OPTSTATE_VERDICT_CLIP = 5
 };
 
 /* What all nodes decided about a prepared step; see v1.DecideRequest. */

@@ -15,7 +15,7 @@ enum class Verdict : uint8_t {
   kAbort = 3,
   // Keep it prepared, to be taken with the norm and the clip coefficient of all
   // nodes.
-  kClip = 4,
+  kClip = 5,  // 4 was a commit, for daemons of version 0.35
 };
 
 // The decision of all nodes about a step that they have prepared.

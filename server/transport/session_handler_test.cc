@@ -10,7 +10,7 @@ namespace optstate::transport {
 namespace {
 
 TEST(VerdictFromTest, NumbersThatAreNoneStayNone) {
-  for (const int number : {-1, 0, 5, 255, 256, 257, 258, 259, INT32_MAX}) {
+  for (const int number : {-1, 0, 4, 6, 255, 256, 257, 258, 259, INT32_MAX}) {
     v1::DecideRequest request;
     request.set_verdict(static_cast<v1::DecideRequest::Verdict>(number));
     EXPECT_EQ(VerdictFrom(request).verdict, Verdict{0}) << number;

@@ -44,7 +44,7 @@ absl::Status CheckKnown(const StepVerdict& verdict) {
     default:
       return absl::InvalidArgumentError(
           absl::StrCat("verdict ", static_cast<int>(verdict.verdict),
-                       " is not known; 1 commit, 2 skip, 3 abort, 4 clip"));
+                       " is not known; 1 commit, 2 skip, 3 abort, 5 clip"));
   }
   const double norm = verdict.gradient_norm;
   const double coefficient = verdict.clip_coefficient;

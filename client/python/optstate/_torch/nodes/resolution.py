@@ -35,7 +35,7 @@ class Verdict(enum.IntEnum):
     COMMIT = 1
     SKIP = 2
     ABORT = 3
-    CLIP = 4  # it stays prepared, and has the norm of all nodes from now on
+    CLIP = 5  # it stays prepared, and has the norm of all nodes from now on
 
 
 @dataclasses.dataclass(frozen=True)
