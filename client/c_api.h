@@ -209,6 +209,9 @@ typedef struct {
   double offload_fraction;
   /* optstate_commit prepares the step alone: see c_api_nodes.h. */
   int32_t two_phase;
+  /* The memory of each of these devices for records that stay there from step
+   * to step; 0: none stay. */
+  uint64_t device_budget_bytes;
 } optstate_session_options;
 
 enum {

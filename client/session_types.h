@@ -151,6 +151,9 @@ struct StorageOptions {
   // The fraction of elements, from 0 to 1, that the CPU updates; the daemon's
   // devices update the others. Unset: 1 for a new job.
   std::optional<double> offload_fraction;
+  // The memory of each of these devices for records that stay there from step
+  // to step; 0: none stay.
+  uint64_t device_budget_bytes = 0;
 };
 
 // A hint about parameters that a session fetches; see v1::ParameterHint.

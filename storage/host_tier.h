@@ -145,6 +145,15 @@ class HostTier {
   absl::Span<std::byte> frame_table() const {
     return files_.step_file(JobFiles::StepFile::kFrameTable);
   }
+  absl::Status ReserveGradientLog(uint64_t bytes) {
+    return files_.Reserve(JobFiles::StepFile::kGradientLog, bytes);
+  }
+  absl::Status ResizeGradientLog(uint64_t bytes) {
+    return files_.Resize(JobFiles::StepFile::kGradientLog, bytes);
+  }
+  absl::Span<std::byte> gradient_log() const {
+    return files_.step_file(JobFiles::StepFile::kGradientLog);
+  }
   absl::Status ReserveLoadLog(uint64_t bytes, uint64_t bytes_max) {
     return files_.ReserveLoadLog(bytes, bytes_max);
   }

@@ -23,11 +23,12 @@ using StepFile = JobFiles::StepFile;
 constexpr char kLoadLogFile[] = "load";
 // The step files, by StepFile.
 constexpr std::array<absl::string_view, JobFiles::kStepFileCount>
-    kStepFileNames = {"speculation", "undo", "frames", "frame_table", "redo"};
+    kStepFileNames = {"speculation", "undo", "frames",
+                      "frame_table", "redo", "gradient_log"};
 // The order in which operators see them.
-constexpr StepFile kShownOrder[] = {StepFile::kUndo, StepFile::kSpeculation,
-                                    StepFile::kRedo, StepFile::kFrames,
-                                    StepFile::kFrameTable};
+constexpr StepFile kShownOrder[] = {
+    StepFile::kUndo,   StepFile::kSpeculation, StepFile::kRedo,
+    StepFile::kFrames, StepFile::kFrameTable,  StepFile::kGradientLog};
 
 size_t IndexOf(StepFile file) { return static_cast<size_t>(file); }
 
@@ -37,8 +38,8 @@ absl::string_view NameOf(StepFile file) {
 
 std::array<uint64_t, JobFiles::kStepFileCount> ByFile(
     const StepFileBytes& bytes) {
-  return {bytes.speculation, bytes.undo, bytes.frames, bytes.frame_table,
-          bytes.redo};
+  return {bytes.speculation, bytes.undo, bytes.frames,
+          bytes.frame_table, bytes.redo, bytes.gradient_log};
 }
 
 ArraySet Owned() {

@@ -45,6 +45,8 @@ struct StepFileBytes {
   // These two are for jobs with records on disk: see NvmeStore.
   uint64_t frames = 0;
   uint64_t frame_table = 0;
+  // For jobs with records that stay on devices: see GradientLog.
+  uint64_t gradient_log = 0;
 };
 
 // The files that say what a job is, where it is, and what a restarted engine
@@ -65,8 +67,9 @@ class JobFiles {
     kFrames,       // the frames of swapped records
     kFrameTable,   // where each swapped record is
     kRedo,         // new values that are complete and not in place
+    kGradientLog,  // the gradients of steps that records in memory lack
   };
-  static constexpr int kStepFileCount = 5;
+  static constexpr int kStepFileCount = 6;
 
   // Returns the bytes of control and the arrays that recovery needs.
   static uint64_t BytesNeeded(const Layout& layout, Accumulation accumulation);

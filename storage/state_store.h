@@ -20,6 +20,7 @@
 #include "proto/types/status_macros.h"
 #include "proto/types/sub_groups.h"
 #include "storage/arrangement.h"
+#include "storage/record_lag.h"
 #include "storage/record_rewrite.h"
 #include "storage/record_view.h"
 #include "storage/swap_state.h"
@@ -234,6 +235,12 @@ class StateStore {
     return absl::OkStatus();
   }
 
+  // Has records that are newer elsewhere brought up to date before they are
+  // pinned by themselves; null: there are none. Set while nothing is pinned.
+  // For a store of records that are all in memory; `lag` is used until it is
+  // set anew.
+  void SetLag(RecordLag* lag) { lag_ = lag; }
+
   // Says whether there are sums of micro-steps, and of which dtype.
   bool accumulates() const {
     return arrays_.accumulator != nullptr ||
@@ -267,6 +274,7 @@ class StateStore {
              const StateMemory& memory);
 
   const StateArrays& arrays() const { return arrays_; }
+  RecordLag* lag() const { return lag_; }
   // Called once for each Pin with a store.
   virtual void Unpin(const RecordView& record, Access access);
 
@@ -275,6 +283,7 @@ class StateStore {
   SubGroupTable sub_groups_;
   StateArrays arrays_;
   std::vector<uint64_t> gradient_sum_offsets_;
+  RecordLag* lag_ = nullptr;
 };
 
 }  // namespace optstate::storage

@@ -88,7 +88,8 @@ absl::StatusOr<StorageOptions> ReadStorage(
       .parameter_cache_bytes = from.parameter_cache_bytes,
       .offload_fraction = from.has_offload_fraction != 0
                               ? std::optional(from.offload_fraction)
-                              : std::nullopt};
+                              : std::nullopt,
+      .device_budget_bytes = from.device_budget_bytes};
 }
 
 absl::StatusOr<AccumulateDType> ReadAccumulateDType(int32_t value) {

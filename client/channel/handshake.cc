@@ -148,6 +148,7 @@ v1::StorageSettings ToProto(const StorageOptions& storage) {
   if (storage.offload_fraction.has_value()) {
     proto.set_offload_fraction(*storage.offload_fraction);
   }
+  proto.set_device_budget_bytes(storage.device_budget_bytes);
   return proto;
 }
 
@@ -275,6 +276,12 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
   if (setup.storage.offload_fraction.value_or(1) != 1 &&
       !registered.storage().has_offload_fraction()) {
     return OlderBuild("offload_fraction");
+  }
+  // An operator may have changed what the job was made with, to 0 too.
+  if (setup.storage.device_budget_bytes != 0 &&
+      registered.storage().device_budget_bytes() == 0 &&
+      registered.storage().made_with().device_budget_bytes() == 0) {
+    return OlderBuild("device_budget");
   }
   Attached result;
   result.committed_step = attached.committed_step();

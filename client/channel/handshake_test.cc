@@ -222,5 +222,27 @@ TEST(HandshakeTest, ADaemonThatUpdatesNothingOnDevicesIsTooOld) {
   EXPECT_TRUE(MakeAttached(setup, registered, attached).ok());
 }
 
+TEST(HandshakeTest, ADaemonThatKeepsNothingOnDevicesIsTooOld) {
+  ChannelSetup setup;
+  setup.storage.offload_fraction = 0.5;
+  setup.storage.device_budget_bytes = 1 << 20;
+  v1::RegisterReply registered;
+  registered.set_layout_hash(setup.layout.hash());
+  registered.mutable_storage()->set_placement(v1::PLACEMENT_HOST);
+  registered.mutable_storage()->set_offload_fraction(0.5);
+  v1::AttachReply attached;
+  EXPECT_TRUE(absl::IsUnimplemented(
+      MakeAttached(setup, registered, attached).status()));
+  registered.mutable_storage()->set_device_budget_bytes(1 << 20);
+  EXPECT_TRUE(MakeAttached(setup, registered, attached).ok());
+  // An operator may have changed it since, and turned it off.
+  registered.mutable_storage()->set_device_budget_bytes(2 << 20);
+  EXPECT_TRUE(MakeAttached(setup, registered, attached).ok());
+  registered.mutable_storage()->mutable_made_with()->set_device_budget_bytes(
+      1 << 20);
+  registered.mutable_storage()->clear_device_budget_bytes();
+  EXPECT_TRUE(MakeAttached(setup, registered, attached).ok());
+}
+
 }  // namespace
 }  // namespace optstate::client

@@ -98,6 +98,21 @@ void AddParameters(const v1::ParameterCache& cache, Table& table) {
                              HumanCount(cache.refused()), " had no room")});
 }
 
+// Adds what stays on devices from step to step, if anything.
+void AddResidents(const v1::DeviceUpdates& updates, Table& table) {
+  uint64_t elements = 0;
+  uint64_t bytes = 0;
+  for (const v1::DeviceUse& use : updates.uses()) {
+    elements += use.resident_elements();
+    bytes += use.resident_bytes();
+  }
+  if (bytes > 0) table.AddRow({"  resident", ResidentText(elements, bytes)});
+  if (updates.log_bytes() > 0) {
+    table.AddRow({"  log", absl::StrCat(HumanBytes(updates.log_bytes()),
+                                        " of host memory")});
+  }
+}
+
 // Adds what devices update, if anything.
 void AddDeviceUpdates(const v1::Job& job, Table& table) {
   if (!job.has_device_updates()) return;
@@ -110,6 +125,7 @@ void AddDeviceUpdates(const v1::Job& job, Table& table) {
       {"  elements",
        absl::StrCat(HumanCount(updates.device_elements()), " by devices, ",
                     HumanCount(updates.cpu_elements()), " by the CPU")});
+  AddResidents(updates, table);
   if (!updates.problem().empty()) {
     table.AddRow({"  problem", updates.problem()});
   }

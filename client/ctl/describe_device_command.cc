@@ -13,6 +13,10 @@ void AddUse(const v1::DeviceUse& use, Table& table) {
   table.AddRow({"    buffers", absl::StrCat(use.buffers(), ", ",
                                             HumanBytes(use.buffer_bytes()),
                                             "; as much pinned on the host")});
+  if (use.resident_bytes() > 0) {
+    table.AddRow({"    resident",
+                  ResidentText(use.resident_elements(), use.resident_bytes())});
+  }
   table.AddRow(
       {"    updated", absl::StrCat(HumanCount(use.elements()), " elements")});
   table.AddRow(
@@ -56,8 +60,8 @@ absl::Status Run(const Context& context) {
 void AddDescribeDevice(CLI::App& describe, Context& context) {
   CLI::App* device = describe.add_subcommand(
       "device",
-      "Devices that update elements: memory, jobs with their buffers, "
-      "throughput, errors");
+      "Devices that update elements: memory, jobs with their buffers, what "
+      "stays there, throughput, errors");
   device->callback(
       [&context] { context.run = [&context] { return Run(context); }; });
 }

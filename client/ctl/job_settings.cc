@@ -114,6 +114,22 @@ absl::Status SetOffloadFraction(absl::string_view value,
   return absl::OkStatus();
 }
 
+// 0 turns it off.
+absl::Status SetDeviceBudget(absl::string_view value,
+                             v1::SetJobRequest* request) {
+  const std::optional<uint64_t> bytes = absl::StripAsciiWhitespace(value) == "0"
+                                            ? std::optional<uint64_t>(0)
+                                            : ParseBytes(value);
+  if (!bytes.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device_budget is \"", value,
+                     "\": give bytes of each device, or a text such as 64MiB "
+                     "or 1.5GiB; 0: no records stay there"));
+  }
+  request->set_device_budget_bytes(*bytes);
+  return absl::OkStatus();
+}
+
 absl::Status SetWeights(absl::string_view value, v1::SetJobRequest* request) {
   if (value == "auto") {
     request->set_directory_weights_auto(true);
@@ -152,6 +168,8 @@ absl::StatusOr<v1::SetJobRequest> ParseJobSettings(
       OPTSTATE_RETURN_IF_ERROR(SetDurability(setting.second, &request));
     } else if (setting.first == "offload_fraction") {
       OPTSTATE_RETURN_IF_ERROR(SetOffloadFraction(setting.second, &request));
+    } else if (setting.first == "device_budget") {
+      OPTSTATE_RETURN_IF_ERROR(SetDeviceBudget(setting.second, &request));
     } else if (setting.first == "directory_weights") {
       OPTSTATE_RETURN_IF_ERROR(SetWeights(setting.second, &request));
     } else {
@@ -159,7 +177,7 @@ absl::StatusOr<v1::SetJobRequest> ParseJobSettings(
           "\"", word,
           "\" sets nothing that a job has; there are: host_budget=BYTES, "
           "durability=WHEN, directory_weights=WEIGHTS, "
-          "offload_fraction=0..1"));
+          "offload_fraction=0..1, device_budget=BYTES"));
     }
   }
   return request;
@@ -184,6 +202,10 @@ std::string OffloadText(double fraction) {
       100 * fraction, 100 * (1 - fraction));
 }
 
+std::string ResidentText(uint64_t elements, uint64_t bytes) {
+  return absl::StrCat(HumanCount(elements), " elements, ", HumanBytes(bytes));
+}
+
 std::string JobSettingsText(const v1::SetJobReply& reply) {
   const v1::StorageSettings& storage = reply.storage();
   std::string text;
@@ -197,6 +219,11 @@ std::string JobSettingsText(const v1::SetJobReply& reply) {
   absl::StrAppend(&text, "durability: ", DurabilityText(storage));
   if (storage.has_offload_fraction()) {
     absl::StrAppend(&text, "; ", OffloadText(storage.offload_fraction()));
+  }
+  if (storage.device_budget_bytes() > 0) {
+    absl::StrAppend(&text, "; device_budget ",
+                    HumanBytes(storage.device_budget_bytes()),
+                    " of each device, where records stay");
   }
   if (storage.directories() > 1) {
     absl::StrAppend(

@@ -28,6 +28,9 @@ std::string DurabilityText(const v1::StorageSettings& storage);
 // Returns "30% of elements updated by the CPU, 70% by devices" of 0.3.
 std::string OffloadText(double fraction);
 
+// Returns "12.3M elements, 147.0 MiB" of what stays on devices.
+std::string ResidentText(uint64_t elements, uint64_t bytes);
+
 // Returns what is in force: "host_budget 8.0 GiB: 12 of 40 records in memory".
 std::string JobSettingsText(const v1::SetJobReply& reply);
 

@@ -83,6 +83,21 @@ TEST(JobSettingsTest, WeightsAreAListOrAuto) {
   }
 }
 
+TEST(JobSettingsTest, ADeviceBudgetMayBeNone) {
+  EXPECT_FALSE(Parsed({"offload_fraction=0.5"}).has_device_budget_bytes());
+  EXPECT_EQ(Parsed({"device_budget=8GiB"}).device_budget_bytes(),
+            uint64_t{8} << 30);
+  const v1::SetJobRequest none = Parsed({"device_budget=0"});
+  EXPECT_TRUE(none.has_device_budget_bytes());
+  EXPECT_EQ(none.device_budget_bytes(), 0u);
+  for (const char* text : {"", "-1", "0.1", "8GB", "plenty"}) {
+    EXPECT_THAT(ErrorOf(absl::StrCat("device_budget=", text)),
+                HasSubstr("such as 64MiB"))
+        << text;
+  }
+  EXPECT_THAT(ErrorOf("budget=1"), HasSubstr("device_budget=BYTES"));
+}
+
 TEST(JobSettingsTest, SeveralAreSetAtOnceAndOthersAreNamed) {
   const v1::SetJobRequest request =
       Parsed({"host_budget=8GiB", "durability=step"});
@@ -123,6 +138,17 @@ TEST(JobSettingsTest, TheAnswerSaysWhatIsInForce) {
   EXPECT_EQ(
       JobSettingsText(reply),
       "durability: every 5 steps; 1 directory: 3.0 MiB written anew in 1.2 s");
+}
+
+TEST(JobSettingsTest, TheAnswerSaysWhatStaysOnDevices) {
+  v1::SetJobReply reply;
+  reply.mutable_storage()->set_offload_fraction(0);
+  reply.mutable_storage()->set_device_budget_bytes(8 << 20);
+  EXPECT_EQ(JobSettingsText(reply),
+            "durability: none; 0% of elements updated by the CPU, 100% by "
+            "devices; device_budget 8.0 MiB of each device, where records "
+            "stay");
+  EXPECT_EQ(ResidentText(12'300'000, 147 << 20), "12.3M elements, 147.0 MiB");
 }
 
 }  // namespace

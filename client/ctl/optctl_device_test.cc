@@ -85,6 +85,27 @@ TEST_F(OptctlDeviceTest, WhatChangesWhileItTrainsIsSeen) {
   EXPECT_EQ(Devices().devices(0).jobs_size(), 0) << "the buffers are freed";
 }
 
+TEST_F(OptctlDeviceTest, RecordsMayStayThere) {
+  client::StorageOptions storage;
+  storage.offload_fraction = 0;
+  storage.device_budget_bytes = 4 << 20;
+  const auto session = Train("gpt", storage);
+  ASSERT_TRUE(session != nullptr);
+  ExpectText("set job gpt device_budget=8MiB", "device_budget 8.0 MiB");
+  ASSERT_TRUE(Step(*session, 2).ok());
+  ExpectText("set job gpt device_budget=0", "100% by devices");
+  ASSERT_TRUE(Step(*session, 3).ok());
+  ASSERT_EQ(Optctl("set job gpt device_budget=8MiB").exit_code, kExitOk);
+  // The budget waits for a smaller fraction.
+  ASSERT_EQ(Optctl("set job gpt offload_fraction=1").exit_code, kExitOk);
+  const Ran refused = Optctl("set job gpt device_budget=16MiB");
+  EXPECT_EQ(refused.exit_code, kExitUsage) << refused.output;
+  EXPECT_TRUE(absl::StrContains(refused.output, "offload_fraction below 1"))
+      << refused.output;
+  ASSERT_EQ(Optctl("set job gpt offload_fraction=1 device_budget=0").exit_code,
+            kExitOk);
+}
+
 TEST_F(OptctlDeviceTest, ADaemonWithoutDevicesSaysSo) {
   ASSERT_NO_FATAL_FAILURE(Start("none"));
   EXPECT_EQ(Devices().devices_size(), 0);

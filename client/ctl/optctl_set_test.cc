@@ -87,6 +87,9 @@ TEST_F(OptctlSetTest, WhatCannotBeSetIsRefusedWithWhatToDo) {
       {"gpt placement=host", kExitUsage, "sets nothing that a job has"},
       {"gpt", kExitUsage, "settings"},
       {"host host_budget=8MiB", kExitRefused, "placement=\"nvme\""},
+      {"host device_budget=plenty", kExitUsage, "such as 64MiB"},
+      {"host device_budget=8MiB", kExitUsage, "offload_fraction below 1"},
+      {"gpt device_budget=8MiB", kExitUsage, "placement=\"host\""},
       {"absent host_budget=8MiB", kExitNotFound, "there is no job"},
   };
   for (const auto& [arguments, exit_code, says] : asked) {

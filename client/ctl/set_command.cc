@@ -105,6 +105,8 @@ void AddSetCommand(CLI::App& app, Context& context) {
       "durability=\"every 50\": how often a durable job is made durable; "
       "offload_fraction=0.3: the part of the elements that the CPU updates, "
       "the daemon's devices the others; "
+      "device_budget=8GiB: the memory of each device for records that stay "
+      "there, 0 for none; "
       "directory_weights=3,1 or auto: which part of the records each of the "
       "daemon's directories gets, which are written anew while training waits "
       "(optctl shows how far it is; --timeout bounds a silence). In "

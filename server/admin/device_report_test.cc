@@ -23,6 +23,7 @@ void AddJob(const std::string& name, uint32_t device, v1::ListJobsReply* jobs) {
   use->set_name("a GPU");
   use->set_memory_bytes(1000);
   use->set_buffer_bytes(10);
+  use->set_resident_bytes(20);
 }
 
 TEST(DeviceReportTest, JobsAreFoundBelowTheirDevices) {
@@ -43,6 +44,7 @@ TEST(DeviceReportTest, JobsAreFoundBelowTheirDevices) {
   EXPECT_EQ(reply.devices(1).jobs(1).job(), "c");
   EXPECT_EQ(reply.devices(1).jobs(1).offload_fraction(), 0.25);
   EXPECT_EQ(reply.devices(1).jobs(1).use().buffer_bytes(), 10u);
+  EXPECT_EQ(reply.devices(1).jobs(1).use().resident_bytes(), 20u);
   ASSERT_THAT(reply.unanswered(), SizeIs(1));
 }
 

@@ -4,6 +4,8 @@
 
 #include "proto/types/status_macros.h"
 #include "server/scheduler/executors/cpu_update_executor.h"
+#include "server/scheduler/gradient_log.h"
+#include "server/scheduler/passes/log_replay.h"
 #include "server/scheduler/passes/state_clearing.h"
 #include "server/scheduler/state_placement.h"
 
@@ -42,6 +44,9 @@ absl::StatusOr<std::unique_ptr<StepScheduler>> StepScheduler::Create(
   if (scheduler->non_separable_.has_value()) {
     OPTSTATE_RETURN_IF_ERROR(scheduler->non_separable_->Init());
   }
+  GradientLog log(options.gradient_log);
+  OPTSTATE_RETURN_IF_ERROR(
+      ReplayLog(*scheduler->plan_, scheduler->memory_, &log, options.pool));
   return scheduler;
 }
 

@@ -61,6 +61,9 @@ class StepScheduler {
     absl::Span<std::byte> redo;
     // SpeculationBytes(*layout), likewise; empty: no speculation.
     absl::Span<std::byte> speculation;
+    // The log of a former engine, whose records are brought up to date (see
+    // ReplayLog); empty: there is none.
+    absl::Span<std::byte> gradient_log;
     WorkerPool* pool = nullptr;
     UpdateExecutor* executor = nullptr;  // null: the CPU's, on `pool`
     StepObserver* observer = nullptr;    // tests only
@@ -77,7 +80,8 @@ class StepScheduler {
   }
   // Creates a scheduler. With accumulators, gradients are summed as they are
   // staged, those of several ranks in fp32 first, and the update takes the
-  // sums. UNIMPLEMENTED when the executor cannot update the layout.
+  // sums. UNIMPLEMENTED when the executor cannot update the layout; DATA_LOSS
+  // when the log is damaged.
   static absl::StatusOr<std::unique_ptr<StepScheduler>> Create(
       const Options& options);
 
@@ -127,6 +131,7 @@ class StepScheduler {
     return recovery_.NeedsGradients(rank, update);
   }
   void ForgetStep() {
+    executor_.Settle();
     recovery_.ForgetStep();
     speculation_.Forget();
   }
@@ -156,6 +161,9 @@ class StepScheduler {
   // the store or the executor: a part of the runs has the step, and the same
   // call, of this or a later process, does the rest.
   absl::Status Apply(const Update& update);
+
+  // See UpdateExecutor.
+  bool WorkAhead() { return executor_.WorkAhead(); }
 
   // See Speculation.
   static bool CanSpeculate(const Layout& layout) {

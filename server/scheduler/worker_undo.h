@@ -18,6 +18,9 @@ enum class UndoKind : uint64_t {
   // worker's part of the `redo` file; they are installed, and nothing is rolled
   // back.
   kReplace = 3,
+  // The update of a logged step (gradient_log.h), which the record lacks; the
+  // stamp is the log's, not the run's.
+  kReplay = 4,
 };
 
 // One worker's part of the job's `undo` file: the run that it is writing, its

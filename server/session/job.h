@@ -209,10 +209,11 @@ class Job {
   virtual absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                             uint32_t first_parameter,
                             uint32_t parameter_count) = 0;
-  // Does a part of the open step that no rank waits for yet, and which takes
-  // some milliseconds, unless a parameter is very large. A transport calls it
-  // when it has answered a push and the rank asks for nothing else. Returns
-  // whether there may be more to do.
+  // Does a part of the open step, or of what a later one would have to do, that
+  // no rank waits for yet, and which takes some milliseconds, unless a
+  // parameter is very large. A transport calls it when it has answered a push
+  // or a commit and the rank asks for nothing else. Returns whether there may
+  // be more to do.
   virtual bool WorkAhead(uint32_t rank) = 0;
   // Says that the rank has pushed all its gradients of this and earlier
   // micro-steps. Answered through the listener, errors included, when its

@@ -84,6 +84,7 @@ absl::Status JobOpener::AdoptFiles() {
   OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveRedo(0));
   OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveFrames(0));
   OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveFrameTable(0));
+  OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveGradientLog(0));
   OPTSTATE_RETURN_IF_ERROR(CheckStepFiles(job_, shape->description));
   OPTSTATE_RETURN_IF_ERROR(registrar_.UseShape(std::move(shape)));
   RepairScaler();

@@ -7,6 +7,7 @@
 #include "proto/types/status_macros.h"
 #include "server/session/admission.h"
 #include "server/session/devices/device_updates.h"
+#include "server/session/devices/resident_sizes.h"
 #include "server/session/durability/disk_claim.h"
 #include "server/session/durability/job_storage.h"
 #include "server/session/durability/rearrangement.h"
@@ -91,6 +92,9 @@ absl::Status JobRegistrar::CheckScalerStays(
 
 absl::Status JobRegistrar::AdmitShape(const JobDescription& description) const {
   OPTSTATE_RETURN_IF_ERROR(CheckSpeculation(description));
+  if (OffloadFractionOf(description.storage) < 1) {
+    OPTSTATE_RETURN_IF_ERROR(CheckResidents(description));
+  }
   OPTSTATE_RETURN_IF_ERROR(scheduler::StepScheduler::CheckKernels(
       description.layout, description.accumulation()));
   AdmissionRequest request;
@@ -100,7 +104,8 @@ absl::Status JobRegistrar::AdmitShape(const JobDescription& description) const {
       description.layout, HostArraysOf(description));
   const storage::HostTier::StepFileBytes files = StepFilesOf(description);
   request.job_state_bytes += files.undo + files.redo + files.speculation +
-                             files.frames + files.frame_table;
+                             files.frames + files.frame_table +
+                             files.gradient_log;
   const uint64_t present = job_.tier.has_value() ? job_.tier->bytes() : 0;
   request.new_state_bytes =
       request.job_state_bytes > present ? request.job_state_bytes - present : 0;
@@ -143,7 +148,9 @@ storage::HostTier::StepFileBytes JobRegistrar::StepFilesOf(
           scheduler::StepScheduler::WorkerUndoBytes(job_.pool.participants()),
       .redo = scheduler::StepScheduler::RedoBytes(description.layout,
                                                   job_.pool.participants()),
-      .speculation = SpeculationBytes(description)};
+      .speculation = SpeculationBytes(description),
+      .gradient_log =
+          GradientLogBytes(description, job_.devices.devices().size())};
   if (!UsesDisk(description.storage)) return bytes;
   const storage::SwapSizes sizes = SwapSizesOf(job_, description);
   bytes.frames = FrameBytesOf(description.storage, sizes);
@@ -190,6 +197,7 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
     StartScaling(/*former=*/std::nullopt, spec.loss_scaler_state);
     return used;
   }
+  ReleaseDevices(&job_);
   job_.DropStore();
   if (UsesDisk(job_.shape->description.storage)) {
     RemoveDiskFolders(DiskDirectoriesOf(job_.options.config, job_.options.name),
@@ -232,6 +240,7 @@ absl::Status JobRegistrar::Reshape(JobDescription description) {
   step_.micro_steps.DropAll();
   // The files change under the store, and the next workspace needs the memory
   // of this one.
+  ReleaseDevices(&job_);
   job_.scheduler.reset();
   job_.DropStore();
   // The record of a READY job asks for loads from its parameter count on, where
@@ -299,6 +308,7 @@ absl::Status JobRegistrar::LoseShape(const absl::Status& why) {
   step_.micro_steps = MicroSteps();
   load_.round = LoadRound();
   load_.staged.Reset({});
+  ReleaseDevices(&job_);
   job_.DropStore();
   job_.shape.reset();
   job_.tier.reset();
@@ -348,6 +358,7 @@ absl::Status JobRegistrar::UseShape(std::unique_ptr<JobShape> shape,
 
 absl::Status JobRegistrar::MakeScheduler(
     const storage::DurableCommit* restored) {
+  ReleaseDevices(&job_);  // the files may move
   OPTSTATE_RETURN_IF_ERROR(
       job_.tier->ReserveStepFiles(StepFilesOf(job_.shape->description)));
   job_.scheduler.reset();
@@ -361,12 +372,15 @@ absl::Status JobRegistrar::MakeScheduler(
   options.undo = job_.tier->undo();
   options.speculation = job_.tier->speculation();
   options.redo = job_.tier->redo();
+  options.gradient_log = job_.tier->gradient_log();
   options.pool = &job_.pool;
   options.observer = job_.options.observer;
   MakeExecutor(&job_);
   options.executor = job_.executor.get();
   OPTSTATE_ASSIGN_OR_RETURN(job_.scheduler,
                             scheduler::StepScheduler::Create(options));
+  // The records have what a log had.
+  storage::SetMayLag(false, job_.tier->control());
   const absl::Status moved = job_.scheduler->MoveToNodes(job_.placement);
   if (!moved.ok()) {
     spdlog::warn(
@@ -375,8 +389,7 @@ absl::Status JobRegistrar::MakeScheduler(
   }
   job_.scheduler->SetPartitions(job_.shape->partitions, job_.is_replicated());
   // A job that is there goes on without devices, and says so.
-  ShareUpdates(OffloadFractionOf(job_.shape->description.storage), &job_)
-      .IgnoreError();
+  ShareUpdates(job_.shape->description.storage, &job_).IgnoreError();
   // Pages are on their nodes before the others are brought in.
   return state_lock_.Lock();
 }

@@ -18,6 +18,27 @@
 #include "storage/swap_sizes.h"
 
 namespace optstate::session {
+namespace {
+
+// Returns whether devices update or keep something else from now on.
+bool SharesAnew(const v1::StorageSettings& former,
+                const v1::StorageSettings& storage) {
+  return OffloadFractionOf(storage) != OffloadFractionOf(former) ||
+         DeviceBudgetOf(storage) != DeviceBudgetOf(former);
+}
+
+// Returns whether devices need more host memory from now on: for copies as soon
+// as they update anything, and for gradients of the records that stay there.
+bool DevicesNeedMore(const v1::StorageSettings& former,
+                     const v1::StorageSettings& storage) {
+  const bool share_grows =
+      OffloadFractionOf(storage) < OffloadFractionOf(former);
+  const bool keeps = DeviceBudgetOf(storage) > 0;
+  return (share_grows && (keeps || OffloadFractionOf(former) == 1)) ||
+         DeviceBudgetOf(storage) > DeviceBudgetOf(former);
+}
+
+}  // namespace
 
 absl::StatusOr<v1::SetJobReply> LiveSettings::Set(
     const v1::SetJobRequest& request) {
@@ -29,7 +50,7 @@ absl::StatusOr<v1::SetJobReply> LiveSettings::Set(
   const bool sets_others =
       request.host_budget_bytes() != 0 ||
       request.durability() != v1::DURABILITY_KIND_UNSPECIFIED ||
-      request.has_offload_fraction();
+      request.has_offload_fraction() || request.has_device_budget_bytes();
   if (splits && sets_others) {
     return absl::InvalidArgumentError(
         "directory_weights has all records written anew, and is set alone: set "
@@ -44,7 +65,7 @@ absl::StatusOr<v1::SetJobReply> LiveSettings::Set(
   if (!sets_others) {
     return absl::InvalidArgumentError(
         "nothing is to be set: name a host_budget, a durability, "
-        "directory_weights or an offload_fraction");
+        "directory_weights, an offload_fraction or a device_budget");
   }
   const JobDescription& now = job_.shape->description;
   OPTSTATE_ASSIGN_OR_RETURN(
@@ -122,21 +143,26 @@ absl::StatusOr<v1::SetJobReply> LiveSettings::Split(
 
 absl::Status LiveSettings::Use(const v1::StorageSettings& storage) {
   JobDescription next = job_.shape->description;
-  const double former = OffloadFractionOf(next.storage);
-  const double fraction = OffloadFractionOf(storage);
+  const v1::StorageSettings former = next.storage;
   // A job that has lost its devices may have its other settings changed.
-  const bool shares_anew = fraction != former;
+  const bool shares_anew = SharesAnew(former, storage);
   next.storage = storage;
   if (shares_anew) OPTSTATE_RETURN_IF_ERROR(CheckDeviceUpdates(next, &job_));
   const uint64_t frame_bytes =
       UsesDisk(storage) ? FrameBytesOf(storage, SwapSizesOf(job_, next)) : 0;
   const bool has_more_frames = frame_bytes > job_.tier->frames().size();
   std::optional<AdmissionLock> lock;
-  if (has_more_frames || (former == 1 && fraction < 1)) {
+  if (has_more_frames || DevicesNeedMore(former, storage)) {
     OPTSTATE_ASSIGN_OR_RETURN(lock, AdmissionLock::Take(job_.StateDir()));
     OPTSTATE_RETURN_IF_ERROR(registrar_.AdmitShape(next));
   }
-  if (shares_anew) OPTSTATE_RETURN_IF_ERROR(ShareUpdates(fraction, &job_));
+  if (shares_anew) {
+    const absl::Status shared = ShareUpdates(storage, &job_);
+    if (!shared.ok()) {
+      ShareUpdates(former, &job_).IgnoreError();
+      return shared;
+    }
+  }
   const std::string description = SerializeDescription(next);
   absl::Status used = has_more_frames ? Grow(storage, description)
                                       : Describe(storage, description);

@@ -18,7 +18,7 @@ namespace optstate::session {
 
 // Changes settings of a job while it trains, between two passes: its host
 // budget, how often it is durable, how its records are split over directories,
-// and what devices update.
+// and what devices update and keep.
 //
 // The description of the job says what is in force, and is replaced as a whole.
 // Frames are there before it names them, and go after it no longer does. A

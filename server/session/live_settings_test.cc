@@ -98,6 +98,31 @@ TEST_F(LiveSettingsTest, AJobInMemoryHasNoBudget) {
       << Set(request).status();
 }
 
+TEST_F(LiveSettingsTest, ADeviceBudgetIsForRecordsInHostMemory) {
+  ASSERT_NO_FATAL_FAILURE(Make(v1::PLACEMENT_NVME, v1::DURABILITY_KIND_STEP));
+  const std::string before = Published();
+  v1::SetJobRequest request;
+  request.set_device_budget_bytes(1 << 20);
+  request.set_offload_fraction(0.5);
+  const absl::Status refused = Set(request).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("device_budget"));
+  EXPECT_EQ(Published(), before);
+}
+
+TEST_F(LiveSettingsTest, ADeviceBudgetIsForWhatDevicesUpdate) {
+  ASSERT_NO_FATAL_FAILURE(
+      Make(v1::PLACEMENT_HOST, v1::DURABILITY_KIND_UNSPECIFIED));
+  v1::SetJobRequest request;
+  request.set_device_budget_bytes(1 << 20);
+  EXPECT_TRUE(absl::IsInvalidArgument(Set(request).status()))
+      << "the CPU updates all";
+  request.set_device_budget_bytes(0);
+  const auto reply = Set(request);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(reply->storage().device_budget_bytes(), 0u);
+}
+
 TEST_F(LiveSettingsTest, OnlyAJobThatTrainsIsSet) {
   EXPECT_TRUE(absl::IsFailedPrecondition(SetEvery(7).status()))
       << "it has no layout";

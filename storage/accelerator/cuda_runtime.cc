@@ -39,10 +39,13 @@ absl::Status StatusOfCuda(int /*error*/, absl::string_view /*call*/) {
 
 #include <cuda_runtime_api.h>
 
+#include <map>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "proto/types/status_macros.h"
 #include "storage/accelerator/host_registry.h"
 
@@ -174,6 +177,49 @@ class CudaStream final : public DeviceStream {
   const cudaStream_t stream_;
 };
 
+// The registered memory of the process. What is registered is so for all
+// devices, and a second registration of it would be an error.
+//
+// Threads: thread-safe.
+class Registrations {
+ public:
+  static Registrations& OfProcess() {
+    static auto* const registrations = new Registrations;
+    return *registrations;
+  }
+
+  absl::Status Add(absl::Span<std::byte> memory) {
+    const absl::MutexLock lock(&mu_);
+    const auto it = by_begin_.find(memory.data());
+    if (it != by_begin_.end() && it->second.bytes == memory.size()) {
+      ++it->second.users;
+      return absl::OkStatus();
+    }
+    OPTSTATE_RETURN_IF_ERROR(
+        Check(cudaHostRegister(memory.data(), memory.size(),
+                               cudaHostRegisterPortable),
+              absl::StrCat("cudaHostRegister of ", memory.size(), " bytes")));
+    by_begin_[memory.data()] = {memory.size(), 1};
+    return absl::OkStatus();
+  }
+  void Remove(std::byte* begin) {
+    const absl::MutexLock lock(&mu_);
+    const auto it = by_begin_.find(begin);
+    if (it == by_begin_.end() || --it->second.users > 0) return;
+    by_begin_.erase(it);
+    cudaHostUnregister(begin);
+  }
+
+ private:
+  struct Memory {
+    size_t bytes = 0;
+    int users = 0;  // devices
+  };
+
+  absl::Mutex mu_;
+  std::map<std::byte*, Memory> by_begin_ ABSL_GUARDED_BY(mu_);
+};
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(int index, DeviceInfo info)
@@ -196,14 +242,14 @@ class CudaDevice final : public Device {
   absl::Status RegisterHost(absl::Span<std::byte> memory) override {
     OPTSTATE_RETURN_IF_ERROR(Use());
     OPTSTATE_RETURN_IF_ERROR(host_.Add(memory));
-    absl::Status registered = Check(
-        cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterDefault),
-        absl::StrCat("cudaHostRegister of ", memory.size(), " bytes"));
+    absl::Status registered = Registrations::OfProcess().Add(memory);
     if (!registered.ok()) host_.Remove(memory.data());
     return registered;
   }
   void UnregisterHost(std::byte* begin) override {
-    if (host_.Remove(begin) && Use().ok()) cudaHostUnregister(begin);
+    if (host_.Remove(begin) && Use().ok()) {
+      Registrations::OfProcess().Remove(begin);
+    }
   }
 
   absl::StatusOr<std::unique_ptr<DeviceStream>> MakeStream() override {

@@ -1,5 +1,9 @@
 #include "storage/format/control_file.h"
 
+#include <atomic>
+#include <bit>
+#include <cstddef>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "storage/format/checksum.h"
@@ -7,9 +11,8 @@
 namespace optstate::storage {
 namespace {
 
-uint32_t HeaderChecksum(const ControlFile& control) {
-  const uint64_t fields[4] = {control.magic, control.version,
-                              control.incarnation,
+uint32_t HeaderChecksum(const ControlFile& control, uint32_t version) {
+  const uint64_t fields[4] = {control.magic, version, control.incarnation,
                               static_cast<uint64_t>(control.created_at_ns)};
   return Crc32c(fields, sizeof(fields));
 }
@@ -24,12 +27,13 @@ absl::Status CheckHeader(const ControlFile& control, uint64_t incarnation) {
         absl::StrFormat("magic is %016x, expected %016x: not a control file",
                         control.magic, kControlMagic));
   }
-  if (control.version != kControlVersion) {
-    return absl::DataLossError(
-        absl::StrCat("format version is ", control.version,
-                     ", this optstated reads version ", kControlVersion));
+  if (control.version != kControlVersion &&
+      control.version != kControlVersionLagging) {
+    return absl::DataLossError(absl::StrCat(
+        "format version is ", control.version, ", this optstated reads ",
+        kControlVersion, " and ", kControlVersionLagging));
   }
-  if (control.header_crc32c != HeaderChecksum(control)) {
+  if (control.header_crc32c != HeaderChecksum(control, control.version)) {
     return absl::DataLossError("the header's checksum is wrong");
   }
   if (control.incarnation != incarnation) {
@@ -79,8 +83,26 @@ void InitControlFile(uint64_t incarnation, int64_t created_at_ns,
   control->version = kControlVersion;
   control->incarnation = incarnation;
   control->created_at_ns = created_at_ns;
-  control->header_crc32c = HeaderChecksum(*control);
+  control->header_crc32c = HeaderChecksum(*control, control->version);
   PublishRecord(record, control);
+}
+
+bool MayLag(const ControlFile& control) {
+  return control.version == kControlVersionLagging;
+}
+
+void SetMayLag(bool may_lag, ControlFile* control) {
+  static_assert(offsetof(ControlFile, version) % sizeof(uint64_t) == 0 &&
+                offsetof(ControlFile, header_crc32c) ==
+                    offsetof(ControlFile, version) + sizeof(uint32_t));
+  static_assert(std::endian::native == std::endian::little);
+  const uint32_t version = may_lag ? kControlVersionLagging : kControlVersion;
+  const uint64_t both =
+      uint64_t{HeaderChecksum(*control, version)} << 32 | version;
+  auto* const at =
+      reinterpret_cast<std::byte*>(control) + offsetof(ControlFile, version);
+  std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(at))
+      .store(both, std::memory_order_relaxed);
 }
 
 absl::Status CheckCurrentRecord(const ControlFile& control,

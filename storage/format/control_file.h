@@ -22,6 +22,9 @@ namespace optstate::storage {
 
 inline constexpr uint64_t kControlMagic = 0x314c544354504f53;  // "SOPTCTL1"
 inline constexpr uint32_t kControlVersion = 7;
+// The version while records in memory may lag behind copies on devices, so that
+// what is in `gradient_log` counts: an older build must not go on with them.
+inline constexpr uint32_t kControlVersionLagging = 8;
 
 // Flags of a StepRecord.
 inline constexpr uint32_t kStepRecordHasOutcome = 1;
@@ -164,6 +167,11 @@ absl::Status CheckCurrentRecord(const ControlFile& control,
                                 uint64_t incarnation);
 
 const StepRecord& CurrentRecord(const ControlFile& control);
+
+// Returns whether records in memory may lag behind copies on devices, and says
+// so, in one store.
+bool MayLag(const ControlFile& control);
+void SetMayLag(bool may_lag, ControlFile* control);
 
 // Returns whether a load has all of its ranks' data in the file `load` and is
 // to be applied, as often as need be: from SealLoad until the next record.

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "storage/record_lag.h"
 #include "storage/record_view.h"
 #include "storage/state_store.h"
 
@@ -14,6 +15,8 @@ namespace optstate::storage {
 
 // The store of a job whose records are parts of arrays in memory. A pin is
 // arithmetic, a pass visits all sub-groups in their order, and nothing fails.
+// Records that are newer elsewhere are brought up to date when they are pinned
+// by themselves; a pass is of those who know of it.
 class HostStore final : public StateStore {
  public:
   // See StateStore().
@@ -23,8 +26,10 @@ class HostStore final : public StateStore {
 
   bool is_resident() const override { return true; }
   absl::Status status() const override { return absl::OkStatus(); }
-  absl::StatusOr<Pin> PinSubGroup(size_t sub_group,
-                                  Access /*access*/) override {
+  absl::StatusOr<Pin> PinSubGroup(size_t sub_group, Access access) override {
+    if (RecordLag* const lag = this->lag(); lag != nullptr) {
+      lag->MakeCurrent(sub_groups()[sub_group], access != Access::kRead);
+    }
     return Pin(record(sub_group));
   }
   absl::StatusOr<size_t> BeginPass(

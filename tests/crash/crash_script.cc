@@ -23,6 +23,8 @@ constexpr size_t kWindowStarts = 1 << 16;
 constexpr uint64_t kSubGroupElements = 4 * kTileElements;
 constexpr uint64_t kFrames = 4;
 constexpr uint64_t kElementBytesMax = 24;  // in a frame
+// The budget of each device is small, so that a part of the records stays.
+constexpr uint64_t kDeviceBudget = 2 << 20;
 // The divisor of gradients that are divided at all.
 constexpr double kScale = 1024;
 
@@ -157,6 +159,9 @@ client::SessionOptions CrashScript::Options(const std::string& endpoint,
       scenario_.accumulation.value_or(AccumulateDType::kFloat32);
   options.speculative = scenario_.speculates();
   if (scenario_.shares()) options.storage.offload_fraction = 0.3;
+  if (scenario_.keeps_on_devices()) {
+    options.storage.device_budget_bytes = kDeviceBudget;
+  }
   options.notice = [](const std::string&) {};  // ranks are lost all the time
   if (scenario_.scaling != Scaling::kRanks) {
     options.loss_scaler = ScalerOf(scenario_.scaling);

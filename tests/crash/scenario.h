@@ -72,6 +72,10 @@ struct Scenario {
   }
   // Says whether devices update a part of the elements.
   bool shares() const { return shared && InfoOf(optimizer).is_separable; }
+  // Says whether records stay on devices, where they may.
+  bool keeps_on_devices() const {
+    return shares() && state_place == StatePlace::kMemory && !speculates();
+  }
   // Says whether each answered step survives a loss of power.
   bool durable() const {
     return state_place == StatePlace::kMemoryDurable ||

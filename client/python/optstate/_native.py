@@ -146,6 +146,7 @@ class SessionOptions(_Versioned):
         ("has_offload_fraction", c_int32),
         ("offload_fraction", c_double),
         ("two_phase", c_int32),
+        ("device_budget_bytes", c_uint64),
     )
 
 

@@ -24,6 +24,7 @@ class Storage(NamedTuple):
     parameter_cache_bytes: int = 0
     has_offload_fraction: bool = False
     offload_fraction: float = 0.0
+    device_budget_bytes: int = 0
 
 
 def storage(
@@ -32,6 +33,7 @@ def storage(
     durability: str | None,
     sub_group_size: int | None,
     offload_fraction: float | None = None,
+    device_budget: int | str | None = None,
 ) -> Storage:
     """Converts the keyword arguments of an optimizer; ValueError names the wrong one."""
     if placement not in _PLACEMENTS:
@@ -50,6 +52,7 @@ def storage(
         durability_interval_ms=interval_ms,
         has_offload_fraction=offload_fraction is not None,
         offload_fraction=offload_fraction or 0.0,
+        device_budget_bytes=bytes_of("device_budget", device_budget),
     )
 
 

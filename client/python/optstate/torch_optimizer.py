@@ -146,6 +146,12 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             daemon's devices (``optstated --devices``) update the others, with the same bits.
             1 is the default. ``optctl set job NAME offload_fraction=0.3`` changes it while
             training runs. FailedPreconditionError: the daemon has no device.
+        device_budget: the memory of each of the daemon's devices, such as "8GiB", in which
+            records of the share that devices update stay from step to step; only gradients
+            and parameters are copied then. By default none. ``optctl set job NAME
+            device_budget=8GiB`` changes it while training runs, and 0 there turns it off. For
+            records in host memory (placement="host") without a durability, not with
+            speculative=True.
         connect_timeout, step_timeout: seconds; None: 30 and 1800. step_timeout
             includes waiting for the other ranks.
 
@@ -224,6 +230,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         durability: str | None = None,
         sub_group_size: int | None = None,
         offload_fraction: float | None = None,
+        device_budget: int | str | None = None,
         speculative: bool = False,
         across_nodes: str | None = None,
         **kwargs: Any,
@@ -244,7 +251,14 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             resume,
             parameters_as_views,
             detect_changes,
-            storage(placement, host_budget, durability, sub_group_size, offload_fraction),
+            storage(
+                placement,
+                host_budget,
+                durability,
+                sub_group_size,
+                offload_fraction,
+                device_budget,
+            ),
             gradients_as_views,
             speculative=speculative,
             across_nodes=across_nodes,
@@ -347,7 +361,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         Does what `optctl set job NAME offload_fraction=...` does, as the user who runs the
         script: the job's owner and the daemon's may. FailedPreconditionError: the daemon has no
         device, or this user may not. InvalidArgumentError: the optimizer cannot be updated by
-        devices.
+        devices, or the fraction is 1 and the job has a device_budget.
         """
         storage(None, None, None, None, fraction)  # raises ValueError
         session = self._served.attached().session

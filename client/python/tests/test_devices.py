@@ -39,6 +39,18 @@ def updates(daemon, job):
     return daemon.optctl("describe", "job", job).get("device_updates")
 
 
+def resident_bytes(daemon, job):
+    return sum(int(use["resident_bytes"]) for use in updates(daemon, job)["uses"])
+
+
+def states(optimizer):
+    """Returns the bits of all state, by parameter and name."""
+    return [
+        {name: bits([torch.as_tensor(value)]) for name, value in entry.items() if value is not None}
+        for entry in optimizer.state_dict()["state"].values()
+    ]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "RMSprop"])
 def test_every_fraction_gives_the_bits_of_the_cpu(device_daemon, name, dtype):
@@ -107,6 +119,83 @@ def test_the_script_changes_the_fraction(device_daemon):
     device_daemon.stop_gently()
     with pytest.raises(UnavailableError):
         shared.set_offload_fraction(0.5)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Lion"])
+def test_records_stay_on_devices(device_daemon, name):
+    ours, others = model_of(torch.bfloat16), model_of(torch.bfloat16)
+    kept = getattr(optstate, name)(
+        ours.parameters(),
+        lr=0.01,
+        job="kept",
+        model=ours,
+        endpoint=device_daemon.shm,
+        offload_fraction=0.0,
+        device_budget="64MiB",
+    )
+    plain = getattr(optstate, name)(
+        others.parameters(), lr=0.01, job="plain", model=others, endpoint=device_daemon.shm
+    )
+
+    def train_both(first, last):
+        train(ours, kept, range(first, last))
+        train(others, plain, range(first, last))
+        assert same(ours, others)
+
+    train_both(0, 3)
+    assert resident_bytes(device_daemon, "kept") > 0
+    assert "resident" in device_daemon.run_optctl("describe", "job", "kept")
+    assert "resident" in device_daemon.run_optctl("describe", "device")
+    assert states(kept) == states(plain)
+    train_both(3, 9)
+    engine = int(device_daemon.optctl("describe", "job", "kept")["engine_pid"])
+    os.kill(engine, signal.SIGKILL)
+    train_both(9, 12)
+    assert states(kept) == states(plain)
+    device_daemon.run_optctl("set", "job", "kept", "device_budget=0")
+    assert resident_bytes(device_daemon, "kept") == 0
+    train_both(12, 14)
+    device_daemon.run_optctl("set", "job", "kept", "device_budget=32MiB")
+    train_both(14, 20)
+    assert resident_bytes(device_daemon, "kept") > 0
+    assert not updates(device_daemon, "kept")["problem"]
+    assert states(kept) == states(plain)
+    kept.close()
+    # A script goes on asking for what it began with, or leaves it out.
+    for asked in ("64MiB", 32 << 20, None):
+        again = model_of(torch.bfloat16)
+        attached = getattr(optstate, name)(
+            again.parameters(),
+            lr=0.01,
+            job="kept",
+            model=again,
+            endpoint=device_daemon.shm,
+            device_budget=asked,
+        )
+        assert same(again, others)
+        attached.close()
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"device_budget": "64 MB"}, "device_budget"),
+        ({"device_budget": 0}, "device_budget"),
+        ({"device_budget": "64MiB"}, "offload_fraction below 1"),
+        ({"device_budget": "64MiB", "offload_fraction": 1.0}, "offload_fraction below 1"),
+        (
+            {"device_budget": "64MiB", "offload_fraction": 0.5, "placement": "auto"},
+            'placement="host"',
+        ),
+        (
+            {"device_budget": "64MiB", "offload_fraction": 0.5, "durability": "step"},
+            'placement="host"',
+        ),
+    ],
+)
+def test_a_device_budget_that_cannot_be_is_refused(device_daemon, options, text):
+    with pytest.raises(ValueError, match=text):
+        optstate.AdamW(model_of(torch.bfloat16).parameters(), endpoint=device_daemon.shm, **options)
 
 
 def test_what_cannot_be_is_refused(device_daemon):

@@ -92,6 +92,7 @@ absl::Status DeviceBatch::Init() {
   OPTSTATE_ASSIGN_OR_RETURN(is_over_, device_.MakeEvent());
   OPTSTATE_ASSIGN_OR_RETURN(stream_, device_.MakeStream());
   places_.reserve(HeldTasks::kTasksMax);
+  slots_.reserve(HeldTasks::kTasksMax);
   Clear();
   return absl::OkStatus();
 }
@@ -106,6 +107,8 @@ DeviceBatch::~DeviceBatch() {
 void DeviceBatch::Clear() {
   tasks_.Clear();
   places_.clear();
+  slots_.clear();
+  elements_ = 0;
   inputs_end_ = kInputsOffset;
   arrays_begin_ = bytes_;
 }
@@ -118,12 +121,12 @@ T* DeviceBatch::OnDevice(const T* place) const {
   return (memory_ + offset).ForKernel<T>();
 }
 
-bool DeviceBatch::Add(size_t slot, const UpdateTask& task) {
+bool DeviceBatch::Add(size_t slot, const UpdateTask& task,
+                      ResidentTile* /*tile*/) {
   if (!tasks_.HasRoomFor(task)) return false;
   const kernels::UpdateKernelKey& key = *task.key;
-  if (!tasks_.empty() &&
-      (slot != slot_ || key.optimizer != tasks_[0].key.optimizer ||
-       key.options != tasks_[0].key.options)) {
+  if (!tasks_.empty() && (key.optimizer != tasks_[0].key.optimizer ||
+                          key.options != tasks_[0].key.options)) {
     return false;
   }
   const size_t count = task.view.gradients.size();
@@ -149,13 +152,14 @@ bool DeviceBatch::Add(size_t slot, const UpdateTask& task) {
                });
   arrays_begin_ -= arrays_bytes;
   inputs_end_ = inputs_end;
-  slot_ = slot;
+  elements_ += task.view.numel;
+  NoteSlot(slot);
   tasks_.Add(task);
   places_.push_back(place);
   return true;
 }
 
-void DeviceBatch::Gather(size_t i) {
+void DeviceBatch::Gather(size_t i, WorkerUndo* /*undo*/) {
   const HeldTasks::Held& held = tasks_[i];
   const Place& place = places_[i];
   const auto gradients = tasks_.gradients(i);

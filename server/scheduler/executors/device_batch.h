@@ -11,24 +11,23 @@
 #include "kernels/update_kernel.h"
 #include "server/scheduler/executors/device_kernels.h"
 #include "server/scheduler/executors/held_tasks.h"
+#include "server/scheduler/executors/update_batch.h"
 #include "server/scheduler/executors/update_executor.h"
 #include "server/scheduler/worker_undo.h"
 #include "storage/accelerator/device_runtime.h"
 
 namespace optstate::scheduler {
 
-// The tasks of one launch, all of one record. Their values are gathered in
-// pinned memory, copied to the device, updated and copied back there, and
-// written to the record from there, with the undo of the kernels. Until then
-// the record is as it was, so that the CPU can do the tasks instead.
+// A batch of records that stay on the host: their values are gathered in pinned
+// memory, copied to the device, updated and copied back there, and written to
+// the records from there, with the undo of the kernels.
 //
 // One buffer of the host and one of the device have the same bytes:
 //   [task table | factors | gradients ->  ...  <- parameters, masters, states]
 // so that a launch takes two copies to the device and one back.
 //
-// Threads: one at a time, but Gather and WriteBack may run at the same time for
-// different tasks. Allocates in Make() alone.
-class DeviceBatch {
+// Threads: as UpdateBatch. Allocates in Make() alone.
+class DeviceBatch final : public UpdateBatch {
  public:
   // The bytes of a batch that its tables take.
   static uint64_t TableBytes();
@@ -39,32 +38,29 @@ class DeviceBatch {
       accelerator::Device* device, uint64_t bytes);
   DeviceBatch(const DeviceBatch&) = delete;
   DeviceBatch& operator=(const DeviceBatch&) = delete;
-  ~DeviceBatch();
+  ~DeviceBatch() override;
 
-  // Adds a task of the record in `slot`, with copies of its lists. Returns
-  // false, with nothing changed, when it has no room, or the tasks before have
-  // another optimizer or slot.
-  bool Add(size_t slot, const UpdateTask& task);
-  const HeldTasks& tasks() const { return tasks_; }
-  size_t slot() const { return slot_; }
-  uint64_t bytes() const { return bytes_; }
-  // The bytes of the copies of its tasks.
-  uint64_t bytes_to_device() const { return inputs_end_ + bytes_to_host(); }
-  uint64_t bytes_to_host() const { return bytes_ - arrays_begin_; }
+  // Takes copies of the task's lists.
+  bool Add(size_t slot, const UpdateTask& task, ResidentTile* tile) override;
+  size_t size() const override { return tasks_.size(); }
+  uint64_t run(size_t i) const override { return tasks_[i].task.run; }
+  uint64_t step() const override { return tasks_[0].task.step; }
+  uint64_t elements() const override { return elements_; }
+  uint64_t bytes() const override { return bytes_; }
+  uint64_t bytes_to_device() const override {
+    return inputs_end_ + bytes_to_host();
+  }
+  uint64_t bytes_to_host() const override { return bytes_ - arrays_begin_; }
 
-  // Copies what the update of task i reads to the pinned memory.
-  void Gather(size_t i);
-  // Enqueues the copies and the update of all tasks, which are gathered.
-  absl::Status Submit(const DeviceKernels& kernels);
-  // Waits, asleep, until the device has done what Submit() enqueued.
-  absl::Status Wait() { return is_over_->Wait(); }
-  // Waits until the device uses nothing of the batch, also behind a Submit()
-  // that failed half-way.
-  absl::Status Drain() { return stream_->Wait(); }
-  // Stores the new values of task i, and its stamp.
-  void WriteBack(size_t i, WorkerUndo* undo);
-  // Forgets the tasks.
-  void Clear();
+  void Gather(size_t i, WorkerUndo* undo) override;
+  absl::Status Submit(const DeviceKernels& kernels) override;
+  absl::Status Wait() override { return is_over_->Wait(); }
+  absl::Status Drain() override { return stream_->Wait(); }
+  void WriteBack(size_t i, WorkerUndo* undo) override;
+  void UpdateByCpu(size_t i, WorkerUndo* undo) override {
+    tasks_.UpdateByCpu(i, undo);
+  }
+  void Clear() override;
 
  private:
   // The places of a task in the buffers.
@@ -91,7 +87,7 @@ class DeviceBatch {
   std::unique_ptr<accelerator::DeviceStream> stream_;
   HeldTasks tasks_;
   std::vector<Place> places_;  // by task
-  size_t slot_ = 0;
+  uint64_t elements_ = 0;
   uint64_t inputs_end_ = 0;    // of the bytes from the front
   uint64_t arrays_begin_ = 0;  // of the bytes from the back
 };

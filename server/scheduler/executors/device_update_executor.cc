@@ -1,5 +1,6 @@
 #include "server/scheduler/executors/device_update_executor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -26,35 +27,58 @@ uint64_t ElementsOf(const HeldTasks& held) {
 absl::Status DeviceUpdateExecutor::Share(
     double cpu_fraction, OptimizerKind optimizer,
     absl::Span<accelerator::Device* const> devices,
-    const DeviceKernels* kernels) {
+    const DeviceKernels* kernels, const Residents& residents) {
   if (!(cpu_fraction >= 0 && cpu_fraction <= 1)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the CPU's fraction of updates is ", cpu_fraction, ", not in [0, 1]"));
   }
-  if (cpu_fraction < 1 && batches_.empty()) {
+  Release();
+  if (cpu_fraction < 1) {
     OPTSTATE_RETURN_IF_ERROR(kernels->CanUpdate(optimizer));
-    OPTSTATE_ASSIGN_OR_RETURN(batches_, MakeBatches(devices));
     kernels_ = kernels;
-    oldest_ = 0;
-    is_lost_.assign(devices.size(), false);
-    loads_.assign(devices.size(), DeviceLoad());
-    const absl::MutexLock lock(&mu_);
-    counters_.devices.assign(devices.size(), DeviceCounters());
-    for (const Slot& slot : batches_) {
-      DeviceCounters& counters = counters_.devices[slot.device];
-      ++counters.batches;
-      counters.batch_bytes += slot.batch->bytes();
-    }
+    OPTSTATE_RETURN_IF_ERROR(ShareAnew(devices, residents));
+  } else {
+    rings_.clear();
   }
-  if (cpu_fraction == 1) batches_.clear();
   cpu_fraction_ = cpu_fraction;
   elements_ = 0;
   cpu_elements_ = 0;
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<DeviceUpdateExecutor::Slot>>
-DeviceUpdateExecutor::MakeBatches(
+absl::Status DeviceUpdateExecutor::ShareAnew(
+    absl::Span<accelerator::Device* const> devices,
+    const Residents& residents) {
+  std::vector<Ring> rings;
+  if (!is_shared()) {
+    OPTSTATE_ASSIGN_OR_RETURN(rings.emplace_back(), MakeRing(devices));
+  }
+  std::unique_ptr<ResidentRecords> kept;
+  if (residents.device_bytes > 0) {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        kept, ResidentRecords::Make(devices, residents.device_bytes,
+                                    residents.log, residents.room));
+    for (size_t i = 0; i < devices.size(); ++i) {
+      OPTSTATE_ASSIGN_OR_RETURN(
+          rings.emplace_back(),
+          MakeResidentRing(devices[i], i, residents.batch_bytes, kept.get()));
+    }
+  }
+  const bool is_first = !is_shared();
+  if (!is_first) rings.insert(rings.begin(), std::move(rings_.front()));
+  rings_ = std::move(rings);
+  residents_ = std::move(kept);
+  if (is_first) {
+    is_lost_.assign(devices.size(), false);
+    loads_.assign(devices.size(), DeviceLoad());
+    const absl::MutexLock lock(&mu_);
+    counters_.devices.assign(devices.size(), DeviceCounters());
+  }
+  CountPlaces();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DeviceUpdateExecutor::Ring> DeviceUpdateExecutor::MakeRing(
     absl::Span<accelerator::Device* const> devices) const {
   if (devices.empty() || options_.batch_bytes <= DeviceBatch::TableBytes()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -62,34 +86,100 @@ DeviceUpdateExecutor::MakeBatches(
         " bytes: at least one is needed, and more than ",
         DeviceBatch::TableBytes(), " bytes"));
   }
-  std::vector<Slot> batches(BatchesOf(devices.size()));
-  for (size_t i = 0; i < batches.size(); ++i) {
-    batches[i].device = i % devices.size();
+  Ring ring;
+  ring.batches.resize(BatchesOf(devices.size()));
+  for (size_t i = 0; i < ring.batches.size(); ++i) {
+    ring.batches[i].device = i % devices.size();
     OPTSTATE_ASSIGN_OR_RETURN(
-        batches[i].batch,
-        DeviceBatch::Make(devices[batches[i].device], options_.batch_bytes));
+        ring.batches[i].batch,
+        DeviceBatch::Make(devices[i % devices.size()], options_.batch_bytes));
   }
-  return batches;
+  return ring;
+}
+
+absl::StatusOr<DeviceUpdateExecutor::Ring>
+DeviceUpdateExecutor::MakeResidentRing(accelerator::Device* device,
+                                       size_t index, uint64_t batch_bytes,
+                                       ResidentRecords* records) const {
+  Ring ring;
+  ring.batches.resize(kResidentBatches);
+  for (Slot& slot : ring.batches) {
+    slot.device = index;
+    OPTSTATE_ASSIGN_OR_RETURN(
+        slot.batch, ResidentBatch::Make(device, records, batch_bytes));
+  }
+  return ring;
+}
+
+// Counts the memory of batches and of records that stay.
+void DeviceUpdateExecutor::CountPlaces() {
+  const absl::MutexLock lock(&mu_);
+  for (DeviceCounters& counters : counters_.devices) {
+    counters.batches = 0;
+    counters.batch_bytes = 0;
+  }
+  for (const Ring& ring : rings_) {
+    for (const Slot& slot : ring.batches) {
+      DeviceCounters& counters = counters_.devices[slot.device];
+      ++counters.batches;
+      counters.batch_bytes += slot.batch->bytes();
+    }
+  }
+  counters_.log_bytes = residents_ != nullptr ? residents_->log_bytes() : 0;
+  for (size_t i = 0; i < counters_.devices.size(); ++i) {
+    DeviceCounters& counters = counters_.devices[i];
+    counters.resident_elements =
+        residents_ != nullptr ? residents_->elements(i) : 0;
+    counters.resident_bytes = residents_ != nullptr ? residents_->bytes(i) : 0;
+  }
+}
+
+void DeviceUpdateExecutor::Settle() {
+  if (residents_ == nullptr) return;
+  residents_->SettleAll(options_.pool, [this] { return undo(); });
+}
+
+bool DeviceUpdateExecutor::WorkAhead() {
+  return residents_ != nullptr &&
+         residents_->CatchUpSome(options_.pool, [this] { return undo(); });
+}
+
+bool DeviceUpdateExecutor::Release() {
+  if (residents_ == nullptr) return false;
+  Settle();
+  rings_.resize(1);
+  residents_->Forget();
+  residents_.reset();
+  CountPlaces();
+  return true;
+}
+
+void DeviceUpdateExecutor::MakeCurrent(const SubGroup& sub_group,
+                                       bool is_written) {
+  if (residents_ == nullptr) return;
+  residents_->MakeCurrent(sub_group, is_written, undo());
 }
 
 absl::Status DeviceUpdateExecutor::Update(const IndexRange& positions,
                                           UpdateTasks* tasks) {
-  if (batches_.empty()) return cpu_.Update(positions, tasks);
+  if (!is_shared()) return cpu_.Update(positions, tasks);
   absl::Status status;
   for (size_t i = positions.begin; i < positions.end; ++i) {
     const size_t slot = i % records_.size();
-    while (records_[slot].is_open) FinishOldest(tasks);
+    FinishRecord(slot, tasks);
     status = tasks->Open(slot, i);
     if (!status.ok()) break;
     records_[slot] = {.is_open = true};
     tasks->ForEachTask(
         slot, [&](const UpdateTask& task) { Take(slot, task, tasks); });
-    SubmitBatch(tasks);
     UpdateCpuPart();
     records_[slot].is_read = true;
     CloseIfDone(slot, tasks);
   }
-  while (under_way_ > 0) FinishOldest(tasks);
+  for (size_t slot = 0; slot < records_.size(); ++slot) {
+    FinishRecord(slot, tasks);
+  }
+  if (residents_ != nullptr) residents_->BeginCatchUp();
   EndPass();
   return status;
 }
@@ -104,13 +194,48 @@ bool DeviceUpdateExecutor::IsForCpu(size_t numel) {
   return true;
 }
 
+ResidentTile* DeviceUpdateExecutor::TileOf(const UpdateTask& task) {
+  ResidentTile* const tile =
+      residents_ == nullptr ? nullptr : residents_->Find(task.run);
+  if (tile == nullptr) return nullptr;
+  if (!is_lost_[tile->device] && ResidentRecords::CanStay(task)) return tile;
+  // The record in host memory is updated in its place.
+  residents_->Settle(tile, undo());
+  return nullptr;
+}
+
 void DeviceUpdateExecutor::Take(size_t slot, const UpdateTask& task,
                                 UpdateTasks* tasks) {
-  if (IsForCpu(task.view.numel)) return TakeForCpu(task);
-  if (filling().batch->Add(slot, task)) return;
-  SubmitBatch(tasks);
+  ResidentTile* tile = TileOf(task);
+  if (tile != nullptr) {
+    elements_ += task.view.numel;
+  } else if (IsForCpu(task.view.numel)) {
+    return TakeForCpu(task);
+  } else if (residents_ != nullptr && residents_->Find(task.run) == nullptr) {
+    tile = residents_->Admit(task);
+    if (tile != nullptr && is_lost_[tile->device]) tile = nullptr;
+  }
+  Ring& ring = tile != nullptr ? rings_[1 + tile->device] : rings_[0];
+  if (Add(slot, task, tile, &ring, tasks)) return;
   // A task that is larger than a batch is the CPU's.
-  if (!filling().batch->Add(slot, task)) TakeForCpu(task);
+  if (tile != nullptr) residents_->Settle(tile, undo());
+  TakeForCpu(task);
+}
+
+bool DeviceUpdateExecutor::Add(size_t slot, const UpdateTask& task,
+                               ResidentTile* tile, Ring* ring,
+                               UpdateTasks* tasks) {
+  if (AddToBatch(slot, task, tile, ring->filling().batch.get())) return true;
+  SubmitBatch(ring, tasks);
+  return AddToBatch(slot, task, tile, ring->filling().batch.get());
+}
+
+bool DeviceUpdateExecutor::AddToBatch(size_t slot, const UpdateTask& task,
+                                      ResidentTile* tile, UpdateBatch* batch) {
+  const size_t slots = batch->slots().size();
+  if (!batch->Add(slot, task, tile)) return false;
+  if (batch->slots().size() > slots) ++records_[slot].batches;
+  return true;
 }
 
 void DeviceUpdateExecutor::TakeForCpu(const UpdateTask& task) {
@@ -124,60 +249,73 @@ void DeviceUpdateExecutor::UpdateCpuPart() {
   cpu_part_.Clear();
 }
 
-void DeviceUpdateExecutor::SubmitBatch(UpdateTasks* tasks) {
-  Slot& slot = filling();
-  DeviceBatch& batch = *slot.batch;
-  if (batch.tasks().empty()) return;
+void DeviceUpdateExecutor::SubmitBatch(Ring* ring, UpdateTasks* tasks) {
+  Slot& slot = ring->filling();
+  if (slot.batch->size() == 0) return;
   slot.is_submitted = !is_lost_[slot.device];
-  if (slot.is_submitted) {
-    options_.pool->ParallelFor(batch.tasks().size(),
-                               [&](size_t i) { batch.Gather(i); });
-    const absl::Status status = batch.Submit(*kernels_);
-    if (!status.ok()) {
-      NoteFailure(slot.device, status);
-      // Copies that are under way still use the batch.
-      const absl::Status drained = batch.Drain();
-      if (!drained.ok()) NoteFailure(slot.device, drained);
-      slot.is_submitted = false;
-    } else {
-      loads_[slot.device].Begin(NowNs());
-    }
-  }
-  ++records_[batch.slot()].batches;
-  ++under_way_;
-  if (under_way_ < batches_.size()) return;
+  if (slot.is_submitted) GatherAndSubmit(&slot);
+  ++ring->under_way;
+  if (ring->under_way < ring->batches.size()) return;
   // One batch must be there to be filled. The CPU has better to do than wait.
   UpdateCpuPart();
-  FinishOldest(tasks);
+  FinishOldest(ring, tasks);
 }
 
-void DeviceUpdateExecutor::FinishOldest(UpdateTasks* tasks) {
-  Slot& oldest = batches_[oldest_];
-  DeviceBatch& batch = *oldest.batch;
+void DeviceUpdateExecutor::GatherAndSubmit(Slot* slot) {
+  UpdateBatch& batch = *slot->batch;
+  options_.pool->ParallelFor(batch.size(),
+                             [&](size_t i) { batch.Gather(i, undo()); });
+  const absl::Status status = batch.Submit(*kernels_);
+  if (status.ok()) return loads_[slot->device].Begin(NowNs());
+  NoteFailure(slot->device, status);
+  // Copies that are under way still use the batch.
+  const absl::Status drained = batch.Drain();
+  if (!drained.ok()) NoteFailure(slot->device, drained);
+  slot->is_submitted = false;
+}
+
+void DeviceUpdateExecutor::FinishOldest(Ring* ring, UpdateTasks* tasks) {
+  Slot& oldest = ring->batches[ring->oldest];
+  UpdateBatch& batch = *oldest.batch;
   bool is_by_device = oldest.is_submitted;
   if (is_by_device) {
     const absl::Status status = batch.Wait();
     is_by_device = status.ok();
     if (!status.ok()) NoteFailure(oldest.device, status);
     loads_[oldest.device].End(
-        NowNs(), is_by_device ? ElementsOf(batch.tasks()) : 0,
+        NowNs(), is_by_device ? batch.elements() : 0,
         is_by_device ? batch.bytes_to_device() + batch.bytes_to_host() : 0);
   }
-  if (is_by_device) {
-    options_.pool->ParallelFor(batch.tasks().size(), [&](size_t i) {
+  options_.pool->ParallelFor(batch.size(), [&](size_t i) {
+    if (is_by_device) {
       batch.WriteBack(i, undo());
-      Observe(batch.tasks()[i].task);
-    });
+    } else {
+      batch.UpdateByCpu(i, undo());
+    }
+    Observe(batch.step(), batch.run(i));
+  });
+  if (is_by_device) {
     CountBatch(oldest.device, batch);
   } else {
-    UpdateByCpu(batch.tasks());
+    CountCpu(batch.elements());
   }
-  const size_t slot = batch.slot();
+  for (const size_t slot : batch.slots()) --records_[slot].batches;
+  ring->oldest = (ring->oldest + 1) % ring->batches.size();
+  --ring->under_way;
+  for (const size_t slot : batch.slots()) CloseIfDone(slot, tasks);
   batch.Clear();
-  oldest_ = (oldest_ + 1) % batches_.size();
-  --under_way_;
-  --records_[slot].batches;
-  CloseIfDone(slot, tasks);
+}
+
+void DeviceUpdateExecutor::FinishRecord(size_t slot, UpdateTasks* tasks) {
+  while (records_[slot].is_open) {
+    for (Ring& ring : rings_) {
+      const auto held = ring.filling().batch->slots();
+      if (std::find(held.begin(), held.end(), slot) != held.end()) {
+        SubmitBatch(&ring, tasks);
+      }
+      if (ring.under_way > 0) FinishOldest(&ring, tasks);
+    }
+  }
 }
 
 void DeviceUpdateExecutor::CloseIfDone(size_t slot, UpdateTasks* tasks) {
@@ -190,15 +328,13 @@ void DeviceUpdateExecutor::CloseIfDone(size_t slot, UpdateTasks* tasks) {
 void DeviceUpdateExecutor::UpdateByCpu(const HeldTasks& held) {
   options_.pool->ParallelFor(held.size(), [&](size_t i) {
     held.UpdateByCpu(i, undo());
-    Observe(held[i].task);
+    Observe(held[i].task.step, held[i].task.run);
   });
-  CountCpu(held);
+  CountCpu(ElementsOf(held));
 }
 
-void DeviceUpdateExecutor::Observe(const UpdateTask& task) const {
-  if (options_.observer != nullptr) {
-    options_.observer->OnRunUpdated(task.step, task.run);
-  }
+void DeviceUpdateExecutor::Observe(uint64_t step, uint64_t run) const {
+  if (options_.observer != nullptr) options_.observer->OnRunUpdated(step, run);
 }
 
 void DeviceUpdateExecutor::NoteFailure(size_t device,
@@ -210,22 +346,22 @@ void DeviceUpdateExecutor::NoteFailure(size_t device,
   counters_.devices[device].is_lost = is_lost_[device];
 }
 
-void DeviceUpdateExecutor::CountBatch(size_t device, const DeviceBatch& batch) {
-  const uint64_t elements = ElementsOf(batch.tasks());
+void DeviceUpdateExecutor::CountBatch(size_t device, const UpdateBatch& batch) {
   const absl::MutexLock lock(&mu_);
-  counters_.device_elements += elements;
+  counters_.device_elements += batch.elements();
   DeviceCounters& counters = counters_.devices[device];
-  counters.elements += elements;
+  counters.elements += batch.elements();
   counters.bytes_to_device += batch.bytes_to_device();
   counters.bytes_to_host += batch.bytes_to_host();
 }
 
-void DeviceUpdateExecutor::CountCpu(const HeldTasks& held) {
+void DeviceUpdateExecutor::CountCpu(uint64_t elements) {
   const absl::MutexLock lock(&mu_);
-  counters_.cpu_elements += ElementsOf(held);
+  counters_.cpu_elements += elements;
 }
 
 void DeviceUpdateExecutor::EndPass() {
+  CountPlaces();
   const absl::MutexLock lock(&mu_);
   for (size_t i = 0; i < loads_.size(); ++i) {
     loads_[i].EndPass();

@@ -2,7 +2,6 @@
 #define OPTSTATE_SERVER_SCHEDULER_EXECUTORS_DEVICE_UPDATE_EXECUTOR_H_
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -18,20 +17,25 @@
 #include "server/scheduler/executors/device_kernels.h"
 #include "server/scheduler/executors/device_load.h"
 #include "server/scheduler/executors/held_tasks.h"
+#include "server/scheduler/executors/resident_batch.h"
+#include "server/scheduler/executors/resident_records.h"
+#include "server/scheduler/executors/update_batch.h"
 #include "server/scheduler/executors/update_executor.h"
 #include "server/scheduler/step_observer.h"
 #include "server/scheduler/worker_undo.h"
 #include "server/scheduler/workers/worker_pool.h"
 #include "storage/accelerator/device_runtime.h"
+#include "storage/record_lag.h"
 
 namespace optstate::scheduler {
 
-// Shares the updates of records that stay on the host between the CPU and
-// devices. A device works through a bounded number of bounded batches: while it
-// does, the workers of the pool gather the next one, update the CPU's part of
-// the record, and write the last one back, with the same undo as the CPU's
-// kernels. A process that is killed leaves what it would have left with
-// CpuUpdateExecutor. Reductions are the CPU's.
+// Shares the updates of records between the CPU and devices. A device works
+// through a bounded number of bounded batches: while it does, the workers of
+// the pool gather the next one, update the CPU's part of the record, and write
+// the last one back, with the same undo as the CPU's kernels. A process that is
+// killed leaves what it would have left with CpuUpdateExecutor, and, of records
+// that stay on devices (ResidentRecords), what the log brings up to date.
+// Reductions are the CPU's.
 //
 // A device that fails costs time and no bits: the tasks of its batch are done
 // by the CPU's kernels, whose results are equal, and all further ones too when
@@ -39,7 +43,8 @@ namespace optstate::scheduler {
 //
 // Threads: as UpdateExecutor; Share() between two passes; counters() may be
 // called by any thread.
-class DeviceUpdateExecutor final : public UpdateExecutor {
+class DeviceUpdateExecutor final : public UpdateExecutor,
+                                   private storage::RecordLag {
  public:
   // All outlive the executor.
   struct Options {
@@ -50,8 +55,22 @@ class DeviceUpdateExecutor final : public UpdateExecutor {
     // The memory of a batch, of the device and pinned on the host, more than
     // DeviceBatch::TableBytes(); a task that needs more is done by the CPU.
     uint64_t batch_bytes = kBatchBytes;
+    // The records that may be open at the same time, at least two. Batches have
+    // tasks of several, so more are faster. A job on disk has room for two.
+    size_t records_max = 2;
+  };
+  // The records that are to stay on devices.
+  struct Residents {
+    uint64_t device_bytes = 0;  // of each device; 0: none stay
+    // The parameters of a batch of them.
+    uint64_t batch_bytes = kResidentBytes;
+    // The log of their gradients: see ResidentRecords::Make().
+    absl::Span<std::byte> log;
+    GradientLog::Room room;
   };
   static constexpr uint64_t kBatchBytes = uint64_t{8} << 20;
+  // The parameters in a batch of records that stay, and as many gradients.
+  static constexpr uint64_t kResidentBytes = uint64_t{32} << 20;
 
   // Counts the work of one device since Share() gave it its batches.
   struct DeviceCounters {
@@ -60,6 +79,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor {
     uint64_t elements = 0;     // that it has updated
     uint64_t bytes_to_device = 0;
     uint64_t bytes_to_host = 0;
+    uint64_t resident_elements = 0;  // that have a place there
+    uint64_t resident_bytes = 0;     // of their places
     DeviceLoad::Work recent;
     // Why it did not do a batch, last.
     absl::Status failure;
@@ -68,6 +89,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor {
   struct Counters {
     uint64_t device_elements = 0;
     uint64_t cpu_elements = 0;
+    uint64_t log_bytes = 0;  // of host memory
     // Why a device did not do a batch, last; INTERNAL: it is lost.
     absl::Status failure;
     std::vector<DeviceCounters> devices;  // as given to Share()
@@ -75,30 +97,49 @@ class DeviceUpdateExecutor final : public UpdateExecutor {
 
   // Until Share() is called the CPU does all.
   explicit DeviceUpdateExecutor(const Options& options)
-      : options_(options), cpu_(options.pool, options.undo, options.observer) {}
+      : options_(options),
+        cpu_(options.pool, options.undo, options.observer),
+        records_(options.records_max) {}
 
   // Lets the CPU update this fraction of the elements, as near as whole tiles
   // allow, and the devices the others, in turn; 1: the CPU updates all, and the
   // batches are freed. INVALID_ARGUMENT: there is no device, the batches are
   // too small, or the fraction is not in [0, 1]; UNIMPLEMENTED, naming it:
   // there is no kernel of the optimizer; other errors are those of the devices'
-  // memory and streams. After an error all is as before. Devices and kernels
-  // outlive the executor.
+  // memory and streams. After an error all is as before, but that no record
+  // stays on a device. Devices, kernels and the log outlive the executor.
   absl::Status Share(double cpu_fraction, OptimizerKind optimizer,
                      absl::Span<accelerator::Device* const> devices,
-                     const DeviceKernels* kernels);
-  // Returns the memory of the host that Share() takes with so many devices.
-  static uint64_t HostBytes(size_t devices) {
-    return BatchesOf(devices) * kBatchBytes;
+                     const DeviceKernels* kernels, const Residents& residents);
+  absl::Status Share(double cpu_fraction, OptimizerKind optimizer,
+                     absl::Span<accelerator::Device* const> devices,
+                     const DeviceKernels* kernels) {
+    return Share(cpu_fraction, optimizer, devices, kernels, Residents());
   }
+  // Returns the memory of the host that Share() takes with so many devices,
+  // without the log. `resident_bytes`: Residents::batch_bytes; 0: none stay.
+  static uint64_t HostBytes(size_t devices, uint64_t resident_bytes) {
+    const uint64_t resident =
+        resident_bytes == 0 ? 0 : ResidentBatch::HostBytes(resident_bytes);
+    return BatchesOf(devices) * kBatchBytes +
+           kResidentBatches * devices * resident;
+  }
+  // Settles all, and gives up the places of records that stay on devices, and
+  // the log. Returns false when there were none.
+  bool Release();
+  // Says of records that stay on devices whether they lag behind there.
+  storage::RecordLag* lag() { return this; }
+  // Brings all records in host memory up to date: none is on a device then,
+  // until the next pass.
+  void Settle() override;
+  bool WorkAhead() override;
 
   absl::Status CanUpdate(const Layout& layout,
                          Accumulation accumulation) const override {
     return cpu_.CanUpdate(layout, accumulation);
   }
-  // With devices, tasks of one record are taken while the batches of the one
-  // before are under way. That pins two records: a job on disk has three frames
-  // at least.
+  // With devices, tasks of one record are taken while the batches of those
+  // before are under way, which pins them.
   size_t slots() const override {
     return std::max(cpu_.slots(), records_.size());
   }
@@ -118,53 +159,83 @@ class DeviceUpdateExecutor final : public UpdateExecutor {
   };
   // A batch and its device.
   struct Slot {
-    std::unique_ptr<DeviceBatch> batch;
+    std::unique_ptr<UpdateBatch> batch;
     size_t device = 0;          // index
     bool is_submitted = false;  // the device has it
+  };
+  // Batches that are submitted and finished in turn: those under way begin at
+  // `oldest`, and the next one is filled.
+  struct Ring {
+    std::vector<Slot> batches;
+    size_t oldest = 0;
+    size_t under_way = 0;
+
+    Slot& filling() { return batches[(oldest + under_way) % batches.size()]; }
   };
 
   // One more than are under way, which is filled.
   static size_t BatchesOf(size_t devices) { return 2 * devices + 1; }
+  static constexpr size_t kResidentBatches = 3;  // of a device
 
-  absl::StatusOr<std::vector<Slot>> MakeBatches(
+  absl::Status ShareAnew(absl::Span<accelerator::Device* const> devices,
+                         const Residents& residents);
+  // Makes batches for these devices in turn; for records that stay on one.
+  absl::StatusOr<Ring> MakeRing(
       absl::Span<accelerator::Device* const> devices) const;
+  absl::StatusOr<Ring> MakeResidentRing(accelerator::Device* device,
+                                        size_t index, uint64_t batch_bytes,
+                                        ResidentRecords* records) const;
+  void CountPlaces();
   // Returns whether the next task, of so many elements, is the CPU's.
   bool IsForCpu(size_t numel);
   // Puts a task into the batch that is being filled, or into the CPU's part.
   void Take(size_t slot, const UpdateTask& task, UpdateTasks* tasks);
   void TakeForCpu(const UpdateTask& task);
+  // Returns the tile of a task whose record stays, or is to, on a device that
+  // works; null: it has none, and the record in host memory is up to date.
+  ResidentTile* TileOf(const UpdateTask& task);
+  // Puts a task into a batch of the ring; returns false when it is too large.
+  bool Add(size_t slot, const UpdateTask& task, ResidentTile* tile, Ring* ring,
+           UpdateTasks* tasks);
+  bool AddToBatch(size_t slot, const UpdateTask& task, ResidentTile* tile,
+                  UpdateBatch* batch);
   // Does the CPU's part of the record that is being read.
   void UpdateCpuPart();
   // Gives the batch that is being filled to its device, if it has tasks.
-  void SubmitBatch(UpdateTasks* tasks);
+  void SubmitBatch(Ring* ring, UpdateTasks* tasks);
+  void GatherAndSubmit(Slot* slot);
   // Waits for the oldest batch and stores its results.
-  void FinishOldest(UpdateTasks* tasks);
+  void FinishOldest(Ring* ring, UpdateTasks* tasks);
+  // Submits and finishes batches until the record is closed.
+  void FinishRecord(size_t slot, UpdateTasks* tasks);
   void CloseIfDone(size_t slot, UpdateTasks* tasks);
+  // See RecordLag.
+  void MakeCurrent(const SubGroup& sub_group, bool is_written) override;
   // Does tasks by the CPU's kernels, on all workers.
   void UpdateByCpu(const HeldTasks& held);
-  void Observe(const UpdateTask& task) const;
+  void Observe(uint64_t step, uint64_t run) const;
   void NoteFailure(size_t device, const absl::Status& failure);
   // Counts what a device has done.
-  void CountBatch(size_t device, const DeviceBatch& batch);
-  void CountCpu(const HeldTasks& held);
+  void CountBatch(size_t device, const UpdateBatch& batch);
+  void CountCpu(uint64_t elements);
   // Lets what devices did in this pass show in their rates.
   void EndPass();
   WorkerUndo* undo() const {
     return options_.undo.data() + WorkerPool::CurrentParticipant();
   }
-  Slot& filling() { return batches_[(oldest_ + under_way_) % batches_.size()]; }
+  bool is_shared() const { return !rings_.empty(); }
 
   const Options options_;
   CpuUpdateExecutor cpu_;
   const DeviceKernels* kernels_ = nullptr;
   double cpu_fraction_ = 1;
-  // A ring: those under way begin at oldest_, and the next one is filled.
-  std::vector<Slot> batches_;
-  size_t oldest_ = 0;
-  size_t under_way_ = 0;
-  std::vector<bool> is_lost_;          // by device
-  std::vector<DeviceLoad> loads_;      // by device
-  std::array<OpenRecord, 2> records_;  // by slot
+  // The first one has records of the host, the others, one for each device,
+  // those that stay there. Empty: the CPU does all.
+  std::vector<Ring> rings_;
+  std::unique_ptr<ResidentRecords> residents_;  // null: none stay
+  std::vector<bool> is_lost_;                   // by device
+  std::vector<DeviceLoad> loads_;               // by device
+  std::vector<OpenRecord> records_;             // by slot
   HeldTasks cpu_part_;
   // Elements of tasks so far, of all and of those that were the CPU's.
   uint64_t elements_ = 0;

@@ -152,6 +152,13 @@ class UpdateExecutor {
   // one: slots are numbered below it.
   virtual size_t slots() const = 0;
 
+  // Brings the records in host memory up to date, where an executor keeps newer
+  // ones elsewhere. Called between two passes.
+  virtual void Settle() {}
+  // Does a small part, of a millisecond or so, of what a later pass would have
+  // to do. Returns whether there is more. Called between two passes.
+  virtual bool WorkAhead() { return false; }
+
   // Does the tasks at the positions of the range.
   virtual void Reduce(const IndexRange& positions, ReduceTasks tasks) = 0;
   virtual absl::Status Update(const IndexRange& positions,

@@ -1,9 +1,11 @@
 #include "server/session/devices/device_updates.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "proto/types/status_macros.h"
 #include "server/scheduler/executors/device_update_executor.h"
+#include "server/session/devices/resident_sizes.h"
 #include "server/session/durability/job_storage.h"
 #include "spdlog/spdlog.h"
 
@@ -11,7 +13,12 @@ namespace optstate::session {
 namespace {
 
 using scheduler::DeviceUpdateExecutor;
+using scheduler::GradientLog;
 using scheduler::WorkerUndo;
+
+// The records of a job in memory that are open at the same time, so that
+// batches are full: one of records that stay has 64 of 262,144 elements.
+constexpr size_t kRecordsInMemory = 256;
 
 void DescribeUse(const accelerator::Device& device,
                  const DeviceUpdateExecutor::DeviceCounters& counters,
@@ -21,6 +28,8 @@ void DescribeUse(const accelerator::Device& device,
   use->set_buffers(static_cast<uint32_t>(counters.batches));
   use->set_buffer_bytes(counters.batch_bytes);
   use->set_elements(counters.elements);
+  use->set_resident_elements(counters.resident_elements);
+  use->set_resident_bytes(counters.resident_bytes);
   use->set_bytes_to_device(counters.bytes_to_device);
   use->set_bytes_to_host(counters.bytes_to_host);
   use->set_elements_per_s(counters.recent.ElementsPerSecond());
@@ -29,10 +38,38 @@ void DescribeUse(const accelerator::Device& device,
   use->set_is_lost(counters.is_lost);
 }
 
-absl::Status TryToShare(double offload_fraction, JobContext* job) {
-  if (offload_fraction < 1) OPTSTATE_RETURN_IF_ERROR(job->devices.Open());
-  return job->executor->Share(offload_fraction, job->layout().optimizer(),
-                              job->devices.devices(), job->devices.kernels());
+// Gives the log, which is of no tile, this size; 0: it is needed no more, and
+// its memory is given back.
+absl::Status FitGradientLog(uint64_t bytes, storage::HostTier* tier) {
+  if (tier->gradient_log().empty()) {
+    return bytes == 0 ? absl::OkStatus() : tier->ReserveGradientLog(bytes);
+  }
+  GradientLog(tier->gradient_log()).Begin({});
+  return tier->ResizeGradientLog(std::max(bytes, GradientLog::BytesNeeded({})));
+}
+
+absl::Status TryToShare(const v1::StorageSettings& storage, JobContext* job) {
+  const double fraction = OffloadFractionOf(storage);
+  if (fraction < 1) OPTSTATE_RETURN_IF_ERROR(job->devices.Open());
+  ReleaseDevices(job);
+  JobDescription description = job->shape->description;
+  description.storage = storage;
+  const size_t devices = job->devices.devices().size();
+  const ResidentSizes sizes = ResidentSizesOf(description, devices);
+  OPTSTATE_RETURN_IF_ERROR(
+      FitGradientLog(GradientLogBytes(description, devices), &*job->tier));
+  OPTSTATE_RETURN_IF_ERROR(
+      job->executor->Share(fraction, job->layout().optimizer(),
+                           job->devices.devices(), job->devices.kernels(),
+                           {.device_bytes = sizes.device_bytes,
+                            .batch_bytes = sizes.batch_bytes,
+                            .log = job->tier->gradient_log(),
+                            .room = sizes.log}));
+  if (sizes.device_bytes > 0) {
+    job->store->SetLag(job->executor->lag());
+    storage::SetMayLag(true, job->tier->control());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -40,6 +77,7 @@ absl::Status TryToShare(double offload_fraction, JobContext* job) {
 absl::Status CheckDeviceUpdates(const JobDescription& description,
                                 JobContext* job) {
   if (OffloadFractionOf(description.storage) == 1) return absl::OkStatus();
+  OPTSTATE_RETURN_IF_ERROR(CheckResidents(description));
   absl::Status status = job->devices.Open();
   if (status.ok()) {
     status = job->devices.kernels()->CanUpdate(description.layout.optimizer());
@@ -53,7 +91,8 @@ uint64_t DeviceUpdateBytes(const JobContext& job,
                            const JobDescription& description) {
   const size_t devices = job.devices.devices().size();
   if (devices == 0 || OffloadFractionOf(description.storage) == 1) return 0;
-  return DeviceUpdateExecutor::HostBytes(devices);
+  return DeviceUpdateExecutor::HostBytes(
+      devices, ResidentSizesOf(description, devices).batch_bytes);
 }
 
 void MakeExecutor(JobContext* job) {
@@ -63,16 +102,24 @@ void MakeExecutor(JobContext* job) {
           .pool = &job->pool,
           .undo = {reinterpret_cast<WorkerUndo*>(undo.data()),
                    undo.size() / sizeof(WorkerUndo)},
-          .observer = job->options.observer});
+          .observer = job->options.observer,
+          // Without a disk a pin takes nothing.
+          .records_max = job->store->is_resident() ? kRecordsInMemory : 2});
 }
 
-absl::Status ShareUpdates(double offload_fraction, JobContext* job) {
-  absl::Status status = TryToShare(offload_fraction, job);
+void ReleaseDevices(JobContext* job) {
+  if (job->store != nullptr) job->store->SetLag(nullptr);
+  if (job->executor == nullptr || !job->executor->Release()) return;
+  storage::SetMayLag(false, job->tier->control());
+}
+
+absl::Status ShareUpdates(const v1::StorageSettings& storage, JobContext* job) {
+  absl::Status status = TryToShare(storage, job);
   if (!status.ok()) {
     spdlog::warn(
         "updates are not shared with devices: job={} offload_fraction={} "
         "error=\"{}\"",
-        job->options.name, offload_fraction, status.ToString());
+        job->options.name, OffloadFractionOf(storage), status.ToString());
   }
   job->device_failure = status;
   return status;
@@ -89,6 +136,7 @@ void DescribeDeviceUpdates(const JobContext& job, v1::Job* description) {
   const DeviceUpdateExecutor::Counters counters = job.executor->counters();
   updates->set_device_elements(counters.device_elements);
   updates->set_cpu_elements(counters.cpu_elements);
+  updates->set_log_bytes(counters.log_bytes);
   const absl::Span<accelerator::Device* const> devices = job.devices.devices();
   for (size_t i = 0; i < devices.size(); ++i) {
     v1::DeviceUse* use = updates->add_uses();

@@ -29,10 +29,14 @@ uint64_t DeviceUpdateBytes(const JobContext& job,
 // Makes the executor of the present shape and files, before its scheduler.
 void MakeExecutor(JobContext* job);
 
-// Lets the CPU update this fraction of the elements from the next pass on. An
-// error, which is logged and kept for DescribeDeviceUpdates, leaves the shares
-// as they were.
-absl::Status ShareUpdates(double offload_fraction, JobContext* job);
+// Shares updates as the settings say from the next pass on. An error, which is
+// logged and kept for DescribeDeviceUpdates, leaves the shares as they were,
+// but that no record stays on a device.
+absl::Status ShareUpdates(const v1::StorageSettings& storage, JobContext* job);
+
+// Has no record stay on a device, and nothing of the job's files be in use
+// there, before the files change or go. ShareUpdates() lets them stay again.
+void ReleaseDevices(JobContext* job);
 
 // Fills in what operators see; leaves it alone when the CPU is to update all.
 void DescribeDeviceUpdates(const JobContext& job, v1::Job* description);

@@ -60,6 +60,30 @@ absl::Status CheckOffloadFraction(const v1::StorageSettings& storage) {
                    "from 0 to 1"));
 }
 
+// Records that stay on devices have a second place in host memory alone. What
+// becomes of PLACEMENT_AUTO is not known yet.
+absl::Status CheckDeviceBudget(const v1::StorageSettings& storage) {
+  if (DeviceBudgetOf(storage) == 0) return absl::OkStatus();
+  const bool is_host = storage.placement() == v1::PLACEMENT_UNSPECIFIED ||
+                       storage.placement() == v1::PLACEMENT_HOST;
+  if (!is_host || IsDurable(storage) || storage.parameters_on_disk()) {
+    return absl::InvalidArgumentError(
+        "device_budget is for records in host memory: placement=\"host\" "
+        "without a durability");
+  }
+  return absl::OkStatus();
+}
+
+// A fraction of 1 that comes later leaves the budget to one that comes then.
+absl::Status CheckDevicesUpdate(const v1::StorageSettings& storage) {
+  if (DeviceBudgetOf(storage) == 0 || OffloadFractionOf(storage) < 1) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "device_budget: records stay on a device that updates them: set "
+      "offload_fraction below 1, or leave device_budget out");
+}
+
 // The parameters of a job on disk may be there too.
 absl::Status CheckParameters(const v1::StorageSettings& storage,
                              bool may_swap) {
@@ -120,6 +144,8 @@ absl::Status CheckStorage(const v1::StorageSettings& storage,
   }
   OPTSTATE_RETURN_IF_ERROR(CheckDurability(storage));
   OPTSTATE_RETURN_IF_ERROR(CheckOffloadFraction(storage));
+  OPTSTATE_RETURN_IF_ERROR(CheckDeviceBudget(storage));
+  OPTSTATE_RETURN_IF_ERROR(CheckDevicesUpdate(storage));
   const bool may_swap = storage.placement() == v1::PLACEMENT_NVME ||
                         storage.placement() == v1::PLACEMENT_AUTO;
   if (!may_swap && storage.host_budget_bytes() != 0) {
@@ -209,6 +235,12 @@ absl::Status CheckSameStorage(const v1::StorageSettings& now,
     return Differs("offload_fraction", absl::StrCat(OffloadFractionOf(now)),
                    absl::StrCat(OffloadFractionOf(asked)));
   }
+  if (DeviceBudgetOf(asked) != 0 &&
+      DeviceBudgetOf(asked) != DeviceBudgetOf(now) &&
+      DeviceBudgetOf(asked) != DeviceBudgetOf(made)) {
+    return Differs("device_budget", absl::StrCat(DeviceBudgetOf(now)),
+                   absl::StrCat(DeviceBudgetOf(asked)));
+  }
   return absl::OkStatus();
 }
 
@@ -239,12 +271,23 @@ absl::StatusOr<v1::StorageSettings> ChangeStorage(
     storage.set_offload_fraction(request.offload_fraction());
     OPTSTATE_RETURN_IF_ERROR(CheckOffloadFraction(storage));
   }
+  if (request.has_device_budget_bytes()) {
+    storage.set_device_budget_bytes(request.device_budget_bytes());
+  }
+  OPTSTATE_RETURN_IF_ERROR(CheckDeviceBudget(storage));
+  if (request.has_device_budget_bytes()) {
+    OPTSTATE_RETURN_IF_ERROR(CheckDevicesUpdate(storage));
+  }
   if (!now.has_made_with()) *storage.mutable_made_with() = now;
   return storage;
 }
 
 double OffloadFractionOf(const v1::StorageSettings& storage) {
   return storage.has_offload_fraction() ? storage.offload_fraction() : 1;
+}
+
+uint64_t DeviceBudgetOf(const v1::StorageSettings& storage) {
+  return storage.device_budget_bytes();
 }
 
 bool UsesDisk(const v1::StorageSettings& storage) {

@@ -41,6 +41,8 @@ absl::Status CheckSameStorage(const v1::StorageSettings& now,
 
 // Returns the fraction of elements that the CPU is to update.
 double OffloadFractionOf(const v1::StorageSettings& storage);
+// Returns the bytes of each device for records that stay there; 0: none stay.
+uint64_t DeviceBudgetOf(const v1::StorageSettings& storage);
 bool IsDurable(const v1::StorageSettings& storage);
 // Says whether records have files on disk: those of PLACEMENT_NVME are read
 // from there too, those of a durable job in host memory are all in frames.

@@ -6,11 +6,13 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -60,6 +62,30 @@ absl::StatusOr<v1::SetJobReply> SetFraction(JobHarness* job, double fraction) {
   v1::SetJobRequest request;
   request.set_offload_fraction(fraction);
   return job->job().Set(request);
+}
+
+// A job of which records can stay on devices.
+JobHarness::Setup KeepingSetup(uint64_t device_budget) {
+  JobHarness::Setup setup = SetupOf(0);
+  for (ParameterSpec& parameter : setup.layout.parameters) {
+    parameter.dtype = DType::kBFloat16;
+    parameter.gradient_dtype = DType::kBFloat16;
+  }
+  setup.storage.set_device_budget_bytes(device_budget);
+  return setup;
+}
+
+absl::StatusOr<v1::SetJobReply> SetBudget(JobHarness* job, uint64_t bytes) {
+  v1::SetJobRequest request;
+  request.set_device_budget_bytes(bytes);
+  return job->job().Set(request);
+}
+
+uint64_t ResidentBytesOf(JobHarness* job) {
+  uint64_t bytes = 0;
+  const v1::DeviceUpdates updates = job->job().Describe().device_updates();
+  for (const v1::DeviceUse& use : updates.uses()) bytes += use.resident_bytes();
+  return bytes;
 }
 
 v1::DeviceUpdates UpdatesOf(JobHarness* job) {
@@ -257,6 +283,78 @@ TEST_P(JobDeviceUpdatesTest, AKilledEngineLeavesEveryByte) {
   EXPECT_GT(killed, 10);
 }
 
+// Trains from `step` on until it is killed, and says which step it begins.
+[[noreturn]] void TrainUntilKilled(JobHarness* job, uint64_t step,
+                                   std::chrono::microseconds delay, int said) {
+  job->setup().workers = 3;
+  if (!job->Open().ok()) ::_exit(3);
+  job->AttachAll();
+  std::thread([delay] {
+    std::this_thread::sleep_for(delay);
+    ::kill(::getpid(), SIGKILL);
+  }).detach();
+  for (uint64_t k = step; k < step + 12; ++k) {
+    if (::write(said, &k, sizeof(k)) != sizeof(k)) ::_exit(4);
+    TakeSteps(job, k, k);
+  }
+  ::_exit(0);
+}
+
+// Returns the last step that a killed engine began; `before` when it began
+// none.
+uint64_t LastBegun(int said, uint64_t before) {
+  uint64_t step = before;
+  while (::read(said, &step, sizeof(step)) == sizeof(step)) continue;
+  return step;
+}
+
+// Kills the engine at any instruction of any thread, some steps after it began,
+// while records stay on devices, others are copied there, and the CPU updates
+// the rest.
+TEST_P(JobDeviceUpdatesTest, AKilledEngineLosesNothingThatStayedOnDevices) {
+  if (GetParam() != v1::PLACEMENT_HOST) GTEST_SKIP() << "no record stays";
+  std::mt19937 random(kernels::TestSeed());
+  // Large enough for a part of the kills to come within the CPU's kernels.
+  JobHarness::Setup setup = SetupOf(0.8);
+  setup.layout.parameters[0] = MakeParameter("a", 200'000);
+  setup.storage.set_device_budget_bytes(150'000);
+  setup.client_instance = kInstance;
+  Start(setup);
+  setup.storage.Clear();
+  setup.devices = "none";
+  plain_ = std::make_unique<JobHarness>(setup);
+  plain_->Start(plain_->RandomTensors(kSeed));
+  uint64_t step = 1;
+  for (int i = 0; i < 80; ++i) {
+    job_->Close();  // no threads in this process when it forks
+    plain_->Close();
+    int said[2];
+    ASSERT_EQ(::pipe(said), 0);
+    const std::chrono::microseconds delay(random() % 20'000);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) TrainUntilKilled(job_.get(), step, delay, said[1]);
+    ::close(said[1]);
+    const uint64_t begun = LastBegun(said[0], step - 1);
+    ::close(said[0]);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 0) << status;
+    ASSERT_TRUE(job_->Open().ok());
+    job_->SetGradients(job_->RandomTensors(kSeed + begun));
+    job_->AttachAll();
+    const uint64_t committed = job_->job().Describe().committed_step();
+    ASSERT_GE(committed + 1, begun);
+    ASSERT_TRUE(plain_->Open().ok());
+    plain_->AttachAll();
+    TakeSteps(plain_.get(), step, committed);
+    ASSERT_EQ(job_->StateBytes(), plain_->StateBytes())
+        << "steps " << step << " to " << committed;
+    step = committed + 1;
+  }
+  EXPECT_GT(step, 80u) << "the engines were killed too early";
+}
+
 INSTANTIATE_TEST_SUITE_P(Placements, JobDeviceUpdatesTest,
                          testing::Values(v1::PLACEMENT_HOST,
                                          v1::PLACEMENT_NVME),
@@ -264,6 +362,38 @@ INSTANTIATE_TEST_SUITE_P(Placements, JobDeviceUpdatesTest,
                            return of.param == v1::PLACEMENT_HOST ? "Host"
                                                                  : "Nvme";
                          });
+
+TEST(JobDeviceBudgetTest, ItChangesBetweenStepsAndTheNextEngineHasIt) {
+  JobHarness::Setup alone = KeepingSetup(0);
+  alone.storage.clear_offload_fraction();
+  alone.devices = "none";
+  JobHarness plain(alone);
+  plain.Start(plain.RandomTensors(kSeed));
+  JobHarness job(KeepingSetup(64 << 20));
+  job.Start(job.RandomTensors(kSeed));
+  uint64_t step = 0;
+  const auto expect_same = [&] {
+    TakeSteps(&plain, step + 1, step + 6);
+    TakeSteps(&job, step + 1, step + 6);
+    step += 6;
+    EXPECT_EQ(ResidentBytesOf(&job) > 0,
+              job.job().Describe().storage().device_budget_bytes() > 0);
+    EXPECT_EQ(job.StateBytes(), plain.StateBytes()) << step;
+    EXPECT_EQ(UpdatesOf(&job).problem(), "");
+  };
+  expect_same();
+  for (const uint64_t budget : {uint64_t{0}, uint64_t{32} << 20}) {
+    const auto reply = SetBudget(&job, budget);
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    EXPECT_EQ(reply->storage().device_budget_bytes(), budget);
+    expect_same();
+  }
+  job.Close();
+  ASSERT_TRUE(job.Open().ok());
+  job.AttachAll();  // which asks for what the job was made with
+  EXPECT_EQ(job.job().Describe().storage().device_budget_bytes(), 32u << 20);
+  expect_same();
+}
 
 absl::Status RefusalOf(const JobHarness::Setup& setup) {
   JobHarness job(setup);
@@ -292,6 +422,19 @@ TEST(JobDeviceUpdatesRefusalTest, AFractionOutsideIsRefused) {
   job.Start(job.RandomTensors(kSeed));
   EXPECT_TRUE(absl::IsInvalidArgument(SetFraction(&job, 2).status()));
   EXPECT_EQ(job.job().Describe().storage().offload_fraction(), 1);
+}
+
+TEST(JobDeviceUpdatesRefusalTest, ABudgetIsForRecordsThatDevicesUpdate) {
+  JobHarness::Setup setup = KeepingSetup(1 << 20);
+  setup.storage.set_offload_fraction(1);
+  const absl::Status refused = RefusalOf(setup);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("device_budget"));
+  setup.storage.clear_device_budget_bytes();
+  JobHarness job(setup);
+  job.Start(job.RandomTensors(kSeed));
+  EXPECT_TRUE(absl::IsInvalidArgument(SetBudget(&job, 1 << 20).status()));
+  EXPECT_EQ(job.job().Describe().storage().device_budget_bytes(), 0u);
 }
 
 TEST(JobDeviceUpdatesRefusalTest, WholeParametersAreTheCpus) {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "server/scheduler/gradient_log.h"
 #include "server/session/durability/job_storage.h"
 #include "server/session/durability/store_maker.h"
 
@@ -45,6 +46,20 @@ absl::Status CheckFrames(const JobContext& job,
       ": without it the job's records are not whole. ", job.DescribeWayOn()));
 }
 
+// Checks that there is a log where records may lag behind devices: without it
+// they would be of former steps.
+absl::Status CheckGradientLog(const JobContext& job) {
+  const scheduler::GradientLog log(job.tier->gradient_log());
+  if (!storage::MayLag(*job.tier->control()) || !log.is_empty()) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(
+      absl::StrCat(job.options.directory,
+                   "/state/gradient_log is missing or empty: without it "
+                   "records may be of former steps. ",
+                   job.DescribeWayOn()));
+}
+
 }  // namespace
 
 // Checks the step files before any is enlarged or made anew, for its zeros
@@ -60,7 +75,10 @@ absl::Status CheckStepFiles(const JobContext& job,
   for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {
     in_sum |= description.accumulate && job.rank_mark(rank).step == next;
   }
-  if (in_step || in_sum) {
+  const bool in_replay =
+      scheduler::GradientLog::HasResidents(job.tier->gradient_log());
+  OPTSTATE_RETURN_IF_ERROR(CheckGradientLog(job));
+  if (in_step || in_sum || in_replay) {
     // Whole slots, at least one, even where no number was recorded.
     const uint64_t slot = scheduler::StepScheduler::WorkerUndoBytes(1);
     const uint64_t bytes = job.tier->undo().size();

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "server/session/durability/job_storage.h"
 #include "server/session/steps/commit_content.h"
 
 namespace optstate::session {
@@ -69,7 +70,18 @@ bool StepCoordinator::WorkAhead(uint32_t rank) {
       load_.round.active() || gate_.paused()) {
     return false;
   }
-  return speculator_.SpeculateOnPushed();
+  return speculator_.SpeculateOnPushed() || CatchUp();
+}
+
+bool StepCoordinator::CatchUp() {
+  if (DeviceBudgetOf(job_.shape->description.storage) == 0) return false;
+  bool is_more = false;
+  job_.MakePass([&] {
+        is_more = job_.scheduler->WorkAhead();
+        return absl::OkStatus();
+      })
+      .IgnoreError();  // always OK: MakePass returns what the pass does
+  return is_more;
 }
 
 absl::Status StepCoordinator::CheckEnding(uint32_t rank, uint64_t step) const {

@@ -87,6 +87,9 @@ class StepCoordinator {
   absl::Status TakeStep(StepOutcome* outcome,
                         absl::Span<const uint8_t>* updated);
   void CloseStep();
+  // Brings some records in memory up to date that lag behind devices. Returns
+  // whether there are more.
+  bool CatchUp();
 
   JobContext& job_;
   RankRoster& ranks_;

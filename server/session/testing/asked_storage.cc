@@ -18,6 +18,19 @@ uint64_t FirstStoreSeed() {
   return seed;
 }
 
+uint64_t AskedDeviceBudget() {
+  const char* budget = ::getenv("OPTSTATE_TEST_DEVICE_BUDGET");
+  return budget == nullptr ? 0 : std::strtoull(budget, nullptr, 0);
+}
+
+// Returns whether records are in host memory alone.
+bool MayStayOnDevices(const v1::StorageSettings& storage) {
+  return (storage.placement() == v1::PLACEMENT_UNSPECIFIED ||
+          storage.placement() == v1::PLACEMENT_HOST) &&
+         (storage.durability() == v1::DURABILITY_KIND_UNSPECIFIED ||
+          storage.durability() == v1::DURABILITY_KIND_NONE);
+}
+
 }  // namespace
 
 v1::StorageSettings AskedStorage(v1::StorageSettings given) {
@@ -41,6 +54,9 @@ v1::StorageSettings ShareWithDevices(v1::StorageSettings given,
   if (AskedDevices() != "none" && InfoOf(optimizer).is_separable &&
       !given.has_offload_fraction()) {
     given.set_offload_fraction(0.4);
+    if (MayStayOnDevices(given)) {
+      given.set_device_budget_bytes(AskedDeviceBudget());
+    }
   }
   return given;
 }

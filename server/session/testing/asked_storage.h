@@ -16,8 +16,8 @@ namespace optstate::session {
 v1::StorageSettings AskedStorage(v1::StorageSettings given);
 
 // Returns the settings with a part of the elements updated by devices when the
-// test was started for that, with an optimizer that they have; and the devices
-// of the daemon.
+// test was started for that, with an optimizer that they have, and with records
+// that stay there, where they may; and the devices of the daemon.
 v1::StorageSettings ShareWithDevices(v1::StorageSettings given,
                                      OptimizerKind optimizer);
 std::string AskedDevices();

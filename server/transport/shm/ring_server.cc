@@ -37,8 +37,8 @@ absl::StatusOr<shm::Poll> RingServer::ServeOne() {
 }
 
 bool RingServer::WorkAhead() {
-  has_pushed_ = has_pushed_ && handler_->WorkAhead();
-  return has_pushed_;
+  may_work_ahead_ = may_work_ahead_ && handler_->WorkAhead();
+  return may_work_ahead_;
 }
 
 void RingServer::Wait(absl::Duration spin, absl::Duration sleep) {
@@ -110,7 +110,7 @@ absl::Status RingServer::Push(const shm::Submission& submission) {
     OPTSTATE_RETURN_IF_ERROR(
         pages_->Check(submission.parameter, submission.numel));
   }
-  has_pushed_ = true;
+  may_work_ahead_ = true;
   return handler_->Push(submission.step, submission.micro_step,
                         submission.parameter,
                         static_cast<uint32_t>(submission.numel));
@@ -138,6 +138,7 @@ absl::Status RingServer::ServeCommit(const shm::Submission& submission) {
   spec.norm_type = settings.norm_type == 0 ? 2 : settings.norm_type;
   spec.found_inf = (submission.flags & shm::kSubmissionFoundInf) != 0;
   spec.two_phase = (submission.flags & shm::kSubmissionTwoPhase) != 0;
+  may_work_ahead_ = true;
   handler_->Commit(submission.request_id, spec);
   return absl::OkStatus();
 }

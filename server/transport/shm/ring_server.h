@@ -62,7 +62,8 @@ class RingServer {
   shm::RingConsumer<shm::Submission> consumer_;
   uint64_t taken_ = 0;
   bool answers_unread_ = false;
-  bool has_pushed_ = false;  // since WorkAhead() had nothing to do
+  // It has pushed or committed since WorkAhead() had nothing to do.
+  bool may_work_ahead_ = false;
   std::optional<uint64_t> last_request_id_;
   std::vector<shm::CommitGroup> commit_groups_;
   std::vector<Hyperparams> hyperparams_;

@@ -1,0 +1,316 @@
+#include "server/scheduler/executors/resident_batch.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "kernels/cuda/tile_task.h"
+#include "proto/types/dtype.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+#include "server/scheduler/executors/cpu_tile.h"
+
+namespace optstate::scheduler {
+namespace {
+
+using kernels::cuda::TileTask;
+
+// Kernels load vectors of this size.
+constexpr uint64_t kAlignBytes = 16;
+constexpr uint64_t kFactorsOffset = ResidentBatch::kTilesMax * sizeof(TileTask);
+constexpr uint64_t kPointersOffset =
+    kFactorsOffset + ResidentBatch::kTilesMax * sizeof(kernels::UpdateFactors);
+constexpr uint64_t kParametersOffset =
+    kPointersOffset + ResidentBatch::kTilesMax * sizeof(void*);
+static_assert(kParametersOffset % kAlignBytes == 0);
+// Records on their way to their places are few, but for the first step.
+constexpr uint64_t kRecordsBytes = uint64_t{8} << 20;
+
+uint64_t Aligned(uint64_t bytes) {
+  return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+}
+
+bool IsOwnMaster(const ResidentTile& tile) {
+  return tile.key.master == MasterFormat::kParameter;
+}
+
+}  // namespace
+
+uint64_t ResidentBatch::HostBytes(uint64_t bytes) {
+  return kParametersOffset + Aligned(bytes) + kRecordsBytes;
+}
+
+ResidentBatch::ResidentBatch(accelerator::Device* device,
+                             ResidentRecords* records, uint64_t bytes)
+    : device_(*device),
+      records_(*records),
+      bytes_(Aligned(bytes)),
+      records_offset_(kParametersOffset + bytes_) {}
+
+absl::StatusOr<std::unique_ptr<ResidentBatch>> ResidentBatch::Make(
+    accelerator::Device* device, ResidentRecords* records, uint64_t bytes) {
+  std::unique_ptr<ResidentBatch> batch(
+      new ResidentBatch(device, records, bytes));
+  OPTSTATE_RETURN_IF_ERROR(batch->Init());
+  return batch;
+}
+
+absl::Status ResidentBatch::Init() {
+  void* const pages = ::mmap(nullptr, bytes(), PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) {
+    return OsError(errno, "mmap of memory for copies to a device");
+  }
+  host_ = static_cast<std::byte*>(pages);
+  OPTSTATE_RETURN_IF_ERROR(
+      device_.RegisterHost(absl::MakeSpan(host_, bytes())));
+  is_registered_ = true;
+  OPTSTATE_ASSIGN_OR_RETURN(memory_,
+                            device_.Allocate(records_offset_ + bytes_));
+  OPTSTATE_ASSIGN_OR_RETURN(is_over_, device_.MakeEvent());
+  OPTSTATE_ASSIGN_OR_RETURN(stream_, device_.MakeStream());
+  tiles_.reserve(kTilesMax);
+  slots_.reserve(kTilesMax);
+  Clear();
+  return absl::OkStatus();
+}
+
+ResidentBatch::~ResidentBatch() {
+  stream_.reset();  // waits for its copies
+  if (!memory_.is_null()) device_.Free(memory_);
+  if (is_registered_) device_.UnregisterHost(host_);
+  if (host_ != nullptr) ::munmap(host_, bytes());
+}
+
+void ResidentBatch::Clear() {
+  tiles_.clear();
+  slots_.clear();
+  elements_ = 0;
+  factors_ = 0;
+  own_masters_ = 0;
+  parameters_begin_ = parameters_end();
+  gradients_end_ = 0;
+  records_end_ = 0;
+}
+
+kernels::UpdateFactors* ResidentBatch::factors() const {
+  return reinterpret_cast<kernels::UpdateFactors*>(HostAt(kFactorsOffset));
+}
+
+uint32_t ResidentBatch::AddFactors(const kernels::UpdateFactors& added) {
+  // As a rule all tiles of a group have the same.
+  if (factors_ == 0 ||
+      std::memcmp(&factors()[factors_ - 1], &added, sizeof(added)) != 0) {
+    factors()[factors_++] = added;
+  }
+  return factors_ - 1;
+}
+
+bool ResidentBatch::Add(size_t slot, const UpdateTask& task,
+                        ResidentTile* tile) {
+  const kernels::UpdateKernelKey& key = *task.key;
+  if (tiles_.size() == kTilesMax ||
+      (!tiles_.empty() &&
+       (key.optimizer != key_.optimizer || key.options != key_.options))) {
+    return false;
+  }
+  const uint64_t parameter_bytes =
+      Aligned(task.view.numel * SizeInBytes(key.parameter));
+  const uint64_t entry_bytes =
+      GradientLog::EntryBytes(tile->log_bytes.gradient);
+  const bool is_there =
+      tile->is_resident &&
+      tile->device_step == task.stamp->load(std::memory_order_relaxed);
+  const uint64_t record_bytes =
+      is_there ? 0 : ResidentRecords::RecordBytes(key, task.view);
+  if (parameter_bytes > parameters_begin_ - kParametersOffset ||
+      entry_bytes > bytes_ - gradients_end_ ||
+      record_bytes > kRecordsBytes - records_end_) {
+    return false;
+  }
+  parameters_begin_ -= parameter_bytes;
+  tiles_.push_back({.tile = tile,
+                    .gradient = task.view.gradients[0],
+                    .parameter = task.view.parameter,
+                    .factors = AddFactors(*task.factors),
+                    .parameter_at = parameters_begin_,
+                    .gradient_at = gradients_end_,
+                    .record_at = is_there ? kIsThere : records_end_,
+                    .entry = nullptr});
+  gradients_end_ += entry_bytes;
+  records_end_ += record_bytes;
+  elements_ += task.view.numel;
+  own_masters_ += IsOwnMaster(*tile) ? 1 : 0;
+  key_ = key;
+  step_ = task.step;
+  NoteSlot(slot);
+  return true;
+}
+
+template <typename Visit>
+absl::Status ResidentBatch::ForEachArray(const Tile& tile,
+                                         const Visit& visit) const {
+  const ResidentTile& place = *tile.tile;
+  uint64_t at = records_offset_ + tile.record_at;
+  const auto next = [&](const void* from, void* to, uint64_t bytes) {
+    const uint64_t offset = at;
+    at += Aligned(bytes);
+    return visit(from, offset, to, bytes);
+  };
+  const uint64_t numel = place.host.numel;
+  OPTSTATE_RETURN_IF_ERROR(
+      next(place.host.master, place.on_device.master, numel * sizeof(float)));
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (place.host.state[k] == nullptr) continue;
+    OPTSTATE_RETURN_IF_ERROR(next(place.host.state[k], place.on_device.state[k],
+                                  numel * SizeInBytes(place.key.state)));
+    if (place.on_device.scale[k] == nullptr) continue;
+    OPTSTATE_RETURN_IF_ERROR(next(place.host.scale[k], place.on_device.scale[k],
+                                  ResidentRecords::BytesOfScales(numel)));
+  }
+  return absl::OkStatus();
+}
+
+void ResidentBatch::Gather(size_t i, WorkerUndo* undo) {
+  Tile& tile = tiles_[i];
+  ResidentTile& place = *tile.tile;
+  const kernels::UpdateFactors& its_factors = factors()[tile.factors];
+  records_.Prepare(step_, its_factors, tile.gradient, &place, undo);
+  tile.entry = &records_.EntryFor(place, step_);
+  if (tile.record_at != kIsThere) {
+    ForEachArray(tile, [&](const void* from, uint64_t offset, void* /*to*/,
+                           uint64_t bytes) {
+      std::memcpy(HostAt(offset), from, bytes);
+      return absl::OkStatus();
+    }).IgnoreError();  // nothing fails
+  }
+  auto** const pointers =
+      reinterpret_cast<const void**>(HostAt(kPointersOffset));
+  pointers[i] = DeviceAt<std::byte>(records_offset_ + tile.gradient_at +
+                                    sizeof(GradientLog::Entry));
+  kernels::TileView view = place.on_device;
+  view.parameter = DeviceAt<void>(tile.parameter_at);
+  view.gradients = {DeviceAt<const void*>(kPointersOffset + i * sizeof(void*)),
+                    1};
+  view.undo = nullptr;
+  reinterpret_cast<TileTask*>(HostAt(0))[i] =
+      kernels::cuda::TileTaskOf(place.key, its_factors, view, tile.factors);
+}
+
+absl::Status ResidentBatch::Submit(const DeviceKernels& kernels) {
+  OPTSTATE_RETURN_IF_ERROR(CopyGradients());
+  if (records_end_ > 0) OPTSTATE_RETURN_IF_ERROR(CopyRecords());
+  OPTSTATE_RETURN_IF_ERROR(kernels.Update(
+      key_.optimizer, key_.options, memory_, static_cast<uint32_t>(size()),
+      memory_ + kFactorsOffset, stream_.get()));
+  OPTSTATE_RETURN_IF_ERROR(CopyParametersBack());
+  return stream_->Record(is_over_.get());
+}
+
+absl::Status ResidentBatch::CopyGradients() {
+  OPTSTATE_RETURN_IF_ERROR(stream_->CopyToDevice(
+      memory_, HostAt(0), tiles_.size() * sizeof(TileTask)));
+  OPTSTATE_RETURN_IF_ERROR(
+      stream_->CopyToDevice(memory_ + kFactorsOffset, HostAt(kFactorsOffset),
+                            factors_ * sizeof(kernels::UpdateFactors)));
+  OPTSTATE_RETURN_IF_ERROR(
+      stream_->CopyToDevice(memory_ + kPointersOffset, HostAt(kPointersOffset),
+                            tiles_.size() * sizeof(void*)));
+  for (size_t i = 0; i < tiles_.size();) {
+    const uint64_t to = tiles_[i].gradient_at;
+    const auto* const from =
+        reinterpret_cast<const std::byte*>(tiles_[i].entry);
+    uint64_t bytes = 0;
+    do {
+      bytes += GradientLog::EntryBytes(tiles_[i].tile->log_bytes.gradient);
+      ++i;
+    } while (i < tiles_.size() && reinterpret_cast<const std::byte*>(
+                                      tiles_[i].entry) == from + bytes);
+    OPTSTATE_RETURN_IF_ERROR(
+        stream_->CopyToDevice(memory_ + (records_offset_ + to), from, bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ResidentBatch::CopyRecords() {
+  for (const Tile& tile : tiles_) {
+    if (tile.record_at == kIsThere) continue;
+    OPTSTATE_RETURN_IF_ERROR(ForEachArray(
+        tile,
+        [&](const void* /*from*/, uint64_t offset, void* to, uint64_t bytes) {
+          return stream_->CopyToDevice({reinterpret_cast<uint64_t>(to)},
+                                       HostAt(offset), bytes);
+        }));
+  }
+  return absl::OkStatus();
+}
+
+// A parameter that is its own master is where the record is.
+absl::Status ResidentBatch::CopyParametersBack() {
+  if (own_masters_ < tiles_.size()) {
+    OPTSTATE_RETURN_IF_ERROR(stream_->CopyToHost(HostAt(parameters_begin_),
+                                                 memory_ + parameters_begin_,
+                                                 bytes_to_host()));
+  }
+  for (size_t i = 0; i < tiles_.size();) {
+    if (!IsOwnMaster(*tiles_[i].tile)) {
+      ++i;
+      continue;
+    }
+    uint64_t bytes = 0;
+    uint64_t to = 0;
+    std::byte* from = nullptr;
+    do {
+      to = tiles_[i].parameter_at;
+      from = static_cast<std::byte*>(tiles_[i].tile->on_device.master);
+      bytes += Aligned(tiles_[i].tile->host.numel * sizeof(float));
+      ++i;
+    } while (i < tiles_.size() && LiesBefore(i, to, from));
+    OPTSTATE_RETURN_IF_ERROR(stream_->CopyToHost(
+        HostAt(to), {reinterpret_cast<uint64_t>(from)}, bytes));
+  }
+  return absl::OkStatus();
+}
+
+bool ResidentBatch::LiesBefore(size_t i, uint64_t here,
+                               const std::byte* there) const {
+  const ResidentTile& tile = *tiles_[i].tile;
+  const uint64_t bytes = Aligned(tile.host.numel * sizeof(float));
+  return IsOwnMaster(tile) && tiles_[i].parameter_at + bytes == here &&
+         static_cast<std::byte*>(tile.on_device.master) + bytes == there;
+}
+
+uint64_t ResidentBatch::bytes_to_device() const {
+  return tiles_.size() * (sizeof(TileTask) + sizeof(void*)) +
+         factors_ * sizeof(kernels::UpdateFactors) + gradients_end_ +
+         records_end_;
+}
+
+void ResidentBatch::WriteBack(size_t i, WorkerUndo* /*undo*/) {
+  const Tile& tile = tiles_[i];
+  ResidentTile& place = *tile.tile;
+  std::memcpy(tile.parameter, HostAt(tile.parameter_at),
+              place.host.numel * SizeInBytes(place.key.parameter));
+  place.device_step = step_;
+  // Release: ranks that see it read the parameter's new values.
+  place.stamp->store(step_, std::memory_order_release);
+}
+
+void ResidentBatch::UpdateByCpu(size_t i, WorkerUndo* undo) {
+  const Tile& tile = tiles_[i];
+  ResidentTile& place = *tile.tile;
+  records_.Settle(&place, undo);
+  UpdateTask task;
+  task.run = place.run;
+  task.step = step_;
+  task.view = place.host;
+  task.view.gradients = absl::MakeConstSpan(&tile.gradient, 1);
+  task.key = &place.key;
+  task.kernel = place.kernel;
+  task.factors = &factors()[tile.factors];
+  task.stamp = place.stamp;
+  UpdateOnCpu(task, undo);
+}
+
+}  // namespace optstate::scheduler

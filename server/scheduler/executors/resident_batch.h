@@ -1,0 +1,128 @@
+#ifndef OPTSTATE_SERVER_SCHEDULER_EXECUTORS_RESIDENT_BATCH_H_
+#define OPTSTATE_SERVER_SCHEDULER_EXECUTORS_RESIDENT_BATCH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/update_kernel.h"
+#include "server/scheduler/executors/device_kernels.h"
+#include "server/scheduler/executors/resident_records.h"
+#include "server/scheduler/executors/update_batch.h"
+#include "server/scheduler/executors/update_executor.h"
+#include "server/scheduler/gradient_log.h"
+#include "server/scheduler/worker_undo.h"
+#include "storage/accelerator/device_runtime.h"
+
+namespace optstate::scheduler {
+
+// A batch of records that stay on the device: their gradients are copied there
+// from the log, which has them next to each other as a rule, and their
+// parameters back. A record that is not there yet is copied to its place first.
+//
+// The memory of the host and that of the device begin alike:
+//   [tasks | factors | addresses of gradients | parameters]
+// Behind that the host has room for records on their way to their places, and
+// the device for gradients. Parameters are added from the back, as masters are
+// in the records' places, so that both are copied in few pieces.
+//
+// Threads: as UpdateBatch. Allocates in Make() alone.
+class ResidentBatch final : public UpdateBatch {
+ public:
+  static constexpr size_t kTilesMax = 4096;
+
+  // Takes memory for so many bytes of parameters, and as many of gradients.
+  // `device` and `records` outlive the batch. RESOURCE_EXHAUSTED: the device
+  // lacks memory; other errors are those of the device.
+  static absl::StatusOr<std::unique_ptr<ResidentBatch>> Make(
+      accelerator::Device* device, ResidentRecords* records, uint64_t bytes);
+  // Returns the memory of the host that it takes.
+  static uint64_t HostBytes(uint64_t bytes);
+  ResidentBatch(const ResidentBatch&) = delete;
+  ResidentBatch& operator=(const ResidentBatch&) = delete;
+  ~ResidentBatch() override;
+
+  // The task has one gradient; `tile` is not null.
+  bool Add(size_t slot, const UpdateTask& task, ResidentTile* tile) override;
+  size_t size() const override { return tiles_.size(); }
+  uint64_t run(size_t i) const override { return tiles_[i].tile->run; }
+  uint64_t step() const override { return step_; }
+  uint64_t elements() const override { return elements_; }
+  uint64_t bytes() const override { return HostBytes(bytes_); }
+  uint64_t bytes_to_device() const override;
+  uint64_t bytes_to_host() const override {
+    return parameters_end() - parameters_begin_;
+  }
+
+  void Gather(size_t i, WorkerUndo* undo) override;
+  absl::Status Submit(const DeviceKernels& kernels) override;
+  absl::Status Wait() override { return is_over_->Wait(); }
+  absl::Status Drain() override { return stream_->Wait(); }
+  void WriteBack(size_t i, WorkerUndo* undo) override;
+  // The record in host memory is brought up to date first.
+  void UpdateByCpu(size_t i, WorkerUndo* undo) override;
+  void Clear() override;
+
+ private:
+  struct Tile {
+    ResidentTile* tile;
+    const void* gradient;   // of the rank
+    void* parameter;        // of the job
+    uint32_t factors;       // its place among those of the batch
+    uint64_t parameter_at;  // offset of the new one in both memories
+    uint64_t gradient_at;   // offset of its entry among those of the device
+    // Offset of the record on its way to its place; kIsThere: it is there.
+    uint64_t record_at;
+    const GradientLog::Entry* entry;  // once it is gathered
+  };
+  static constexpr uint64_t kIsThere = ~uint64_t{0};
+
+  ResidentBatch(accelerator::Device* device, ResidentRecords* records,
+                uint64_t bytes);
+  absl::Status Init();
+  uint64_t parameters_end() const { return records_offset_; }
+  std::byte* HostAt(uint64_t offset) const { return host_ + offset; }
+  template <typename T>
+  T* DeviceAt(uint64_t offset) const {
+    return (memory_ + offset).ForKernel<T>();
+  }
+  // Returns the place of the factors, which are added if they are new.
+  uint32_t AddFactors(const kernels::UpdateFactors& factors);
+  kernels::UpdateFactors* factors() const;
+  // Calls visit(from, offset, to, bytes) for each array of the record on its
+  // way.
+  template <typename Visit>
+  absl::Status ForEachArray(const Tile& tile, const Visit& visit) const;
+  absl::Status CopyGradients();
+  absl::Status CopyRecords();
+  absl::Status CopyParametersBack();
+  // Returns whether parameter i ends, here and on the device, where these
+  // begin.
+  bool LiesBefore(size_t i, uint64_t here, const std::byte* there) const;
+
+  accelerator::Device& device_;
+  ResidentRecords& records_;
+  const uint64_t bytes_;
+  const uint64_t records_offset_;  // behind the parameters
+  std::byte* host_ = nullptr;      // pages of their own
+  bool is_registered_ = false;
+  accelerator::DeviceAddress memory_;
+  std::unique_ptr<accelerator::DeviceEvent> is_over_;
+  std::unique_ptr<accelerator::DeviceStream> stream_;
+  std::vector<Tile> tiles_;
+  kernels::UpdateKernelKey key_;  // of the first
+  uint64_t step_ = 0;
+  uint64_t elements_ = 0;
+  uint32_t factors_ = 0;  // how many
+  uint64_t parameters_begin_ = 0;
+  uint64_t gradients_end_ = 0;
+  uint64_t records_end_ = 0;
+  size_t own_masters_ = 0;  // tiles whose parameter is the master
+};
+
+}  // namespace optstate::scheduler
+
+#endif  // OPTSTATE_SERVER_SCHEDULER_EXECUTORS_RESIDENT_BATCH_H_

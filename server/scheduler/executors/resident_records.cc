@@ -1,0 +1,217 @@
+#include "server/scheduler/executors/resident_records.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "kernels/scalar/element_update.h"
+#include "proto/types/dtype.h"
+#include "proto/types/layout.h"
+#include "proto/types/status_macros.h"
+#include "spdlog/spdlog.h"
+#include "storage/state_scales.h"
+
+namespace optstate::scheduler {
+namespace {
+
+// Kernels load vectors of this size.
+constexpr uint64_t kAlignBytes = 16;
+
+uint64_t Aligned(uint64_t bytes) {
+  return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+}
+
+}  // namespace
+
+uint64_t ResidentRecords::BytesOfScales(uint64_t numel) {
+  return (numel + kQuantizedBlockElements - 1) / kQuantizedBlockElements *
+         sizeof(float);
+}
+
+absl::StatusOr<std::unique_ptr<ResidentRecords>> ResidentRecords::Make(
+    absl::Span<accelerator::Device* const> devices, uint64_t device_bytes,
+    absl::Span<std::byte> log, const GradientLog::Room& room) {
+  std::unique_ptr<ResidentRecords> made(new ResidentRecords);
+  made->device_bytes_ = Aligned(device_bytes);
+  made->log_file_ = log;
+  made->log_ = GradientLog(log);
+  made->log_.Begin(room);
+  for (accelerator::Device* const device : devices) {
+    Place& place = made->places_.emplace_back();
+    place.device = device;
+    OPTSTATE_RETURN_IF_ERROR(device->RegisterHost(log));
+    place.is_log_registered = true;
+    OPTSTATE_ASSIGN_OR_RETURN(place.memory,
+                              device->Allocate(made->device_bytes_));
+  }
+  return made;
+}
+
+ResidentRecords::~ResidentRecords() {
+  for (Place& place : places_) {
+    if (!place.memory.is_null()) place.device->Free(place.memory);
+    if (place.is_log_registered) {
+      place.device->UnregisterHost(log_file_.data());
+    }
+  }
+}
+
+bool ResidentRecords::CanStay(const UpdateTask& task) {
+  return task.key->master != MasterFormat::kSplit &&
+         task.undo == UndoPolicy::kInPlace && task.view.gradients.size() == 1;
+}
+
+uint64_t ResidentRecords::RecordBytes(const kernels::UpdateKernelKey& key,
+                                      const kernels::TileView& view) {
+  uint64_t bytes = Aligned(view.numel * sizeof(float));
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (view.state[k] == nullptr) continue;
+    bytes += Aligned(view.numel * SizeInBytes(key.state));
+    if (storage::HasScales(key.state)) {
+      bytes += Aligned(BytesOfScales(view.numel));
+    }
+  }
+  return bytes;
+}
+
+ResidentTile* ResidentRecords::Find(uint64_t run) {
+  if (run >= by_run_.size() || by_run_[run] == 0) return nullptr;
+  return &tiles_[by_run_[run] - 1];
+}
+
+ResidentRecords::Place* ResidentRecords::PlaceWithRoom(uint64_t bytes) {
+  const auto least = std::min_element(
+      places_.begin(), places_.end(),
+      [](const Place& a, const Place& b) { return a.used() < b.used(); });
+  return bytes <= device_bytes_ - least->used() ? &*least : nullptr;
+}
+
+ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
+  if (!CanStay(task)) return nullptr;
+  const kernels::UpdateKernelKey& key = *task.key;
+  GradientLog::TileBytes log_bytes;
+  log_bytes.gradient = task.view.numel * SizeInBytes(key.gradient);
+  if (key.master == MasterFormat::kParameter) {
+    log_bytes.own_master = task.view.numel * sizeof(float);
+  }
+  Place* const place = PlaceWithRoom(RecordBytes(key, task.view));
+  if (place == nullptr || !log_.AddTile(task.run, log_bytes)) return nullptr;
+  ResidentTile& tile = tiles_.emplace_back();
+  tile.number = tiles_.size() - 1;
+  tile.run = task.run;
+  tile.device = static_cast<size_t>(place - places_.data());
+  tile.key = key;
+  tile.kernel = task.kernel;
+  tile.stamp = task.stamp;
+  tile.host = task.view;
+  tile.host.gradients = {};
+  tile.log_bytes = log_bytes;
+  TakePlace(place, &tile);
+  if (by_run_.size() <= task.run) by_run_.resize(task.run + 1, 0);
+  by_run_[task.run] = static_cast<uint32_t>(tile.number + 1);
+  by_element_[tile.host.flat_begin] = &tile;
+  return &tile;
+}
+
+void ResidentRecords::TakePlace(Place* place, ResidentTile* tile) const {
+  const uint64_t numel = tile->host.numel;
+  kernels::TileView& view = tile->on_device;
+  view = tile->host;
+  view.parameter = nullptr;
+  place->masters += Aligned(numel * sizeof(float));
+  view.master =
+      (place->memory + (device_bytes_ - place->masters)).ForKernel<void>();
+  const auto take = [place](uint64_t bytes) {
+    void* const taken = (place->memory + place->states).ForKernel<void>();
+    place->states += Aligned(bytes);
+    return taken;
+  };
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    view.scale[k] = nullptr;
+    if (tile->host.state[k] == nullptr) continue;
+    view.state[k] = take(numel * SizeInBytes(tile->key.state));
+    if (!storage::HasScales(tile->key.state)) continue;
+    view.scale[k] = static_cast<float*>(take(BytesOfScales(numel)));
+  }
+  place->elements += numel;
+}
+
+void ResidentRecords::CatchUp(ResidentTile* tile, WorkerUndo* undo) {
+  const uint64_t stamp = tile->stamp->load(std::memory_order_relaxed);
+  const uint64_t has =
+      Replay(log_, tile->number, stamp, *tile->kernel, tile->host, undo);
+  if (has == stamp) return;
+  // The next engine says so to whoever asks.
+  spdlog::critical("gradient_log: run={} lacks a step between {} and {}",
+                   tile->run, has, stamp);
+  std::abort();
+}
+
+void ResidentRecords::Prepare(uint64_t step,
+                              const kernels::UpdateFactors& factors,
+                              const void* gradient, ResidentTile* tile,
+                              WorkerUndo* undo) {
+  const uint64_t stamp = tile->stamp->load(std::memory_order_relaxed);
+  if (!tile->is_resident) {
+    log_.MarkResident(tile->number, stamp, tile->host.parameter,
+                      tile->log_bytes);
+    tile->is_resident = true;
+  } else if (tile->device_step != stamp || IsDue(*tile, step) ||
+             log_.EntryFor(tile->number, step).step.load() >
+                 log_.applied(tile->number).load()) {
+    CatchUp(tile, undo);
+  }
+  log_.Write(tile->number, step, factors, gradient, tile->log_bytes.gradient);
+}
+
+bool ResidentRecords::CatchUpSome(WorkerPool* pool,
+                                  absl::FunctionRef<WorkerUndo*()> undo) {
+  constexpr size_t kTiles = 4096;
+  const size_t begin = next_to_catch_up_;
+  const size_t end = std::min(tiles_.size(), begin + kTiles);
+  next_to_catch_up_ = end;
+  pool->ParallelFor(end - begin, [&](size_t i) {
+    ResidentTile& tile = tiles_[begin + i];
+    // The step that comes next, as far as the tile knows.
+    if (tile.is_resident && IsDue(tile, tile.device_step + 1)) {
+      CatchUp(&tile, undo());
+    }
+  });
+  return end < tiles_.size();
+}
+
+void ResidentRecords::Settle(ResidentTile* tile, WorkerUndo* undo) {
+  if (!tile->is_resident) return;
+  CatchUp(tile, undo);
+  log_.MarkSettled(tile->number);
+  tile->is_resident = false;
+}
+
+void ResidentRecords::SettleAll(WorkerPool* pool,
+                                absl::FunctionRef<WorkerUndo*()> undo) {
+  pool->ParallelFor(tiles_.size(),
+                    [&](size_t i) { Settle(&tiles_[i], undo()); });
+}
+
+void ResidentRecords::Forget() {
+  log_.Clear();
+  by_element_.clear();
+  by_run_.clear();
+  tiles_.clear();
+}
+
+void ResidentRecords::MakeCurrent(const SubGroup& sub_group, bool is_written,
+                                  WorkerUndo* undo) {
+  const absl::MutexLock lock(&current_mu_);
+  for (auto it = by_element_.lower_bound(sub_group.begin);
+       it != by_element_.end() && it->first < sub_group.end; ++it) {
+    ResidentTile* const tile = it->second;
+    if (!tile->is_resident) continue;
+    if (is_written) {
+      Settle(tile, undo);
+    } else {
+      CatchUp(tile, undo);
+    }
+  }
+}
+
+}  // namespace optstate::scheduler

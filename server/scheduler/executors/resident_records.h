@@ -1,0 +1,147 @@
+#ifndef OPTSTATE_SERVER_SCHEDULER_EXECUTORS_RESIDENT_RECORDS_H_
+#define OPTSTATE_SERVER_SCHEDULER_EXECUTORS_RESIDENT_RECORDS_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "kernels/update_kernel.h"
+#include "proto/types/sub_groups.h"
+#include "server/scheduler/executors/update_executor.h"
+#include "server/scheduler/gradient_log.h"
+#include "server/scheduler/worker_undo.h"
+#include "server/scheduler/workers/worker_pool.h"
+#include "storage/accelerator/device_runtime.h"
+
+namespace optstate::scheduler {
+
+// One tile whose record has a place on a device.
+struct ResidentTile {
+  uint64_t number = 0;  // in the log
+  uint64_t run = 0;
+  size_t device = 0;  // index
+  kernels::UpdateKernelKey key;
+  const kernels::UpdateKernel* kernel = nullptr;
+  std::atomic<uint64_t>* stamp = nullptr;
+  // The addresses of its arrays in host memory and on the device, where it has
+  // no parameter.
+  kernels::TileView host;
+  kernels::TileView on_device;
+  GradientLog::TileBytes log_bytes;
+  // The step that the device's arrays have; nothing of use while it is not
+  // resident.
+  uint64_t device_step = 0;
+  bool is_resident = false;
+};
+
+// The records of tiles that stay on devices from step to step, as many as have
+// room there. Those in host memory lag behind; the log has the gradients that
+// they lack, and Settle() brings them up to date with the CPU's kernels. So
+// what is on a device can be given up at any time, with the bits of today.
+//
+// Parameters are in host memory always, newer than the record there. So a
+// record whose masters are the lower halves of its parameters cannot stay.
+//
+// Threads: different tiles may be used by many threads at a time; Admit() and
+// SettleAll() by one while no other does.
+class ResidentRecords {
+ public:
+  // Takes memory of each device, at most `device_bytes`, and the log's file,
+  // which has GradientLog::BytesNeeded(room). All outlive this. Errors are
+  // those of the devices.
+  static absl::StatusOr<std::unique_ptr<ResidentRecords>> Make(
+      absl::Span<accelerator::Device* const> devices, uint64_t device_bytes,
+      absl::Span<std::byte> log, const GradientLog::Room& room);
+  ResidentRecords(const ResidentRecords&) = delete;
+  ResidentRecords& operator=(const ResidentRecords&) = delete;
+  // The records in host memory stay as they are: see SettleAll().
+  ~ResidentRecords();
+
+  // Says whether a record like the task's can stay on a device.
+  static bool CanStay(const UpdateTask& task);
+  // Returns the bytes of a record on a device.
+  static uint64_t RecordBytes(const kernels::UpdateKernelKey& key,
+                              const kernels::TileView& view);
+
+  // Returns the tile of the run; null: it has no place.
+  ResidentTile* Find(uint64_t run);
+  // Gives the task's run a place; null: it cannot stay, or there is no room.
+  ResidentTile* Admit(const UpdateTask& task);
+
+  static uint64_t BytesOfScales(uint64_t numel);
+  // Makes the tile ready for its update in a step: the record in host memory is
+  // up to date when it is to be copied to the device, and the log has the step.
+  void Prepare(uint64_t step, const kernels::UpdateFactors& factors,
+               const void* gradient, ResidentTile* tile, WorkerUndo* undo);
+  const GradientLog::Entry& EntryFor(const ResidentTile& tile,
+                                     uint64_t step) const {
+    return log_.EntryFor(tile.number, step);
+  }
+  // Says that a pass is over: until the next one, CatchUpSome() brings those
+  // records in host memory up to date that would be in it, some at each call.
+  // Returns whether there are more.
+  void BeginCatchUp() { next_to_catch_up_ = 0; }
+  bool CatchUpSome(WorkerPool* pool, absl::FunctionRef<WorkerUndo*()> undo);
+  // Brings the record in host memory up to date; from then on it is the only
+  // one.
+  void Settle(ResidentTile* tile, WorkerUndo* undo);
+  void SettleAll(WorkerPool* pool, absl::FunctionRef<WorkerUndo*()> undo);
+  // Forgets all tiles, which are settled, in the log too.
+  void Forget();
+  // As RecordLag::MakeCurrent, for a range of the flat space.
+  void MakeCurrent(const SubGroup& sub_group, bool is_written,
+                   WorkerUndo* undo);
+
+  // These are of one device.
+  uint64_t elements(size_t device) const { return places_[device].elements; }
+  uint64_t bytes(size_t device) const { return places_[device].used(); }
+  uint64_t log_bytes() const { return log_file_.size(); }
+
+ private:
+  struct Place {
+    accelerator::Device* device = nullptr;
+    accelerator::DeviceAddress memory;
+    // States from the front, and masters from the back, so that those of tiles
+    // that were added one after the other are copied at once.
+    uint64_t states = 0;
+    uint64_t masters = 0;
+    uint64_t elements = 0;
+    bool is_log_registered = false;
+
+    uint64_t used() const { return states + masters; }
+  };
+
+  ResidentRecords() = default;
+  void CatchUp(ResidentTile* tile, WorkerUndo* undo);
+  // Says whether the record in host memory is to be up to date before a step.
+  // Tiles take turns, so that each step has a part of them.
+  static bool IsDue(const ResidentTile& tile, uint64_t step) {
+    return (step + tile.number) % GradientLog::kSteps == 0;
+  }
+  Place* PlaceWithRoom(uint64_t bytes);
+  void TakePlace(Place* place, ResidentTile* tile) const;
+
+  uint64_t device_bytes_ = 0;
+  absl::Span<std::byte> log_file_;
+  GradientLog log_;
+  std::vector<Place> places_;       // by device
+  std::deque<ResidentTile> tiles_;  // by number
+  std::vector<uint32_t> by_run_;    // number + 1; 0: none
+  size_t next_to_catch_up_ = 0;     // of tiles_
+  // By flat element.
+  absl::btree_map<uint64_t, ResidentTile*> by_element_;
+  absl::Mutex current_mu_;  // one thread at a time makes records current
+};
+
+}  // namespace optstate::scheduler
+
+#endif  // OPTSTATE_SERVER_SCHEDULER_EXECUTORS_RESIDENT_RECORDS_H_

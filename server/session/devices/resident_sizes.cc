@@ -1,0 +1,135 @@
+#include "server/session/devices/resident_sizes.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "proto/types/dtype.h"
+#include "proto/types/layout.h"
+#include "proto/types/runs.h"
+#include "server/scheduler/executors/device_update_executor.h"
+#include "server/scheduler/executors/resident_records.h"
+#include "server/scheduler/gradient_log.h"
+#include "server/session/durability/job_storage.h"
+
+namespace optstate::session {
+namespace {
+
+using scheduler::GradientLog;
+
+// The bytes of all records that can stay, and of a log that has them all.
+struct Totals {
+  uint64_t record_bytes = 0;
+  GradientLog::Room log;
+};
+
+DType GradientDTypeOf(const JobDescription& description,
+                      const ParameterSpec& parameter) {
+  return description.accumulation() == AccumulateDType::kFloat32
+             ? DType::kFloat32
+             : parameter.gradient_dtype;
+}
+
+uint64_t AlignedForLog(uint64_t bytes) {
+  constexpr uint64_t kAlign = GradientLog::kAlignBytes;
+  return (bytes + kAlign - 1) / kAlign * kAlign;
+}
+
+Totals TotalsOf(const JobDescription& description) {
+  const Layout& layout = description.layout;
+  // Only which arrays a record has counts, not where they are.
+  kernels::UpdateKernelKey key;
+  key.state = layout.state_format();
+  kernels::TileView view;
+  static std::byte somewhere;
+  for (size_t k = 0; k < layout.optimizer_info().state_arrays.size(); ++k) {
+    view.state[k] = &somewhere;
+  }
+  Totals totals;
+  for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
+    const MasterFormat master = layout.master_format(p);
+    if (master == MasterFormat::kSplit) continue;
+    const ParameterSpec& parameter = layout.parameters()[p];
+    const uint64_t gradient_bytes =
+        SizeInBytes(GradientDTypeOf(description, parameter));
+    ForEachRun(layout, p, 0, static_cast<uint64_t>(parameter.numel),
+               [&](uint64_t /*run*/, uint64_t /*begin*/, uint64_t numel) {
+                 view.numel = numel;
+                 totals.record_bytes +=
+                     scheduler::ResidentRecords::RecordBytes(key, view);
+                 ++totals.log.tiles;
+                 totals.log.step_bytes +=
+                     GradientLog::EntryBytes(numel * gradient_bytes);
+                 if (master != MasterFormat::kParameter) return;
+                 totals.log.master_bytes +=
+                     AlignedForLog(numel * sizeof(float));
+               });
+  }
+  return totals;
+}
+
+// Returns this part of `bytes`, and room for the tiles at its border.
+uint64_t PartOf(uint64_t bytes, double part) {
+  constexpr uint64_t kBorderBytes = 4 * kTileElements * 4 * sizeof(float);
+  const double exact = static_cast<double>(bytes) * part;
+  return std::min(bytes,
+                  static_cast<uint64_t>(std::ceil(exact)) + kBorderBytes);
+}
+
+}  // namespace
+
+ResidentSizes ResidentSizesOf(const JobDescription& description,
+                              size_t devices) {
+  const uint64_t budget = DeviceBudgetOf(description.storage);
+  const double fraction = 1 - OffloadFractionOf(description.storage);
+  if (budget == 0 || fraction == 0 || devices == 0 || description.speculative) {
+    return {};
+  }
+  const Totals totals = TotalsOf(description);
+  if (totals.log.tiles == 0) return {};
+  ResidentSizes sizes;
+  sizes.device_bytes = std::min(
+      budget,
+      PartOf(totals.record_bytes, fraction / static_cast<double>(devices)));
+  const double stays = static_cast<double>(sizes.device_bytes * devices) /
+                       static_cast<double>(totals.record_bytes);
+  sizes.log = {totals.log.tiles,
+               PartOf(totals.log.step_bytes, std::min(1.0, stays)),
+               PartOf(totals.log.master_bytes, std::min(1.0, stays))};
+  // A parameter has at most twice the bytes of its gradient.
+  sizes.batch_bytes = std::min(scheduler::DeviceUpdateExecutor::kResidentBytes,
+                               2 * sizes.log.step_bytes);
+  return sizes;
+}
+
+uint64_t GradientLogBytes(const JobDescription& description, size_t devices) {
+  const ResidentSizes sizes = ResidentSizesOf(description, devices);
+  if (sizes.device_bytes == 0) return 0;
+  return GradientLog::BytesNeeded(sizes.log);
+}
+
+absl::Status CheckResidents(const JobDescription& description) {
+  if (DeviceBudgetOf(description.storage) == 0) return absl::OkStatus();
+  if (description.speculative) {
+    return absl::FailedPreconditionError(
+        "device_budget and speculative: what a step overwrites on a device "
+        "cannot be rolled back; leave one of them out");
+  }
+  if (description.partition == PartitionMode::kReplicated &&
+      description.world_size > 1 && !description.accumulate) {
+    return absl::UnimplementedError(
+        "device_budget: the daemon sums the gradients of several ranks, and "
+        "records stay on a device when there is one gradient; leave out "
+        "reduction=\"daemon\", or device_budget");
+  }
+  const Layout& layout = description.layout;
+  for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
+    if (layout.master_format(p) != MasterFormat::kSplit) {
+      return absl::OkStatus();
+    }
+  }
+  return absl::UnimplementedError(
+      "device_budget: records with master=\"split\" cannot stay on a device. "
+      "Leave one of the two out");
+}
+
+}  // namespace optstate::session

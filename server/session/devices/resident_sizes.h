@@ -1,0 +1,34 @@
+#ifndef OPTSTATE_SERVER_SESSION_DEVICES_RESIDENT_SIZES_H_
+#define OPTSTATE_SERVER_SESSION_DEVICES_RESIDENT_SIZES_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "server/scheduler/gradient_log.h"
+#include "server/session/job_description.h"
+
+namespace optstate::session {
+
+// The sizes of the records of a job that stay on devices.
+struct ResidentSizes {
+  uint64_t device_bytes = 0;  // of each device; 0: none stay
+  uint64_t batch_bytes = 0;   // of the parameters in a batch
+  scheduler::GradientLog::Room log;
+};
+
+// Returns the sizes for the share of so many devices, as far as the job's
+// device_budget goes.
+ResidentSizes ResidentSizesOf(const JobDescription& description,
+                              size_t devices);
+// Returns the bytes of the job's gradient_log; 0: it has none.
+uint64_t GradientLogBytes(const JobDescription& description, size_t devices);
+
+// Returns, for a job with a device_budget, why none of its records can stay on
+// a device. UNIMPLEMENTED: all masters are halves, or the daemon sums the
+// gradients of several ranks; FAILED_PRECONDITION: it speculates.
+absl::Status CheckResidents(const JobDescription& description);
+
+}  // namespace optstate::session
+
+#endif  // OPTSTATE_SERVER_SESSION_DEVICES_RESIDENT_SIZES_H_
