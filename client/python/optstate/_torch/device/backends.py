@@ -8,10 +8,12 @@ import torch
 
 from optstate._torch.device.cuda import CudaBackend
 from optstate._torch.device.interface import Backend
+from optstate._torch.tensors import equal_bits
 
 # By type of device; made when the first tensor of the type is seen. Tests add a type.
 FACTORIES: dict[str, Callable[[], Backend]] = {"cuda": CudaBackend}
 _backends: dict[str, Backend] = {}
+_PART = 4 << 20  # elements that are compared at a time
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:
@@ -34,17 +36,31 @@ def forget_backends() -> None:
     _backends.clear()
 
 
+def equals_host(tensor: torch.Tensor, host: torch.Tensor) -> bool:
+    """Returns whether a tensor has the bits of one in host memory; waits as to_host() does."""
+    if backend_of(tensor) is None:
+        return equal_bits(tensor, host)
+    # In parts, which are all that page-locked memory is taken for.
+    parts = zip(tensor.reshape(-1).split(_PART), host.reshape(-1).split(_PART))
+    return all(equal_bits(to_host(one), other) for one, other in parts)
+
+
 def to_list(tensor: torch.Tensor) -> Any:
-    """Returns what tensor.tolist() does. Waits for the tensor's own stream of copies alone, so
-    that other work of the device goes on."""
+    """Returns what tensor.tolist() does, and waits as to_host() does."""
+    return to_host(tensor).tolist()
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns values in host memory. Waits for the tensor's own stream of copies alone, so that
+    other work of the device goes on."""
     backend = backend_of(tensor)
     if backend is None:
-        return tensor.tolist()
-    source = tensor.detach().contiguous()
+        return tensor.detach().cpu()
+    source = tensor.detach().resolve_neg().contiguous()
     size = source.numel() * source.element_size()
     host = backend.pinned(size).view(source.dtype).view(source.shape)
     stream = backend.stream(source.device, "to_host")
     stream.follow()
     stream.copy(host, source)
     stream.record().synchronize()
-    return host.tolist()
+    return host

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from optstate._torch.device.backends import to_list
+from optstate._torch.parameters.digest_graphs import DigestGraphs
 from optstate._torch.tensors import integer_bits
 from optstate.session import Session
 
@@ -72,6 +73,7 @@ class CopyDigests:
         self._session = session
         self._is_on = detect_changes != "off"
         self._digest = ContentDigest()
+        self._graphs = DigestGraphs(self._digest)
         self._every = _SAMPLE if detect_changes == "sample" else 1
         self._digests: dict[int, tuple[int, torch.Tensor]] = {}
 
@@ -81,8 +83,9 @@ class CopyDigests:
             return
         # All ranks sample the same elements.
         first = self._session.committed_step % self._every
-        for index in indices:
-            self._digests[index] = first, self._digest(tensors[index], first, self._every)
+        firsts = {index: first for index in indices}
+        for index, digest in self._of(firsts, tensors).items():
+            self._digests[index] = first, digest
 
     def note_equal(
         self, direct: array.array, indirect: Iterable[int], tensors: Sequence[torch.Tensor]
@@ -105,12 +108,23 @@ class CopyDigests:
         if not self._is_on:
             return set()
         found = set(self._session.find_changed(*direct)) if direct[0] else set()
-        now = {
-            index: self._digest(tensors[index], self._digests[index][0], self._every)
-            for index in indirect
-            if index in self._digests
-        }
+        firsts = {index: self._digests[index][0] for index in indirect if index in self._digests}
+        now = self._of(firsts, tensors)
         return found.union(_unequal(now, {i: self._digests[i][1] for i in now}))
+
+    def _of(
+        self, firsts: Mapping[int, int], tensors: Sequence[torch.Tensor]
+    ) -> dict[int, torch.Tensor]:
+        """Returns the digests of these tensors, by index, each from its first element on."""
+        if self._every > 1:
+            return {i: self._digest(tensors[i], first, self._every) for i, first in firsts.items()}
+        by_device: dict[torch.device, list[int]] = {}
+        for index in firsts:
+            by_device.setdefault(tensors[index].device, []).append(index)
+        found: dict[int, torch.Tensor] = {}
+        for indices in by_device.values():
+            found.update(zip(indices, self._graphs([tensors[i].detach() for i in indices])))
+        return found
 
 
 def _is_words(flat: torch.Tensor) -> bool:

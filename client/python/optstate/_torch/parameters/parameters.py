@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from optstate._torch.device.backends import equals_host
 from optstate._torch.parameters.digests import CopyDigests
 from optstate._torch.parameters.group_order import GroupOrder
 from optstate._torch.parameters.indirect import EarlyReads, IndirectCopies
@@ -27,7 +28,6 @@ from optstate._torch.tensors import (
     bits_sum,
     compare_memory,
     dtype_of,
-    equal_bits,
     increment_versions,
     is_contiguous,
     is_cpu,
@@ -333,7 +333,7 @@ class Parameters:
         return memory_view(address, spec.numel, DTYPES[spec.dtype]).view(self._shapes[index])
 
     def _equals_daemon(self, index: int) -> bool:
-        return equal_bits(local_of(self._parameters[index]), self.daemon_values(index))
+        return equals_host(local_of(self._parameters[index]), self.daemon_values(index))
 
     def direct(self, *, but: Collection[int] = ()) -> tuple[array.array, array.array]:
         """Returns indices and addresses of the parameters that the client library can write
