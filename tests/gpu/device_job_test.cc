@@ -57,6 +57,7 @@ class DeviceJobTest : public testing::TestWithParam<Devices> {
   struct Change {
     double fraction = -1;  // offload_fraction; negative: it stays
     bool is_engine_killed = false;
+    const char* budget = "";  // device_budget; empty: it stays
   };
 
   // Takes a step for each change, and returns what is to be seen at the end.
@@ -73,7 +74,7 @@ class DeviceJobTest : public testing::TestWithParam<Devices> {
     absl::Status status = script.Load(**session);
     for (size_t k = 0; k < changes.size() && status.ok(); ++k) {
       if (changes[k].fraction >= 0) {
-        Set(options.job, changes[k].fraction);
+        Set(options.job, changes[k]);
       }
       if (changes[k].is_engine_killed) {
         EXPECT_TRUE(daemon_->KillEngine(options.job).ok());
@@ -88,11 +89,13 @@ class DeviceJobTest : public testing::TestWithParam<Devices> {
     return Snapshot(**session);
   }
 
-  // Changes the fraction as an operator does.
-  void Set(const std::string& job, double fraction) const {
+  // Changes the fraction, and perhaps the budget, as an operator does.
+  void Set(const std::string& job, const Change& change) const {
+    const std::string budget = change.budget;
     const std::string command = absl::StrCat(
         "client/ctl/optctl --endpoint ", daemon_->shm_endpoint(), " set job ",
-        job, " offload_fraction=", fraction, " > /dev/null");
+        job, " offload_fraction=", change.fraction,
+        budget.empty() ? "" : " device_budget=", budget, " > /dev/null");
     // The names are the test's own.
     EXPECT_EQ(std::system(command.c_str()), 0) << command;  // NOLINT
   }
@@ -140,6 +143,28 @@ TEST_P(DeviceJobTest, TheFractionChangesLiveAndTheEngineIsKilled) {
   EXPECT_GT(by_devices, 0u);
 }
 
+TEST_P(DeviceJobTest, RecordsThatStayHaveTheBitsOfTheCpu) {
+  const uint64_t seed = ScriptSeed();
+  for (const char* budget : {"1MiB", "1GiB"}) {
+    for (const LayoutSpec& layout : {UniformLayout(4, 50'001), MixedLayout()}) {
+      ExpectBitsOfTheCpu(layout, seed,
+                         {{.fraction = 0.3, .budget = budget},
+                          {},
+                          {},
+                          {.is_engine_killed = true},
+                          {},
+                          {},
+                          {},
+                          {},
+                          {.is_engine_killed = true},
+                          {.fraction = 0},
+                          {},
+                          {.fraction = 0, .budget = "0"},
+                          {}});
+    }
+  }
+}
+
 // The draw has every optimizer with kernels for devices, dtype and format.
 TEST_P(DeviceJobTest, RandomLayoutsGiveTheBitsOfTheCpu) {
   RandomLayouts layouts;
@@ -148,6 +173,13 @@ TEST_P(DeviceJobTest, RandomLayoutsGiveTheBitsOfTheCpu) {
     if (!InfoOf(layout.optimizer).is_separable) continue;
     ExpectBitsOfTheCpu(layout, layouts.Uniform(0, 1 << 30),
                        {{.fraction = 0.3}, {}, {.fraction = 0}});
+    if (layout.master_format == MasterFormat::kSplit) continue;
+    ExpectBitsOfTheCpu(layout, layouts.Uniform(0, 1 << 30),
+                       {{.fraction = 0.3, .budget = "64MiB"},
+                        {},
+                        {.is_engine_killed = true},
+                        {},
+                        {.fraction = 0}});
   }
 }
 

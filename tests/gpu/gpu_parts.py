@@ -22,6 +22,7 @@ FILES = (
     "kernels/cuda/ptx_test",
     "kernels/cuda/sass_test",
     "server/optstated",
+    "server/scheduler/executors/device_residents_test",
     "server/scheduler/executors/device_update_executor_test",
     "storage/accelerator/device_suite_test",
     "tests/gpu/device_benchmark",
@@ -119,10 +120,8 @@ def make_parts(
             120,
             "gtest",
             [
-                [
-                    "server/scheduler/executors/device_update_executor_test",
-                    f"--gtest_filter={executor}",
-                ]
+                [f"server/scheduler/executors/{test}", f"--gtest_filter={executor}"]
+                for test in ("device_update_executor_test", "device_residents_test")
             ],
         ),
         Part(
@@ -215,7 +214,7 @@ def training_part(
 
 
 def python_environment(kit: pathlib.Path) -> dict[str, str]:
-    # What is given beside the kit, such as Megatron, is found too.
+    # Packages beside the kit, such as Megatron, are found too.
     paths = [str(kit / "python"), os.environ.get("PYTHONPATH", "")]
     return {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
@@ -272,6 +271,8 @@ def run_command(
     output.write(f"$ {' '.join(command)}\n")
     output.flush()
     environment = dict(os.environ, **part.environment)
+    libraries = [str(kit / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
+    environment["LD_LIBRARY_PATH"] = os.pathsep.join(path for path in libraries if path)
     # Tests make daemons and sockets, whose paths have to be short.
     environment.pop("TEST_TMPDIR", None)
     try:

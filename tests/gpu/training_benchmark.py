@@ -1,8 +1,9 @@
 """Trains a GPT on a GPU: tokens a second and device memory, with the optimizer here or there.
 
-Every way of keeping the optimizer has a model of its own, all with the same weights; they take turns, so
-that what else the machine does meets all of them. --out gets Google Benchmark's JSON. Exits with 77, saying
-why, where torch finds no GPU; --tiny trains a small model on the CPU, to try the program.
+Every way of keeping the optimizer has a model of its own, all with the same weights; they take
+turns, so that what else the machine does meets all of them. --out gets Google Benchmark's JSON.
+Exits with 77, saying why, where torch finds no GPU; --tiny trains a small model on the CPU, to try
+the program.
 """
 
 from __future__ import annotations
@@ -121,13 +122,14 @@ class Way:
         self.model = setup.make_model()
         self.optimizer = make(self.model)
         self.steps_ms: list[float] = []
+        self.phases_ms: dict[str, float] = {}
         self.is_there = self.optimizer is not None
         if not self.is_there:
             return
         for i in range(2):
             self.step(i)
         self.optimizer.zero_grad()
-        # What it holds between two steps: parameters, masters, state.
+        # It holds parameters, masters and state between two steps.
         self.held_bytes = setup.allocated() - before
 
     def step(self, number: int) -> None:
@@ -213,11 +215,31 @@ class NoOptimizer:
         pass
 
 
+# Ours, by job: all by the CPU, by both, by the device, and with records that stay on the device.
+OURS: dict[str, dict[str, object]] = {
+    "offload:1.0": {"offload_fraction": 1.0},
+    "speculative": {"speculative": True},
+    "offload:0.5": {"offload_fraction": 0.5},
+    "offload:0.0": {"offload_fraction": 0.0},
+    "offload:0.5/resident": {"offload_fraction": 0.5, "device_budget": "16GiB"},
+    "offload:0.0/resident": {"offload_fraction": 0.0, "device_budget": "16GiB"},
+}
+
+
+def job_of(name: str) -> str:
+    return name.replace(":", "-").replace("/", "-")
+
+
 def make_ways(setup: Setup, endpoint: str, overlap: bool) -> Iterator[Way]:
-    def ours(**options: object) -> Callable[[GPT], object]:
+    def ours(name: str) -> Callable[[GPT], object]:
         def make(model: GPT) -> object:
             return optstate.AdamW(
-                model.parameters(), lr=LEARNING_RATE, endpoint=endpoint, overlap=overlap, **options
+                model.parameters(),
+                lr=LEARNING_RATE,
+                endpoint=endpoint,
+                job=job_of(name),
+                overlap=overlap,
+                **OURS[name],
             )
 
         return make
@@ -231,9 +253,18 @@ def make_ways(setup: Setup, endpoint: str, overlap: bool) -> Iterator[Way]:
                 setup,
                 lambda model, fraction=fraction: megatrons(list(model.parameters()), fraction),
             )
-    for fraction in (1.0, 0.5, 0.0):
-        yield Way(f"optstate/offload:{fraction}", setup, ours(offload_fraction=fraction))
-    yield Way("optstate/speculative", setup, ours(speculative=True))
+    for name in OURS:
+        yield Way(f"optstate/{name}", setup, ours(name))
+
+
+def phases_ms(daemon: Daemon, job: str) -> dict[str, float]:
+    """Returns the mean time of each phase of a job's steps, as the daemon measures it."""
+    found = daemon.optctl("describe", "job", job).get("step_phases", [])
+    return {
+        f"{each['phase']}_ms": each.get("sum_s", 0) / sum(map(int, each["steps"])) * 1e3
+        for each in found
+        if sum(map(int, each["steps"]))
+    }
 
 
 def fused_over_copy(numel: int) -> dict[str, float]:
@@ -253,9 +284,15 @@ def fused_over_copy(numel: int) -> dict[str, float]:
         torch.cuda.synchronize()
         return (time.perf_counter() - begin) / 8
 
-    pairs = [(seconds_of(optimizer.step), seconds_of(lambda: target.copy_(source))) for _ in range(20)]
+    pairs = [
+        (seconds_of(optimizer.step), seconds_of(lambda: target.copy_(source))) for _ in range(20)
+    ]
     update, copy = (statistics.median(side) for side in zip(*pairs))
-    return {"ratio": copy / update, "GB_per_s": touched / update / 1e9, "copy_GB_per_s": touched / copy / 1e9}
+    return {
+        "ratio": copy / update,
+        "GB_per_s": touched / update / 1e9,
+        "copy_GB_per_s": touched / copy / 1e9,
+    }
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -296,18 +333,22 @@ def main() -> int:
         for round_number in range(arguments.rounds):
             for way in ways:
                 way.measure(2 + round_number * arguments.steps, arguments.steps)
+        for way in ways:
+            who, _, name = way.name.partition("/")
+            way.phases_ms = phases_ms(daemon, job_of(name)) if who == "optstate" else {}
         alone_ms = ways[0].step_ms
         base = next((way for way in ways if way.name == "torch_on_gpu"), ways[0])
         for way in ways:
             found.append(
                 {
                     "name": f"Training/{way.name}",
-                    # Of the tokens a second of an optimizer that is on the GPU whole.
+                    # The base is an optimizer that is on the GPU whole.
                     "ratio": base.step_ms / way.step_ms,
                     "tokens_per_s": setup.tokens / way.step_ms * 1e3,
                     "step_ms": way.step_ms,
                     "exposed_ms": way.step_ms - alone_ms,
                     "held_GB": way.held_bytes / 1e9,
+                    **way.phases_ms,
                 }
             )
         print(daemon.run_optctl("describe", "device"))
