@@ -157,7 +157,7 @@ absl::Status LiveSettings::Use(const v1::StorageSettings& storage) {
     OPTSTATE_RETURN_IF_ERROR(registrar_.AdmitShape(next));
   }
   if (shares_anew) {
-    const absl::Status shared = ShareUpdates(storage, &job_);
+    absl::Status shared = ShareUpdates(storage, &job_);
     if (!shared.ok()) {
       ShareUpdates(former, &job_).IgnoreError();
       return shared;
