@@ -74,7 +74,10 @@ struct Scenario {
   bool shares() const { return shared && InfoOf(optimizer).is_separable; }
   // Says whether records stay on devices, where they may.
   bool keeps_on_devices() const {
-    return shares() && state_place == StatePlace::kMemory && !speculates();
+    return shares() && state_place == StatePlace::kMemory && !speculates() &&
+           master_format != MasterFormat::kSplit &&
+           (partition != PartitionMode::kReplicated ||
+            accumulation.has_value());
   }
   // Says whether each answered step survives a loss of power.
   bool durable() const {
