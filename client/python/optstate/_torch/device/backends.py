@@ -8,12 +8,10 @@ import torch
 
 from optstate._torch.device.cuda import CudaBackend
 from optstate._torch.device.interface import Backend
-from optstate._torch.tensors import equal_bits
 
 # By type of device; made when the first tensor of the type is seen. Tests add a type.
 FACTORIES: dict[str, Callable[[], Backend]] = {"cuda": CudaBackend}
 _backends: dict[str, Backend] = {}
-_PART = 4 << 20  # elements that are compared at a time
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:
@@ -34,15 +32,6 @@ def backend_of(tensor: torch.Tensor) -> Backend | None:
 def forget_backends() -> None:
     """Makes the backends anew when they are needed; for tests that exchange FACTORIES."""
     _backends.clear()
-
-
-def equals_host(tensor: torch.Tensor, host: torch.Tensor) -> bool:
-    """Returns whether a tensor has the bits of one in host memory; waits as to_host() does."""
-    if backend_of(tensor) is None:
-        return equal_bits(tensor, host)
-    # In parts, which are all that page-locked memory is taken for.
-    parts = zip(tensor.reshape(-1).split(_PART), host.reshape(-1).split(_PART))
-    return all(equal_bits(to_host(one), other) for one, other in parts)
 
 
 def to_list(tensor: torch.Tensor) -> Any:

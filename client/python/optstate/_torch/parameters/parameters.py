@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from optstate._torch.device.backends import equals_host
+from optstate._torch.parameters.comparison import equals_host
 from optstate._torch.parameters.digests import CopyDigests
 from optstate._torch.parameters.group_order import GroupOrder
 from optstate._torch.parameters.indirect import EarlyReads, IndirectCopies
