@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/types/status_macros.h"
+#include "server/session/devices/device_updates.h"
 #include "server/session/job_lock.h"
 #include "spdlog/spdlog.h"
 
@@ -377,6 +378,9 @@ void JobImpl::Stop() {
   JobCall lock(&job_.lock);
   gate_.Stop();
   job_.verifier.Cancel("the engine ends");
+  // The next engine may be of an older build, which could not read records that
+  // lag behind devices. A step that is being finished keeps what it has.
+  if (job_.failure.ok() && !job_.recovery.has_value()) ReleaseDevices(&job_);
   durability_.CommitFinally(load_.round.active());
 }
 

@@ -8,7 +8,9 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <string>
@@ -24,6 +26,7 @@
 #include "server/session/testing/job_harness.h"
 #include "storage/accelerator/emulated_faults.h"
 #include "storage/accelerator/emulated_runtime.h"
+#include "storage/format/control_file.h"
 
 namespace optstate::session {
 namespace {
@@ -393,6 +396,39 @@ TEST(JobDeviceBudgetTest, ItChangesBetweenStepsAndTheNextEngineHasIt) {
   job.AttachAll();  // which asks for what the job was made with
   EXPECT_EQ(job.job().Describe().storage().device_budget_bytes(), 32u << 20);
   expect_same();
+}
+
+// Returns the format that the job's control file has just now.
+uint32_t ControlVersionOf(const JobHarness& job) {
+  std::ifstream file(job.directory() + "/state/control", std::ios::binary);
+  file.seekg(offsetof(storage::ControlFile, version));
+  uint32_t version = 0;
+  file.read(reinterpret_cast<char*>(&version), sizeof(version));
+  EXPECT_TRUE(file.good()) << "no control file";
+  return version;
+}
+
+// An upgrade may put an older build in the place of this one.
+TEST(JobDeviceBudgetTest, AStoppedEngineLeavesFilesThatOlderBuildsRead) {
+  JobHarness::Setup alone = KeepingSetup(0);
+  alone.storage.clear_offload_fraction();
+  alone.devices = "none";
+  JobHarness plain(alone);
+  plain.Start(plain.RandomTensors(kSeed));
+  JobHarness job(KeepingSetup(64 << 20));
+  job.Start(job.RandomTensors(kSeed));
+  TakeSteps(&plain, 1, 7);
+  TakeSteps(&job, 1, 7);
+  ASSERT_GT(ResidentBytesOf(&job), 0u);
+  EXPECT_EQ(ControlVersionOf(job), storage::kControlVersionLagging);
+  job.job().Stop();
+  EXPECT_EQ(ControlVersionOf(job), storage::kControlVersion);
+  job.Close();
+  // The next engine finds whole records without any device.
+  job.setup().devices = "none";
+  ASSERT_TRUE(job.Open().ok());
+  job.AttachAll();
+  EXPECT_EQ(job.StateBytes(), plain.StateBytes());
 }
 
 absl::Status RefusalOf(const JobHarness::Setup& setup) {
