@@ -1,16 +1,14 @@
 #include "server/scheduler/executors/device_batch.h"
 
-#include <sys/mman.h>
-
-#include <cerrno>
 #include <cstring>
+#include <utility>
 
+#include "absl/memory/memory.h"
 #include "absl/types/span.h"
 #include "kernels/cuda/tile_task.h"
 #include "kernels/write_back.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
-#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "storage/state_scales.h"
 
@@ -19,15 +17,9 @@ namespace {
 
 using kernels::cuda::TileTask;
 
-// Kernels load vectors of this size.
-constexpr uint64_t kAlignBytes = 16;
 constexpr uint64_t kFactorsOffset = HeldTasks::kTasksMax * sizeof(TileTask);
 constexpr uint64_t kInputsOffset =
     kFactorsOffset + HeldTasks::kTasksMax * sizeof(kernels::UpdateFactors);
-
-uint64_t Aligned(uint64_t bytes) {
-  return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
-}
 
 uint64_t BytesOfScales(size_t numel) {
   return (numel + kQuantizedBlockElements - 1) / kQuantizedBlockElements *
@@ -69,39 +61,19 @@ void ForEachArray(const kernels::UpdateKernelKey& key,
 
 uint64_t DeviceBatch::TableBytes() { return kInputsOffset; }
 
-DeviceBatch::DeviceBatch(accelerator::Device* device, uint64_t bytes)
-    : device_(*device), bytes_(bytes / kAlignBytes * kAlignBytes) {}
-
-absl::StatusOr<std::unique_ptr<DeviceBatch>> DeviceBatch::Make(
-    accelerator::Device* device, uint64_t bytes) {
-  std::unique_ptr<DeviceBatch> batch(new DeviceBatch(device, bytes));
-  OPTSTATE_RETURN_IF_ERROR(batch->Init());
-  return batch;
-}
-
-absl::Status DeviceBatch::Init() {
-  void* const pages = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (pages == MAP_FAILED) {
-    return OsError(errno, "mmap of memory for copies to a device");
-  }
-  host_ = static_cast<std::byte*>(pages);
-  OPTSTATE_RETURN_IF_ERROR(device_.RegisterHost(absl::MakeSpan(host_, bytes_)));
-  is_registered_ = true;
-  OPTSTATE_ASSIGN_OR_RETURN(memory_, device_.Allocate(bytes_));
-  OPTSTATE_ASSIGN_OR_RETURN(is_over_, device_.MakeEvent());
-  OPTSTATE_ASSIGN_OR_RETURN(stream_, device_.MakeStream());
+DeviceBatch::DeviceBatch(std::unique_ptr<BatchMemory> memory, uint64_t bytes)
+    : bytes_(bytes), memory_(std::move(memory)) {
   places_.reserve(HeldTasks::kTasksMax);
   slots_.reserve(HeldTasks::kTasksMax);
   Clear();
-  return absl::OkStatus();
 }
 
-DeviceBatch::~DeviceBatch() {
-  stream_.reset();  // waits for its copies
-  if (!memory_.is_null()) device_.Free(memory_);
-  if (is_registered_) device_.UnregisterHost(host_);
-  if (host_ != nullptr) ::munmap(host_, bytes_);
+absl::StatusOr<std::unique_ptr<DeviceBatch>> DeviceBatch::Make(
+    accelerator::Device* device, uint64_t bytes) {
+  bytes = bytes / BatchMemory::kAlignBytes * BatchMemory::kAlignBytes;
+  OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<BatchMemory> memory,
+                            BatchMemory::Make(device, bytes, bytes));
+  return absl::WrapUnique(new DeviceBatch(std::move(memory), bytes));
 }
 
 void DeviceBatch::Clear() {
@@ -116,9 +88,9 @@ void DeviceBatch::Clear() {
 template <typename T>
 T* DeviceBatch::OnDevice(const T* place) const {
   if (place == nullptr) return nullptr;
-  const auto offset =
-      static_cast<uint64_t>(reinterpret_cast<const std::byte*>(place) - host_);
-  return (memory_ + offset).ForKernel<T>();
+  const auto offset = static_cast<uint64_t>(
+      reinterpret_cast<const std::byte*>(place) - memory_->host());
+  return (memory_->device() + offset).ForKernel<T>();
 }
 
 bool DeviceBatch::Add(size_t slot, const UpdateTask& task,
@@ -131,9 +103,11 @@ bool DeviceBatch::Add(size_t slot, const UpdateTask& task,
   }
   const size_t count = task.view.gradients.size();
   Place place;
-  place.gradient_stride = Aligned(task.view.numel * SizeInBytes(key.gradient));
+  place.gradient_stride =
+      BatchMemory::Aligned(task.view.numel * SizeInBytes(key.gradient));
   place.table_offset = inputs_end_;
-  place.gradients_offset = place.table_offset + Aligned(count * sizeof(void*));
+  place.gradients_offset =
+      place.table_offset + BatchMemory::Aligned(count * sizeof(void*));
   const uint64_t inputs_end =
       place.gradients_offset + count * place.gradient_stride;
   // Places the arrays from the back; the room is checked before they are used.
@@ -141,14 +115,14 @@ bool DeviceBatch::Add(size_t slot, const UpdateTask& task,
   place.staged = task.view;
   ForEachArray(key, task.view, &place.staged,
                [&](uint64_t bytes, const void* /*from*/, void** /*array*/) {
-                 arrays_bytes += Aligned(bytes);
+                 arrays_bytes += BatchMemory::Aligned(bytes);
                });
   if (inputs_end + arrays_bytes > arrays_begin_) return false;
   uint64_t offset = arrays_begin_ - arrays_bytes;
   ForEachArray(key, task.view, &place.staged,
                [&](uint64_t bytes, const void* /*from*/, void** array) {
                  *array = HostAt(offset);
-                 offset += Aligned(bytes);
+                 offset += BatchMemory::Aligned(bytes);
                });
   arrays_begin_ -= arrays_bytes;
   inputs_end_ = inputs_end;
@@ -189,18 +163,18 @@ void DeviceBatch::Gather(size_t i, WorkerUndo* /*undo*/) {
 }
 
 absl::Status DeviceBatch::Submit(const DeviceKernels& kernels) {
+  accelerator::DeviceStream& stream = *memory_->stream();
+  const accelerator::DeviceAddress device = memory_->device();
   const uint64_t arrays_bytes = bytes_to_host();
-  OPTSTATE_RETURN_IF_ERROR(
-      stream_->CopyToDevice(memory_, HostAt(0), inputs_end_));
-  OPTSTATE_RETURN_IF_ERROR(stream_->CopyToDevice(
-      memory_ + arrays_begin_, HostAt(arrays_begin_), arrays_bytes));
-  OPTSTATE_RETURN_IF_ERROR(
-      kernels.Update(tasks_[0].key.optimizer, tasks_[0].key.options, memory_,
-                     static_cast<uint32_t>(tasks_.size()),
-                     memory_ + kFactorsOffset, stream_.get()));
-  OPTSTATE_RETURN_IF_ERROR(stream_->CopyToHost(
-      HostAt(arrays_begin_), memory_ + arrays_begin_, arrays_bytes));
-  return stream_->Record(is_over_.get());
+  OPTSTATE_RETURN_IF_ERROR(stream.CopyToDevice(device, HostAt(0), inputs_end_));
+  OPTSTATE_RETURN_IF_ERROR(stream.CopyToDevice(
+      device + arrays_begin_, HostAt(arrays_begin_), arrays_bytes));
+  OPTSTATE_RETURN_IF_ERROR(kernels.Update(
+      tasks_[0].key.optimizer, tasks_[0].key.options, device,
+      static_cast<uint32_t>(tasks_.size()), device + kFactorsOffset, &stream));
+  OPTSTATE_RETURN_IF_ERROR(stream.CopyToHost(
+      HostAt(arrays_begin_), device + arrays_begin_, arrays_bytes));
+  return memory_->MarkEnd();
 }
 
 void DeviceBatch::WriteBack(size_t i, WorkerUndo* undo) {

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/update_kernel.h"
+#include "server/scheduler/executors/batch_memory.h"
 #include "server/scheduler/executors/device_kernels.h"
 #include "server/scheduler/executors/held_tasks.h"
 #include "server/scheduler/executors/update_batch.h"
@@ -38,7 +39,6 @@ class DeviceBatch final : public UpdateBatch {
       accelerator::Device* device, uint64_t bytes);
   DeviceBatch(const DeviceBatch&) = delete;
   DeviceBatch& operator=(const DeviceBatch&) = delete;
-  ~DeviceBatch() override;
 
   // Takes copies of the task's lists.
   bool Add(size_t slot, const UpdateTask& task, ResidentTile* tile) override;
@@ -54,8 +54,8 @@ class DeviceBatch final : public UpdateBatch {
 
   void Gather(size_t i, WorkerUndo* undo) override;
   absl::Status Submit(const DeviceKernels& kernels) override;
-  absl::Status Wait() override { return is_over_->Wait(); }
-  absl::Status Drain() override { return stream_->Wait(); }
+  absl::Status Wait() override { return memory_->Wait(); }
+  absl::Status Drain() override { return memory_->stream()->Wait(); }
   void WriteBack(size_t i, WorkerUndo* undo) override;
   void UpdateByCpu(size_t i, WorkerUndo* undo) override {
     tasks_.UpdateByCpu(i, undo);
@@ -71,20 +71,14 @@ class DeviceBatch final : public UpdateBatch {
     kernels::TileView staged;      // its arrays in the pinned memory
   };
 
-  DeviceBatch(accelerator::Device* device, uint64_t bytes);
-  absl::Status Init();
+  DeviceBatch(std::unique_ptr<BatchMemory> memory, uint64_t bytes);
   // Returns the device's address of a place in the pinned memory.
   template <typename T>
   T* OnDevice(const T* place) const;
-  std::byte* HostAt(uint64_t offset) { return host_ + offset; }
+  std::byte* HostAt(uint64_t offset) { return memory_->HostAt(offset); }
 
-  accelerator::Device& device_;
   const uint64_t bytes_;
-  std::byte* host_ = nullptr;  // pages of their own, which can be registered
-  bool is_registered_ = false;
-  accelerator::DeviceAddress memory_;
-  std::unique_ptr<accelerator::DeviceEvent> is_over_;
-  std::unique_ptr<accelerator::DeviceStream> stream_;
+  const std::unique_ptr<BatchMemory> memory_;
   HeldTasks tasks_;
   std::vector<Place> places_;  // by task
   uint64_t elements_ = 0;

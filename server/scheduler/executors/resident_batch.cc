@@ -1,13 +1,11 @@
 #include "server/scheduler/executors/resident_batch.h"
 
-#include <sys/mman.h>
-
-#include <cerrno>
 #include <cstring>
+#include <utility>
 
+#include "absl/memory/memory.h"
 #include "kernels/cuda/tile_task.h"
 #include "proto/types/dtype.h"
-#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/executors/cpu_tile.h"
 
@@ -16,19 +14,18 @@ namespace {
 
 using kernels::cuda::TileTask;
 
-// Kernels load vectors of this size.
-constexpr uint64_t kAlignBytes = 16;
 constexpr uint64_t kFactorsOffset = ResidentBatch::kTilesMax * sizeof(TileTask);
 constexpr uint64_t kPointersOffset =
     kFactorsOffset + ResidentBatch::kTilesMax * sizeof(kernels::UpdateFactors);
 constexpr uint64_t kParametersOffset =
     kPointersOffset + ResidentBatch::kTilesMax * sizeof(void*);
-static_assert(kParametersOffset % kAlignBytes == 0);
+static_assert(kParametersOffset % BatchMemory::kAlignBytes == 0);
 // Records on their way to their places are few, but for the first step.
 constexpr uint64_t kRecordsBytes = uint64_t{8} << 20;
 
-uint64_t Aligned(uint64_t bytes) {
-  return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+// Returns where the parameters end, and the records or the gradients begin.
+uint64_t RecordsOffset(uint64_t bytes) {
+  return kParametersOffset + BatchMemory::Aligned(bytes);
 }
 
 bool IsOwnMaster(const ResidentTile& tile) {
@@ -38,49 +35,27 @@ bool IsOwnMaster(const ResidentTile& tile) {
 }  // namespace
 
 uint64_t ResidentBatch::HostBytes(uint64_t bytes) {
-  return kParametersOffset + Aligned(bytes) + kRecordsBytes;
+  return RecordsOffset(bytes) + kRecordsBytes;
 }
 
-ResidentBatch::ResidentBatch(accelerator::Device* device,
+ResidentBatch::ResidentBatch(std::unique_ptr<BatchMemory> memory,
                              ResidentRecords* records, uint64_t bytes)
-    : device_(*device),
-      records_(*records),
-      bytes_(Aligned(bytes)),
-      records_offset_(kParametersOffset + bytes_) {}
-
-absl::StatusOr<std::unique_ptr<ResidentBatch>> ResidentBatch::Make(
-    accelerator::Device* device, ResidentRecords* records, uint64_t bytes) {
-  std::unique_ptr<ResidentBatch> batch(
-      new ResidentBatch(device, records, bytes));
-  OPTSTATE_RETURN_IF_ERROR(batch->Init());
-  return batch;
-}
-
-absl::Status ResidentBatch::Init() {
-  void* const pages = ::mmap(nullptr, bytes(), PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (pages == MAP_FAILED) {
-    return OsError(errno, "mmap of memory for copies to a device");
-  }
-  host_ = static_cast<std::byte*>(pages);
-  OPTSTATE_RETURN_IF_ERROR(
-      device_.RegisterHost(absl::MakeSpan(host_, bytes())));
-  is_registered_ = true;
-  OPTSTATE_ASSIGN_OR_RETURN(memory_,
-                            device_.Allocate(records_offset_ + bytes_));
-  OPTSTATE_ASSIGN_OR_RETURN(is_over_, device_.MakeEvent());
-  OPTSTATE_ASSIGN_OR_RETURN(stream_, device_.MakeStream());
+    : records_(*records),
+      bytes_(bytes),
+      records_offset_(RecordsOffset(bytes)),
+      memory_(std::move(memory)) {
   tiles_.reserve(kTilesMax);
   slots_.reserve(kTilesMax);
   Clear();
-  return absl::OkStatus();
 }
 
-ResidentBatch::~ResidentBatch() {
-  stream_.reset();  // waits for its copies
-  if (!memory_.is_null()) device_.Free(memory_);
-  if (is_registered_) device_.UnregisterHost(host_);
-  if (host_ != nullptr) ::munmap(host_, bytes());
+absl::StatusOr<std::unique_ptr<ResidentBatch>> ResidentBatch::Make(
+    accelerator::Device* device, ResidentRecords* records, uint64_t bytes) {
+  bytes = BatchMemory::Aligned(bytes);
+  OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<BatchMemory> memory,
+                            BatchMemory::Make(device, HostBytes(bytes),
+                                              RecordsOffset(bytes) + bytes));
+  return absl::WrapUnique(new ResidentBatch(std::move(memory), records, bytes));
 }
 
 void ResidentBatch::Clear() {
@@ -116,7 +91,7 @@ bool ResidentBatch::Add(size_t slot, const UpdateTask& task,
     return false;
   }
   const uint64_t parameter_bytes =
-      Aligned(task.view.numel * SizeInBytes(key.parameter));
+      BatchMemory::Aligned(task.view.numel * SizeInBytes(key.parameter));
   const uint64_t entry_bytes =
       GradientLog::EntryBytes(tile->log_bytes.gradient);
   const bool is_there =
@@ -155,7 +130,7 @@ absl::Status ResidentBatch::ForEachArray(const Tile& tile,
   uint64_t at = records_offset_ + tile.record_at;
   const auto next = [&](const void* from, void* to, uint64_t bytes) {
     const uint64_t offset = at;
-    at += Aligned(bytes);
+    at += BatchMemory::Aligned(bytes);
     return visit(from, offset, to, bytes);
   };
   const uint64_t numel = place.host.numel;
@@ -199,24 +174,28 @@ void ResidentBatch::Gather(size_t i, WorkerUndo* undo) {
 }
 
 absl::Status ResidentBatch::Submit(const DeviceKernels& kernels) {
+  accelerator::DeviceStream& stream = *memory_->stream();
+  const accelerator::DeviceAddress device = memory_->device();
   OPTSTATE_RETURN_IF_ERROR(CopyGradients());
   if (records_end_ > 0) OPTSTATE_RETURN_IF_ERROR(CopyRecords());
-  OPTSTATE_RETURN_IF_ERROR(kernels.Update(
-      key_.optimizer, key_.options, memory_, static_cast<uint32_t>(size()),
-      memory_ + kFactorsOffset, stream_.get()));
+  OPTSTATE_RETURN_IF_ERROR(kernels.Update(key_.optimizer, key_.options, device,
+                                          static_cast<uint32_t>(size()),
+                                          device + kFactorsOffset, &stream));
   OPTSTATE_RETURN_IF_ERROR(CopyParametersBack());
-  return stream_->Record(is_over_.get());
+  return memory_->MarkEnd();
 }
 
 absl::Status ResidentBatch::CopyGradients() {
-  OPTSTATE_RETURN_IF_ERROR(stream_->CopyToDevice(
-      memory_, HostAt(0), tiles_.size() * sizeof(TileTask)));
+  accelerator::DeviceStream& stream = *memory_->stream();
+  const accelerator::DeviceAddress device = memory_->device();
   OPTSTATE_RETURN_IF_ERROR(
-      stream_->CopyToDevice(memory_ + kFactorsOffset, HostAt(kFactorsOffset),
-                            factors_ * sizeof(kernels::UpdateFactors)));
+      stream.CopyToDevice(device, HostAt(0), tiles_.size() * sizeof(TileTask)));
   OPTSTATE_RETURN_IF_ERROR(
-      stream_->CopyToDevice(memory_ + kPointersOffset, HostAt(kPointersOffset),
-                            tiles_.size() * sizeof(void*)));
+      stream.CopyToDevice(device + kFactorsOffset, HostAt(kFactorsOffset),
+                          factors_ * sizeof(kernels::UpdateFactors)));
+  OPTSTATE_RETURN_IF_ERROR(stream.CopyToDevice(device + kPointersOffset,
+                                               HostAt(kPointersOffset),
+                                               tiles_.size() * sizeof(void*)));
   for (size_t i = 0; i < tiles_.size();) {
     const uint64_t to = tiles_[i].gradient_at;
     const auto* const from =
@@ -228,19 +207,20 @@ absl::Status ResidentBatch::CopyGradients() {
     } while (i < tiles_.size() && reinterpret_cast<const std::byte*>(
                                       tiles_[i].entry) == from + bytes);
     OPTSTATE_RETURN_IF_ERROR(
-        stream_->CopyToDevice(memory_ + (records_offset_ + to), from, bytes));
+        stream.CopyToDevice(device + (records_offset_ + to), from, bytes));
   }
   return absl::OkStatus();
 }
 
 absl::Status ResidentBatch::CopyRecords() {
+  accelerator::DeviceStream& stream = *memory_->stream();
   for (const Tile& tile : tiles_) {
     if (tile.record_at == kIsThere) continue;
     OPTSTATE_RETURN_IF_ERROR(ForEachArray(
         tile,
         [&](const void* /*from*/, uint64_t offset, void* to, uint64_t bytes) {
-          return stream_->CopyToDevice({reinterpret_cast<uint64_t>(to)},
-                                       HostAt(offset), bytes);
+          return stream.CopyToDevice({reinterpret_cast<uint64_t>(to)},
+                                     HostAt(offset), bytes);
         }));
   }
   return absl::OkStatus();
@@ -248,10 +228,12 @@ absl::Status ResidentBatch::CopyRecords() {
 
 // A parameter that is its own master is where the record is.
 absl::Status ResidentBatch::CopyParametersBack() {
+  accelerator::DeviceStream& stream = *memory_->stream();
+  const accelerator::DeviceAddress device = memory_->device();
   if (own_masters_ < tiles_.size()) {
-    OPTSTATE_RETURN_IF_ERROR(stream_->CopyToHost(HostAt(parameters_begin_),
-                                                 memory_ + parameters_begin_,
-                                                 bytes_to_host()));
+    OPTSTATE_RETURN_IF_ERROR(stream.CopyToHost(HostAt(parameters_begin_),
+                                               device + parameters_begin_,
+                                               bytes_to_host()));
   }
   for (size_t i = 0; i < tiles_.size();) {
     if (!IsOwnMaster(*tiles_[i].tile)) {
@@ -264,10 +246,10 @@ absl::Status ResidentBatch::CopyParametersBack() {
     do {
       to = tiles_[i].parameter_at;
       from = static_cast<std::byte*>(tiles_[i].tile->on_device.master);
-      bytes += Aligned(tiles_[i].tile->host.numel * sizeof(float));
+      bytes += BatchMemory::Aligned(tiles_[i].tile->host.numel * sizeof(float));
       ++i;
     } while (i < tiles_.size() && LiesBefore(i, to, from));
-    OPTSTATE_RETURN_IF_ERROR(stream_->CopyToHost(
+    OPTSTATE_RETURN_IF_ERROR(stream.CopyToHost(
         HostAt(to), {reinterpret_cast<uint64_t>(from)}, bytes));
   }
   return absl::OkStatus();
@@ -276,7 +258,7 @@ absl::Status ResidentBatch::CopyParametersBack() {
 bool ResidentBatch::LiesBefore(size_t i, uint64_t here,
                                const std::byte* there) const {
   const ResidentTile& tile = *tiles_[i].tile;
-  const uint64_t bytes = Aligned(tile.host.numel * sizeof(float));
+  const uint64_t bytes = BatchMemory::Aligned(tile.host.numel * sizeof(float));
   return IsOwnMaster(tile) && tiles_[i].parameter_at + bytes == here &&
          static_cast<std::byte*>(tile.on_device.master) + bytes == there;
 }

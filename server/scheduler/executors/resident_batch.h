@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/update_kernel.h"
+#include "server/scheduler/executors/batch_memory.h"
 #include "server/scheduler/executors/device_kernels.h"
 #include "server/scheduler/executors/resident_records.h"
 #include "server/scheduler/executors/update_batch.h"
@@ -43,7 +44,6 @@ class ResidentBatch final : public UpdateBatch {
   static uint64_t HostBytes(uint64_t bytes);
   ResidentBatch(const ResidentBatch&) = delete;
   ResidentBatch& operator=(const ResidentBatch&) = delete;
-  ~ResidentBatch() override;
 
   // The task has one gradient; `tile` is not null.
   bool Add(size_t slot, const UpdateTask& task, ResidentTile* tile) override;
@@ -59,8 +59,8 @@ class ResidentBatch final : public UpdateBatch {
 
   void Gather(size_t i, WorkerUndo* undo) override;
   absl::Status Submit(const DeviceKernels& kernels) override;
-  absl::Status Wait() override { return is_over_->Wait(); }
-  absl::Status Drain() override { return stream_->Wait(); }
+  absl::Status Wait() override { return memory_->Wait(); }
+  absl::Status Drain() override { return memory_->stream()->Wait(); }
   void WriteBack(size_t i, WorkerUndo* undo) override;
   // The record in host memory is brought up to date first.
   void UpdateByCpu(size_t i, WorkerUndo* undo) override;
@@ -80,14 +80,13 @@ class ResidentBatch final : public UpdateBatch {
   };
   static constexpr uint64_t kIsThere = ~uint64_t{0};
 
-  ResidentBatch(accelerator::Device* device, ResidentRecords* records,
+  ResidentBatch(std::unique_ptr<BatchMemory> memory, ResidentRecords* records,
                 uint64_t bytes);
-  absl::Status Init();
   uint64_t parameters_end() const { return records_offset_; }
-  std::byte* HostAt(uint64_t offset) const { return host_ + offset; }
+  std::byte* HostAt(uint64_t offset) const { return memory_->HostAt(offset); }
   template <typename T>
   T* DeviceAt(uint64_t offset) const {
-    return (memory_ + offset).ForKernel<T>();
+    return (memory_->device() + offset).ForKernel<T>();
   }
   // Returns the place of the factors, which are added if they are new.
   uint32_t AddFactors(const kernels::UpdateFactors& factors);
@@ -103,15 +102,10 @@ class ResidentBatch final : public UpdateBatch {
   // begin.
   bool LiesBefore(size_t i, uint64_t here, const std::byte* there) const;
 
-  accelerator::Device& device_;
   ResidentRecords& records_;
   const uint64_t bytes_;
   const uint64_t records_offset_;  // behind the parameters
-  std::byte* host_ = nullptr;      // pages of their own
-  bool is_registered_ = false;
-  accelerator::DeviceAddress memory_;
-  std::unique_ptr<accelerator::DeviceEvent> is_over_;
-  std::unique_ptr<accelerator::DeviceStream> stream_;
+  const std::unique_ptr<BatchMemory> memory_;
   std::vector<Tile> tiles_;
   kernels::UpdateKernelKey key_;  // of the first
   uint64_t step_ = 0;
