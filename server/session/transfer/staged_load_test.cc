@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -134,9 +135,10 @@ class StagedLoadTest : public ::testing::Test {
 };
 
 TEST_F(StagedLoadTest, ValuesOfTheStateAreLeftOut) {
+  ASSERT_TRUE(load_.PutCount(1, 4, 4).ok());
+  EXPECT_THAT(staged_.left_out(), IsEmpty()) << "numbers are not in records";
   ASSERT_TRUE(load_.Fill({kMaster, 0, 0, 100}, 0).ok());
   ASSERT_TRUE(load_.Fill({kState0, 1, 0, 100}, 0).ok());
-  ASSERT_TRUE(load_.PutCount(1, 4, 4).ok());
   EXPECT_TRUE(staged_.empty());
   EXPECT_EQ(staged_.bytes(), 0u);
   EXPECT_EQ(load_.memory_.calls(), 0);
@@ -359,6 +361,30 @@ class StagedLoadRandomTest : public ::testing::Test {
     return values;
   }
 
+  // Loads each array whole, with some blocks as they are in the state, into a
+  // log of BytesMax.
+  void LoadAll(const Layout& layout) {
+    DamageableStore store(&layout);
+    Load load(&store);
+    load.memory_.set_limit(
+        StagedLoad::BytesMax(load.elements_, layout, /*rank_count=*/1));
+    ForEachArray(load.elements_, layout,
+                 [&](v1::StateArray array, uint32_t p, uint64_t numel) {
+                   for (ElementRange block = {array, p, 0, 0};
+                        block.begin < numel; block.begin += block.numel) {
+                     block.numel = std::min(
+                         {numel - block.begin, kBlock,
+                          load.elements_.RecordElementsFrom(p, block.begin)});
+                     const std::vector<float> values = Values(block.numel);
+                     const absl::Status put = load.Put(block, values.data());
+                     ASSERT_TRUE(put.ok()) << put;
+                   }
+                 });
+    for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
+      ASSERT_TRUE(load.PutCount(p, 1, 0).ok());
+    }
+  }
+
   RandomLayouts random_;
 };
 
@@ -411,30 +437,21 @@ TEST_F(StagedLoadRandomTest, AppliedItIsWhatWasLoadedLast) {
   }
 }
 
-// Each array is loaded whole, some of its blocks as they are.
 TEST_F(StagedLoadRandomTest, AWholeLoadHasRoomInBytesMax) {
   for (int round = 0; round < 20; ++round) {
-    const Layout layout = *Layout::Make(NextSpec());
-    DamageableStore store(&layout);
-    Load load(&store);
-    load.memory_.set_limit(
-        StagedLoad::BytesMax(load.elements_, layout, /*rank_count=*/1));
-    ForEachArray(load.elements_, layout,
-                 [&](v1::StateArray array, uint32_t p, uint64_t numel) {
-                   for (ElementRange block = {array, p, 0, 0};
-                        block.begin < numel; block.begin += block.numel) {
-                     block.numel = std::min(
-                         {numel - block.begin, kBlock,
-                          load.elements_.RecordElementsFrom(p, block.begin)});
-                     const std::vector<float> values = Values(block.numel);
-                     const absl::Status put = load.Put(block, values.data());
-                     ASSERT_TRUE(put.ok()) << put;
-                   }
-                 });
-    for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
-      ASSERT_TRUE(load.PutCount(p, 1, 0).ok());
-    }
+    ASSERT_NO_FATAL_FAILURE(LoadAll(*Layout::Make(NextSpec())));
   }
+}
+
+// Almost all of it is headers.
+TEST_F(StagedLoadRandomTest, SmallParametersHaveRoomInBytesMax) {
+  LayoutSpec spec = TwoParameters();
+  const ParameterSpec scalar = {.name = "s", .shape = {}, .numel = 1};
+  spec.parameters.assign(500, scalar);
+  for (size_t p = 0; p < spec.parameters.size(); ++p) {
+    spec.parameters[p].name += std::to_string(p);
+  }
+  ASSERT_NO_FATAL_FAILURE(LoadAll(*Layout::Make(std::move(spec))));
 }
 
 }  // namespace
