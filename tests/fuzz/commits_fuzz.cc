@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "server/session/durability/durable_job.h"
 #include "server/session/job_description.h"
 #include "storage/durable_commit.h"
@@ -67,6 +68,8 @@ std::string Region(absl::string_view bytes, bool right_checksums) {
 
 void Open(io::IoEngine* engine, const std::string& folder) {
   const auto log = nvme::DurableLog::Open(engine, folder);
+  Require(!absl::IsResourceExhausted(log.status()),
+          "memory is taken for what a file has, not for what it says");
   if (!log.ok()) return;
   const storage::DurableCommit& commit = (*log)->last();
   const auto job = session::ParseDurableJob(commit.job);
@@ -115,6 +118,10 @@ std::vector<std::string> Seeds() {
       file.assign(std::istreambuf_iterator<char>(stream), {});
     }
     seeds.push_back(Input(0, file));
+    seeds.push_back(Input(kRightChecksums, file));
+    // Regions of 512 GiB.
+    file[16 + 1] = '\0';
+    file[16 + 4] = '\x80';
     seeds.push_back(Input(kRightChecksums, file));
   }
   return seeds;
