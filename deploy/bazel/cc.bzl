@@ -56,6 +56,52 @@ def optstate_cc_benchmark(name, deps = [], copts = [], args = [], tags = [], mai
         tags = tags + ["benchmark"],
     )
 
+def optstate_fuzz_target(name, deps = [], copts = [], mutations = 2000, size = "small", **kwargs):
+    """A fuzz target, whose code is NAME.cc (tests/fuzz/fuzz_target.h), and NAME_corpus_test.
+
+    NAME is a libFuzzer binary and needs --config=fuzz; tests/fuzz/run builds and runs it. The test runs the target's
+    seeds, each file of corpus/NAME and a number of mutations of these, without libFuzzer.
+
+    Args:
+      name: ends with _fuzz
+      deps: what the target is made of
+      copts: more compiler flags
+      mutations: how many of them the test runs
+      size: of the test
+      **kwargs: passed on to both
+    """
+    native.cc_binary(
+        name = name,
+        testonly = True,
+        srcs = [name + ".cc"],
+        copts = _COPTS + copts,
+        linkopts = ["-fsanitize=fuzzer"],
+        # g++ has no libFuzzer.
+        tags = ["manual"],
+        deps = _with_test_library(deps, "@gtest//:gtest") + [
+            "//tests/fuzz:fuzz_target",
+            "//tests/fuzz:write_seeds",
+        ],
+        **kwargs
+    )
+    native.cc_test(
+        name = name + "_corpus_test",
+        size = size,
+        srcs = [name + ".cc"],
+        args = [
+            native.package_name() + "/corpus/" + name,
+            "--mutations",
+            str(mutations),
+        ],
+        copts = _COPTS + copts,
+        data = native.glob(["corpus/{}/*".format(name)]),
+        deps = _with_test_library(deps, "@gtest//:gtest") + [
+            "//tests/fuzz:corpus_main",
+            "//tests/fuzz:fuzz_target",
+        ],
+        **kwargs
+    )
+
 def optstate_cc_shared_library(name, deps, version_script, srcs = [], linkopts = [], **kwargs):
     """NAME (say "liboptstate.so") with the symbols that the version script exports, and no others.
 

@@ -51,6 +51,23 @@ absl::StatusOr<std::vector<DiskExtent>> ReadExtents(
   return extents;
 }
 
+// Returns DATA_LOSS for an extent that the device cannot have: what is free is
+// not known then.
+absl::Status CheckOnDevice(const std::string& directory,
+                           const io::Extent& extent, const Superblock& device) {
+  if (extent.begin_bytes >= kDeviceHeadBytes &&
+      extent.bytes <= device.device_bytes &&
+      extent.begin_bytes <= device.device_bytes - extent.bytes) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat(
+      "a folder in ", directory, kDiskJobsFolder, " has the ", extent.bytes,
+      " bytes at ", extent.begin_bytes,
+      " of the device, whose records lie in [", kDeviceHeadBytes, ", ",
+      device.device_bytes,
+      "): is its file `extent` damaged, or the device another one?"));
+}
+
 // Returns the parts of the device that no file but `except` names, in order.
 absl::StatusOr<std::vector<io::Extent>> FreeParts(const std::string& directory,
                                                   const std::string& except,
@@ -68,6 +85,7 @@ absl::StatusOr<std::vector<io::Extent>> FreeParts(const std::string& directory,
   };
   for (const DiskExtent& one : used) {
     if (one.device_id != device.device_id) continue;
+    OPTSTATE_RETURN_IF_ERROR(CheckOnDevice(directory, one.extent, device));
     add_to(one.extent.begin_bytes);
     begin = std::max(begin, RoundUp(one.extent.end_bytes(), kExtentAlignBytes));
   }

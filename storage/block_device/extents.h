@@ -21,7 +21,8 @@ inline constexpr uint64_t kExtentAlignBytes = uint64_t{1} << 20;
 // Returns whether any folder of the directory names an extent.
 absl::StatusOr<bool> HasExtents(const std::string& directory);
 
-// Returns the bytes of the device that no folder has.
+// Returns the bytes of the device that no folder has. DATA_LOSS: a folder's
+// extent cannot be read, or does not lie on the device.
 absl::StatusOr<uint64_t> FreeBytes(const std::string& directory,
                                    const Superblock& device);
 
@@ -29,7 +30,7 @@ absl::StatusOr<uint64_t> FreeBytes(const std::string& directory,
 // durably, in place of the one that it has of this arrangement. Engines of one
 // directory wait for each other. RESOURCE_EXHAUSTED: no free part is so large,
 // with the bytes needed and left; DATA_LOSS: a folder's extent cannot be read,
-// so the free parts are not known.
+// or does not lie on the device, so the free parts are not known.
 absl::StatusOr<io::Extent> AllocateExtent(const std::string& directory,
                                           const std::string& folder,
                                           const Superblock& device,

@@ -144,6 +144,19 @@ TEST_F(ExtentsTest, NothingIsAllocatedWhileAnExtentCannotBeRead) {
   EXPECT_TRUE(absl::IsDataLoss(HasExtents(directory_).status()));
 }
 
+TEST_F(ExtentsTest, NothingIsAllocatedWhileAnExtentIsNotOnTheDevice) {
+  constexpr uint64_t kEnd = uint64_t{1} << 63;
+  const io::Extent extents[] = {
+      {0, kMiB},           {9 * kMiB, 2 * kMiB},    {20 * kMiB, kMiB},
+      {kEnd, kEnd - kMiB}, {kMiB, kEnd + 4 * kMiB}, {kEnd, kMiB}};
+  for (const io::Extent& extent : extents) {
+    ASSERT_TRUE(WriteDiskExtent(Folder("a"), {device_.device_id, extent}).ok());
+    EXPECT_TRUE(absl::IsDataLoss(Allocate("b", kMiB).status()))
+        << extent.begin_bytes << " " << extent.bytes;
+    EXPECT_TRUE(absl::IsDataLoss(FreeBytes(directory_, device_).status()));
+  }
+}
+
 TEST_F(ExtentsTest, ThoseThatAllocateAtOnceGetDifferentExtents) {
   device_.device_bytes = 64 * kMiB;
   constexpr int kJobs = 12;

@@ -292,6 +292,10 @@ absl::Status DurableLog::ReadSuperblock() {
     return absl::DataLossError(
         absl::StrCat(path_, ": its first sector is damaged"));
   }
+  // The file's last sector is read before memory is taken for a region: the
+  // file may be shorter than its first sector says.
+  OPTSTATE_RETURN_IF_ERROR(Run(io::IoRequest::Kind::kRead,
+                               2 * block.region_bytes, io::kSectorBytes));
   return Allocate(block.region_bytes);
 }
 
