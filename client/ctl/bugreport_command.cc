@@ -1,12 +1,12 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <iostream>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -18,6 +18,7 @@
 #include "client/ctl/tar_gz_writer.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
+#include "proto/types/unique_fd.h"
 
 namespace optstate::ctl {
 namespace {

@@ -1,4 +1,4 @@
-#include <iostream>
+#include <cstdint>
 #include <memory>
 #include <string>
 
