@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/unique_fd.h"
+#include "proto/types/version.h"
 #include "server/accept/acceptor.h"
 #include "server/accept/configured_listeners.h"
 #include "server/accept/handshake.h"
@@ -20,6 +21,8 @@
 #include "server/admin/admin_service.h"
 #include "server/admin/engine_channels.h"
 #include "server/admin/server_info.h"
+#include "server/observe/event_log.h"
+#include "server/observe/node_event.h"
 #include "server/observe/peer_log.h"
 #include "server/observe/sd_notify.h"
 #include "server/os/event_loop.h"
@@ -87,6 +90,8 @@ class Daemon {
          supervisor::StateDirectory state);
 
   absl::Status Build();
+  // Continues the events of the build before this one, and adds its start.
+  void NoteStart() const;
   // Makes the object that changes this build for another.
   std::unique_ptr<upgrade::InPlaceUpgrade> MakeUpgrade();
   std::unique_ptr<Supervisor> MakeSupervisor();
@@ -153,6 +158,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options) {
 }
 
 absl::Status Daemon::Build() {
+  NoteStart();
   // From here on the fd is owned.
   UniqueFd lifeline(options_.lifeline_fd);
   OPTSTATE_ASSIGN_OR_RETURN(
@@ -202,6 +208,17 @@ absl::Status Daemon::Build() {
   return absl::OkStatus();
 }
 
+void Daemon::NoteStart() const {
+  std::string text =
+      absl::StrCat("optstated ", kVersion, " starts, pid ", ::getpid());
+  if (options_.handover.has_value()) {
+    const auto& events = options_.handover->events();
+    observe::Events().Restore({events.begin(), events.end()});
+    text += ", in the place of another build";
+  }
+  observe::NoteNodeEvent(v1::EVENT_SEVERITY_INFO, "daemon_started", text);
+}
+
 std::unique_ptr<upgrade::InPlaceUpgrade> Daemon::MakeUpgrade() {
   return std::make_unique<upgrade::InPlaceUpgrade>(
       upgrade::InPlaceUpgrade::Options{.loop = loop_.get(),
@@ -225,6 +242,9 @@ std::unique_ptr<upgrade::InPlaceUpgrade> Daemon::MakeUpgrade() {
                                           missing, handover);
                 handover->set_state_lock_fd(state_.lock_fd());
                 supervisor::HandOverKept(supervisor_->Kept(), handover);
+                for (v1::Event& event : observe::Events().After(0)) {
+                  *handover->add_events() = std::move(event);
+                }
               },
           .resume = [this] { GoOnAfterUpgrade(); },
           .on_signal = [this](int signal) { OnSignal(signal); }});
@@ -337,6 +357,7 @@ void Daemon::BeginEnd(const std::string& why, absl::Duration patience) {
   ending_ = true;
   upgrade_->Close();
   spdlog::info("ending: {}", why);
+  observe::NoteNodeEvent(v1::EVENT_SEVERITY_INFO, "daemon_ending", why);
   Notify("STOPPING=1");
   acceptor_->Stop();
   admin_server_->SetUnhealthy();

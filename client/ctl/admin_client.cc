@@ -31,6 +31,9 @@ constexpr absl::string_view kNameAnother =
 // to wait: at most this, and at most half of the timeout.
 constexpr absl::Duration kAnswerTimeMax = absl::Seconds(1);
 
+// How long one call that follows events lasts.
+constexpr absl::Duration kFollowMax = absl::Minutes(1);
+
 class GrpcAdminClient : public AdminClient {
  public:
   GrpcAdminClient(client::Endpoint endpoint, const std::string& target,
@@ -44,6 +47,14 @@ class GrpcAdminClient : public AdminClient {
     channel_ = grpc::CreateCustomChannel(
         target, grpc::InsecureChannelCredentials(), arguments);
     stub_ = v1::Admin::NewStub(channel_);
+  }
+
+  std::string address() const override { return endpoint_.ToString(); }
+
+  bool is_local() const override {
+    return endpoint_.kind != client::Endpoint::Kind::kGrpcTcp ||
+           endpoint_.host == "localhost" || endpoint_.host == "::1" ||
+           absl::StartsWith(endpoint_.host, "127.");
   }
 
   absl::StatusOr<v1::ServerStatus> GetStatus() override {
@@ -158,6 +169,27 @@ class GrpcAdminClient : public AdminClient {
             absl::ToInt64Nanoseconds(std::max(wait, absl::ZeroDuration())));
     request.set_resume(resume);
     return Ask(&v1::Admin::Stub::Drain, request, deadline);
+  }
+
+  absl::Status WatchEvents(
+      const v1::WatchEventsRequest& request, int interrupt,
+      absl::FunctionRef<bool(const v1::Event&)> pass) override {
+    OPTSTATE_RETURN_IF_ERROR(AwaitConnection(absl::Now() + timeout_));
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(
+        absl::Now() + (request.follow() ? kFollowMax : timeout_)));
+    StreamWatch watch(&context, absl::InfiniteDuration(), interrupt);
+    const auto reader = stub_->WatchEvents(&context, request);
+    v1::Event event;
+    bool goes_on = true;
+    while (goes_on && reader->Read(&event)) goes_on = pass(event);
+    if (!goes_on) context.TryCancel();
+    const grpc::Status status = reader->Finish();
+    if (!goes_on || watch.was_interrupted()) {
+      return absl::CancelledError("interrupted");
+    }
+    if (status.ok()) return absl::OkStatus();
+    return Annotate(Explain(status), endpoint_.ToString());
   }
 
  private:

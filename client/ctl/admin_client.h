@@ -13,9 +13,9 @@
 
 namespace optstate::ctl {
 
-// The Admin service of one daemon. Each call but VerifyJob, its connection
-// included, takes no longer than the timeout that the client was made with;
-// errors name the endpoint. UNAVAILABLE: no daemon answers there;
+// The Admin service of one daemon. Each call but VerifyJob and WatchEvents, its
+// connection included, takes no longer than the timeout that the client was
+// made with; errors name the endpoint. UNAVAILABLE: no daemon answers there;
 // PERMISSION_DENIED: this user may not use the socket; DEADLINE_EXCEEDED: no
 // answer came in time.
 //
@@ -28,6 +28,11 @@ class AdminClient {
   static absl::StatusOr<std::unique_ptr<AdminClient>> Make(
       const std::string& endpoint, absl::Duration timeout);
   virtual ~AdminClient() = default;
+
+  // The daemon's address as text, and whether it is on this machine, as far as
+  // the address says.
+  virtual std::string address() const = 0;
+  virtual bool is_local() const = 0;
 
   virtual absl::StatusOr<v1::ServerStatus> GetStatus() = 0;
   virtual absl::StatusOr<v1::ListJobsReply> ListJobs() = 0;
@@ -60,6 +65,12 @@ class AdminClient {
   // Drains the daemon, which waits for open steps for most of the timeout: the
   // rest is for its answer, which names the jobs that were not finished.
   virtual absl::StatusOr<v1::DrainReply> Drain(bool resume) = 0;
+  // Calls `pass` with each event. With `follow` goes on for a minute, and is to
+  // be called again after that: so the end of a daemon that cannot say so is
+  // noticed. CANCELLED: `pass` has returned false, or `interrupt` is readable.
+  virtual absl::Status WatchEvents(
+      const v1::WatchEventsRequest& request, int interrupt,
+      absl::FunctionRef<bool(const v1::Event&)> pass) = 0;
 };
 
 }  // namespace optstate::ctl

@@ -47,6 +47,15 @@ absl::Status PrintDone(const Context& context,
   return Write(rendered);
 }
 
+absl::Status PrintOne(const Context& context,
+                      const google::protobuf::Message& message,
+                      absl::string_view text) {
+  if (!context.machine_readable()) return Write(text);
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string rendered,
+                            RenderOne(message, context.format));
+  return Write(rendered);
+}
+
 absl::Status CheckAnswered(
     const google::protobuf::RepeatedPtrField<v1::UnansweredJob>& jobs) {
   if (jobs.empty()) return absl::OkStatus();

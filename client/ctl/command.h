@@ -42,6 +42,12 @@ absl::Status PrintDone(const Context& context,
                        const google::protobuf::Message& message,
                        absl::string_view text);
 
+// Prints one of many results of a command that lasts: `message` (a line of
+// JSON, or a document of YAML) or `text` for people.
+absl::Status PrintOne(const Context& context,
+                      const google::protobuf::Message& message,
+                      absl::string_view text);
+
 // Returns DEADLINE_EXCEEDED that names these jobs, if there are any.
 absl::Status CheckAnswered(
     const google::protobuf::RepeatedPtrField<v1::UnansweredJob>& jobs);
@@ -65,6 +71,9 @@ absl::Status PrintAnswered(const Context& context, const Reply& reply,
 void AddStatusCommand(CLI::App& app, Context& context);
 void AddGetCommand(CLI::App& app, Context& context);
 void AddTopCommand(CLI::App& app, Context& context);
+void AddWatchCommand(CLI::App& app, Context& context);
+void AddEventsCommand(CLI::App& app, Context& context);
+void AddLogsCommand(CLI::App& app, Context& context);
 void AddDescribeCommand(CLI::App& app, Context& context);
 // Each adds a thing to `describe`.
 void AddDescribeTier(CLI::App& describe, Context& context);
@@ -75,6 +84,7 @@ void AddSetCommand(CLI::App& app, Context& context);
 void AddDrainCommand(CLI::App& app, Context& context);
 void AddUpgradeCommand(CLI::App& app, Context& context);
 void AddVerifyCommand(CLI::App& app, Context& context);
+void AddBugReportCommand(CLI::App& app, Context& context);
 void AddVersionCommand(CLI::App& app, Context& context);
 void AddCompletionCommand(CLI::App& app, Context& context);
 

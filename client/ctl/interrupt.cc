@@ -1,14 +1,17 @@
 #include "client/ctl/interrupt.h"
 
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cmath>
 #include <csignal>
 #include <cstdint>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "proto/types/os_error.h"
 
 namespace optstate::ctl {
@@ -40,6 +43,19 @@ absl::StatusOr<Interrupt> Interrupt::Install() {
     }
   }
   return Interrupt(std::move(fd));
+}
+
+bool Interrupt::Await(absl::Duration time) const {
+  pollfd polled = {.fd = fd_.get(), .events = POLLIN, .revents = 0};
+  const absl::Time until = absl::Now() + time;
+  while (true) {
+    const double left_ms =
+        std::ceil(absl::ToDoubleMilliseconds(until - absl::Now()));
+    const int ready =
+        ::poll(&polled, 1, static_cast<int>(std::fmax(left_ms, 0)));
+    if (ready >= 0) return ready > 0;
+    if (errno != EINTR) return true;
+  }
 }
 
 }  // namespace optstate::ctl

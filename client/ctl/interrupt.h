@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "proto/types/unique_fd.h"
 
 namespace optstate::ctl {
@@ -17,6 +18,9 @@ class Interrupt {
 
   // Becomes readable, and stays so, once the signal has come.
   int fd() const { return fd_.get(); }
+
+  // Waits that long. Returns whether the signal has come.
+  bool Await(absl::Duration time) const;
 
  private:
   explicit Interrupt(UniqueFd fd) : fd_(std::move(fd)) {}

@@ -22,6 +22,7 @@ constexpr char kDescription[] =
     "hold\n"
     "  optctl get jobs                  every job and its committed step\n"
     "  optctl describe job gpt          why a job does not go on\n"
+    "  optctl events --since 1h         what has happened\n"
     "  optctl get params gpt -o json    for scripts\n";
 
 constexpr char kFooter[] =
@@ -29,7 +30,8 @@ constexpr char kFooter[] =
     "  unix:PATH | grpc:HOST:PORT | grpc:unix:PATH\n"
     "Exit codes: 0 done; 1 other error; 2 bad usage; 3 not found; 4 refused\n"
     "  (permission, wrong state); 5 no daemon there or no answer in time;\n"
-    "  6 damaged on disk (verify); 7 cancelled (Ctrl-C in verify).\n";
+    "  6 damaged on disk (verify); 7 cancelled (Ctrl-C in verify, or in a "
+    "watch\n  that waits for something).\n";
 
 // Checks the timeout. CLI::Range would let nan pass, which is neither below nor
 // above.
@@ -94,6 +96,9 @@ int Main(int argc, char** argv) {
   AddStatusCommand(app, context);
   AddGetCommand(app, context);
   AddTopCommand(app, context);
+  AddWatchCommand(app, context);
+  AddEventsCommand(app, context);
+  AddLogsCommand(app, context);
   AddDescribeCommand(app, context);
   AddDeleteCommand(app, context);
   AddRecoverCommand(app, context);
@@ -101,6 +106,7 @@ int Main(int argc, char** argv) {
   AddVerifyCommand(app, context);
   AddDrainCommand(app, context);
   AddUpgradeCommand(app, context);
+  AddBugReportCommand(app, context);
   AddVersionCommand(app, context);
   AddCompletionCommand(app, context);
   try {

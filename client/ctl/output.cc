@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "google/protobuf/util/json_util.h"
+#include "proto/types/status_macros.h"
 
 namespace optstate::ctl {
 namespace {
@@ -37,6 +38,19 @@ void EmitBlock(const YAML::Node& node, YAML::Emitter* out) {
   }
 }
 
+absl::StatusOr<std::string> RenderJson(const google::protobuf::Message& message,
+                                       bool add_whitespace) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = add_whitespace;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  const auto status =
+      google::protobuf::util::MessageToJsonString(message, &json, options);
+  if (status.ok()) return json;
+  return absl::InternalError(absl::StrCat("JSON: ", status.ToString()));
+}
+
 }  // namespace
 
 absl::StatusOr<OutputFormat> ParseOutputFormat(absl::string_view text) {
@@ -50,20 +64,24 @@ absl::StatusOr<OutputFormat> ParseOutputFormat(absl::string_view text) {
 
 absl::StatusOr<std::string> RenderMessage(
     const google::protobuf::Message& message, OutputFormat format) {
-  google::protobuf::util::JsonPrintOptions options;
-  options.add_whitespace = true;
-  options.always_print_primitive_fields = true;
-  options.preserve_proto_field_names = true;
-  std::string json;
-  const auto status =
-      google::protobuf::util::MessageToJsonString(message, &json, options);
-  if (!status.ok()) {
-    return absl::InternalError(absl::StrCat("JSON: ", status.ToString()));
-  }
+  OPTSTATE_ASSIGN_OR_RETURN(std::string json,
+                            RenderJson(message, /*add_whitespace=*/true));
   if (format == OutputFormat::kJson) return json;
   YAML::Emitter yaml;
   EmitBlock(YAML::Load(json), &yaml);
   return absl::StrCat(yaml.c_str(), "\n");
+}
+
+absl::StatusOr<std::string> RenderOne(const google::protobuf::Message& message,
+                                      OutputFormat format) {
+  if (format == OutputFormat::kJson) {
+    OPTSTATE_ASSIGN_OR_RETURN(const std::string json,
+                              RenderJson(message, /*add_whitespace=*/false));
+    return absl::StrCat(json, "\n");
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string yaml,
+                            RenderMessage(message, format));
+  return absl::StrCat("---\n", yaml);
 }
 
 std::string HumanBytes(uint64_t bytes) {

@@ -22,6 +22,10 @@ absl::StatusOr<OutputFormat> ParseOutputFormat(absl::string_view text);
 absl::StatusOr<std::string> RenderMessage(
     const google::protobuf::Message& message, OutputFormat format);
 
+// Renders one message of many: JSON in one line, or a document of YAML.
+absl::StatusOr<std::string> RenderOne(const google::protobuf::Message& message,
+                                      OutputFormat format);
+
 // Renders bytes as "1.5 GiB"; exact below 1 KiB.
 std::string HumanBytes(uint64_t bytes);
 // Renders a count as "12.3M", in powers of 1000; exact below 10,000.

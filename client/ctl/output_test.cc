@@ -33,6 +33,22 @@ TEST(OutputTest, JsonIsReadBackByProtobufsOwnReader) {
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(job, read));
 }
 
+// A reader takes a stream of messages apart by lines, or by YAML's documents.
+TEST(OutputTest, OneOfMany) {
+  const v1::Job job = ExampleJob();
+  const auto json = RenderOne(job, OutputFormat::kJson);
+  ASSERT_TRUE(json.ok()) << json.status();
+  EXPECT_EQ(json->find('\n'), json->size() - 1) << *json;
+  v1::Job read;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(*json, &read).ok());
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(job, read));
+  const auto yaml = RenderOne(job, OutputFormat::kYaml);
+  ASSERT_TRUE(yaml.ok()) << yaml.status();
+  const std::vector<YAML::Node> nodes = YAML::LoadAll(*yaml + *yaml);
+  ASSERT_EQ(nodes.size(), 2u);
+  EXPECT_EQ(nodes[1]["name"].as<std::string>(), job.name());
+}
+
 TEST(OutputTest, YamlHasTheSameTree) {
   auto yaml = RenderMessage(ExampleJob(), OutputFormat::kYaml);
   ASSERT_TRUE(yaml.ok()) << yaml.status();

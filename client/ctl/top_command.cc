@@ -1,8 +1,5 @@
-#include <poll.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -28,27 +25,13 @@ struct TopOptions {
 // Goes to the beginning of the terminal's screen, and clears what follows.
 constexpr char kClear[] = "\033[H\033[J";
 
-// Waits that long. Returns whether the user ended the command meanwhile.
-bool WaitsForEnd(const Interrupt& interrupt, double s) {
-  pollfd polled = {.fd = interrupt.fd(), .events = POLLIN, .revents = 0};
-  const absl::Time until = absl::Now() + absl::Seconds(s);
-  while (true) {
-    const double left_ms =
-        std::ceil(absl::ToDoubleMilliseconds(until - absl::Now()));
-    const int ready =
-        ::poll(&polled, 1, static_cast<int>(std::fmax(left_ms, 0)));
-    if (ready >= 0) return ready > 0;
-    if (errno != EINTR) return true;
-  }
-}
-
 absl::Status Run(const Context& context, const TopOptions& options) {
   OPTSTATE_ASSIGN_OR_RETURN(const Interrupt interrupt, Interrupt::Install());
   const bool clears = ::isatty(STDOUT_FILENO) != 0;
   std::optional<TopSample> before;
   for (uint32_t shown = 0; options.count == 0 || shown < options.count;
        ++shown) {
-    if (shown > 0 && WaitsForEnd(interrupt, options.interval_s)) break;
+    if (shown > 0 && interrupt.Await(absl::Seconds(options.interval_s))) break;
     // Each time anew, so that a daemon that was restarted is found again.
     OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
     TopSample now;

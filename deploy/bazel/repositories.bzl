@@ -90,6 +90,11 @@ def _libraries():
         targets = {"spdlog": ["-lpthread"]},
     )
     system_library(
+        name = "zlib",
+        apt = "zlib1g-dev",
+        targets = {"zlib": ["zlib"]},
+    )
+    system_library(
         name = "xxhash",
         apt = "libxxhash-dev",
         # The functions of xxhash are inlined.

@@ -180,4 +180,12 @@ grpc::Status AdminCalls::Drain(grpc::ServerContext* context,
   return Answer(std::move(result), reply);
 }
 
+grpc::Status AdminCalls::WatchEvents(grpc::ServerContext* context,
+                                     const v1::WatchEventsRequest* request,
+                                     grpc::ServerWriter<v1::Event>* writer) {
+  return ToGrpc(event_streams_.Send(
+      *request, Deadline(*context), context,
+      [writer](const v1::Event& event) { return writer->Write(event); }));
+}
+
 }  // namespace optstate::admin

@@ -3,21 +3,32 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <cstddef>
+
 #include "optstate/v1/admin.grpc.pb.h"
 #include "server/admin/admin_service.h"
 #include "server/admin/connection_uids.h"
+#include "server/admin/event_streams.h"
+#include "server/observe/event_log.h"
 
 namespace optstate::admin {
 
 // The Admin service as gRPC calls it: determines each call's caller and
-// deadline, and passes the call to AdminService.
+// deadline, and passes the call to AdminService. Events are sent from here.
 //
 // Threads: thread-safe.
 class AdminCalls final : public v1::Admin::Service {
  public:
-  // `service` and `uids` outlive the object.
-  AdminCalls(AdminService* service, const ConnectionUids* uids)
-      : service_(service), uids_(uids) {}
+  // `service` and `uids` outlive the object. `event_streams_max`: how many
+  // WatchEvents may run at once, each on a thread.
+  AdminCalls(AdminService* service, const ConnectionUids* uids,
+             size_t event_streams_max)
+      : service_(service),
+        uids_(uids),
+        event_streams_(&observe::Events(), event_streams_max) {}
+
+  // Ends all WatchEvents, now and later.
+  void EndEventStreams() { event_streams_.End(); }
 
   grpc::Status GetStatus(grpc::ServerContext* context,
                          const v1::GetStatusRequest* request,
@@ -58,10 +69,14 @@ class AdminCalls final : public v1::Admin::Service {
   grpc::Status Drain(grpc::ServerContext* context,
                      const v1::DrainRequest* request,
                      v1::DrainReply* reply) override;
+  grpc::Status WatchEvents(grpc::ServerContext* context,
+                           const v1::WatchEventsRequest* request,
+                           grpc::ServerWriter<v1::Event>* writer) override;
 
  private:
   AdminService* const service_;
   const ConnectionUids* const uids_;
+  EventStreams event_streams_;
 };
 
 }  // namespace optstate::admin

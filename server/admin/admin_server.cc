@@ -25,6 +25,8 @@ namespace {
 // until it ends.
 constexpr int kOperatorThreadsMax = 16;
 constexpr int kThreadsMax = 6;
+// The part of these that may watch events at once: each does for minutes.
+constexpr int kEventStreamsDivisor = 2;
 // Number of callers with a server of their own, besides operators; further
 // callers share one.
 constexpr size_t kServersMax = 16;
@@ -42,13 +44,16 @@ constexpr absl::Duration kFlushTimeout = absl::Seconds(1);
 // them up does not delay others.
 class CallersServer {
  public:
-  CallersServer(AdminService* service, const ConnectionUids* uids)
-      : calls_(service, uids) {}
+  CallersServer(AdminService* service, const ConnectionUids* uids,
+                int threads_max)
+      : threads_max_(threads_max),
+        calls_(service, uids,
+               static_cast<size_t>(threads_max / kEventStreamsDivisor)) {}
   ~CallersServer() { Shutdown(absl::Now()); }
 
-  absl::Status Start(CallTimer* timer, int threads_max) {
+  absl::Status Start(CallTimer* timer) {
     grpc::ResourceQuota quota("admin");
-    quota.SetMaxThreads(threads_max);
+    quota.SetMaxThreads(threads_max_);
     grpc::ServerBuilder builder;
     builder.SetResourceQuota(quota);
     builder.SetMaxReceiveMessageSize(kRequestBytesMax);
@@ -76,13 +81,18 @@ class CallersServer {
     server_->GetHealthCheckService()->SetServingStatus(false);
   }
 
+  // Ends the calls that wait for events: the others are to end by themselves.
+  void EndEventStreams() { calls_.EndEventStreams(); }
+
   void Shutdown(absl::Time deadline) {
     if (server_ == nullptr) return;
+    EndEventStreams();
     server_->Shutdown(absl::ToChronoTime(deadline));
     server_->Wait();
   }
 
  private:
+  const int threads_max_;
   AdminCalls calls_;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -150,9 +160,10 @@ absl::StatusOr<CallersServer*> Server::Find(const Caller& caller) {
   const bool is_shared =
       !caller.is_operator() && stranger_count_ >= kServersMax && !DropIdle();
   if (is_shared && shared_ != nullptr) return shared_.get();
-  auto server = std::make_unique<CallersServer>(service_, &uids_);
-  OPTSTATE_RETURN_IF_ERROR(server->Start(
-      &timer_, caller.is_operator() ? kOperatorThreadsMax : kThreadsMax));
+  auto server = std::make_unique<CallersServer>(
+      service_, &uids_,
+      caller.is_operator() ? kOperatorThreadsMax : kThreadsMax);
+  OPTSTATE_RETURN_IF_ERROR(server->Start(&timer_));
   if (unhealthy_) server->SetUnhealthy();
   CallersServer* const raw = server.get();
   if (is_shared) {
@@ -207,6 +218,7 @@ void Server::Shutdown(absl::Time deadline) {
     servers.swap(servers_);
     if (shared_ != nullptr) servers[Caller{}] = std::move(shared_);
   }
+  for (const auto& [caller, server] : servers) server->EndEventStreams();
   for (const auto& [caller, server] : servers) server->Shutdown(deadline);
   if (gate_ != nullptr) gate_->Flush(absl::Now() + kFlushTimeout);
 }

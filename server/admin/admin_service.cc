@@ -13,8 +13,10 @@
 #include "server/accept/hello_check.h"
 #include "server/admin/device_report.h"
 #include "server/admin/tier_report.h"
+#include "server/observe/node_event.h"
 #include "server/session/admission.h"
 #include "server/session/job_facts.h"
+#include "server/supervisor/job_events.h"
 #include "server/supervisor/permissions.h"
 
 namespace optstate::admin {
@@ -87,6 +89,16 @@ void AddLocked(const v1::MemoryLock& of_job, v1::MemoryLock* all) {
 absl::Status NoJob(const std::string& name) {
   return absl::NotFoundError(
       absl::StrCat("there is no job \"", name, "\" on this node"));
+}
+
+supervisor::JobEvents EventsOf(const JobSummary& summary) {
+  return supervisor::JobEvents(summary.name, summary.uid);
+}
+
+// Returns what the request sets, as text.
+std::string SettingsIn(v1::SetJobRequest request) {
+  request.clear_name();
+  return request.ShortDebugString();
 }
 
 absl::Status TooOld(const std::string& name, absl::string_view what) {
@@ -313,23 +325,36 @@ pid_t AdminService::FailedEngine(const std::string& name, absl::Time deadline) {
 
 absl::StatusOr<v1::SetJobReply> AdminService::SetJob(
     const v1::SetJobRequest& request, uid_t uid, absl::Time deadline) {
-  OPTSTATE_RETURN_IF_ERROR(CheckMayChange(request.name(), uid));
+  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary,
+                            FindToChange(request.name(), uid));
   absl::StatusOr<v1::SetJobReply> set = engines_->SetJob(request, deadline);
-  if (!absl::IsUnimplemented(set.status())) return set;
-  return TooOld(request.name(), "change settings");
+  if (absl::IsUnimplemented(set.status())) {
+    return TooOld(request.name(), "change settings");
+  }
+  if (set.ok()) EventsOf(summary).SettingsChanged(uid, SettingsIn(request));
+  return set;
 }
 
-absl::Status AdminService::CheckMayChange(const std::string& name, uid_t uid) {
+absl::StatusOr<JobSummary> AdminService::FindToChange(const std::string& name,
+                                                      uid_t uid) {
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
-  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindJob(name));
-  return supervisor::CheckMayChangeJob(name, summary.uid, uid);
+  OPTSTATE_ASSIGN_OR_RETURN(JobSummary summary, FindJob(name));
+  OPTSTATE_RETURN_IF_ERROR(
+      supervisor::CheckMayChangeJob(name, summary.uid, uid));
+  return summary;
 }
 
 absl::Status AdminService::VerifyJob(
     const std::string& name, uid_t uid, const grpc::ServerContext* caller,
     absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass) {
-  OPTSTATE_RETURN_IF_ERROR(CheckMayChange(name, uid));
-  absl::Status verified = engines_->VerifyJob(name, caller, pass);
+  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindToChange(name, uid));
+  uint64_t damaged = 0;
+  absl::Status verified = engines_->VerifyJob(
+      name, caller, [pass, &damaged](const v1::VerifyJobProgress& progress) {
+        damaged = progress.damaged();
+        return pass(progress);
+      });
+  if (damaged != 0) EventsOf(summary).DamageFound(uid, damaged);
   if (!absl::IsUnimplemented(verified)) return verified;
   return TooOld(name, "verify");
 }
@@ -355,7 +380,20 @@ absl::StatusOr<v1::UpgradeReply> AdminService::Upgrade(
     return absl::PermissionDeniedError(
         "an upgrade is asked for over the daemon's unix socket, not over TCP");
   }
-  return upgrade_->Upgrade(binary);
+  absl::StatusOr<v1::UpgradeReply> begun = upgrade_->Upgrade(binary);
+  if (begun.ok()) {
+    observe::NoteNodeEvent(
+        v1::EVENT_SEVERITY_INFO, "upgrade_begun",
+        absl::StrCat("upgrading to optstated ", begun->version(),
+                     binary.empty() ? "" : ", ", binary),
+        observe::ActorName(uid));
+  } else {
+    observe::NoteNodeEvent(
+        v1::EVENT_SEVERITY_WARNING, "upgrade_failed",
+        absl::StrCat("not upgraded: ", begun.status().message()),
+        observe::ActorName(uid));
+  }
+  return begun;
 }
 
 absl::StatusOr<v1::DrainReply> AdminService::Drain(
@@ -366,6 +404,14 @@ absl::StatusOr<v1::DrainReply> AdminService::Drain(
   v1::DrainReply reply;
   reply.set_was_draining(control_->draining());
   OPTSTATE_RETURN_IF_ERROR(control_->SetDraining(!request.resume()));
+  if (reply.was_draining() == request.resume()) {
+    observe::NoteNodeEvent(v1::EVENT_SEVERITY_INFO,
+                           request.resume() ? "drain_ended" : "drain_begun",
+                           request.resume()
+                               ? "new steps and sessions are taken again"
+                               : "new steps and sessions are refused",
+                           observe::ActorName(uid));
+  }
   const absl::Status engines = engines_->DrainAll(
       request.resume(), std::min(deadline, absl::Now() + timeout), caller);
   if (engines.ok()) return reply;

@@ -79,7 +79,8 @@ class AdminService {
       absl::Time deadline);
   absl::StatusOr<supervisor::JobSummary> FindJob(const std::string& name);
   // Returns PERMISSION_DENIED when the user may not change the job.
-  absl::Status CheckMayChange(const std::string& name, uid_t uid);
+  absl::StatusOr<supervisor::JobSummary> FindToChange(const std::string& name,
+                                                      uid_t uid);
   absl::Status CheckNoSessions(const std::string& name, absl::Time deadline);
   // Returns the pid of the job's engine if that runs and calls the job FAILED,
   // else 0.

@@ -8,8 +8,23 @@
 namespace optstate::observe {
 namespace {
 
-std::string Escaped(absl::string_view text) {
-  return LogText(text.substr(0, EventLog::kTextBytesMax));
+// The first sequence of a log is the number of seconds since 1970 times this:
+// a log that gets fewer events a second stays below its successors. Sequences
+// stay below 2^53, which JavaScript's numbers can tell apart.
+constexpr uint64_t kSequencesPerSecond = 10'000;
+
+// Escapes a text and cuts it between two characters of UTF-8: protobuf refuses
+// a part of one.
+std::string Escaped(absl::string_view text, size_t bytes_max) {
+  std::string escaped = LogText(text);
+  if (escaped.size() <= bytes_max) return escaped;
+  const auto continues = [&escaped](size_t i) {
+    return (static_cast<unsigned char>(escaped[i]) & 0xc0) == 0x80;
+  };
+  size_t end = bytes_max;
+  while (end > 0 && continues(end)) --end;
+  escaped.resize(end);
+  return escaped;
 }
 
 google::protobuf::Timestamp AsTimestamp(absl::Time time) {
@@ -20,28 +35,70 @@ google::protobuf::Timestamp AsTimestamp(absl::Time time) {
   return stamp;
 }
 
+uint64_t FirstSequence(absl::Time now) {
+  const int64_t now_s = std::max<int64_t>(absl::ToUnixSeconds(now), 0);
+  return static_cast<uint64_t>(now_s) * kSequencesPerSecond + 1;
+}
+
 }  // namespace
 
+EventLog::Owner EventLog::OwnerOf(const v1::Event& event) {
+  return event.has_owner_uid() ? static_cast<Owner>(event.owner_uid()) : kNode;
+}
+
 void EventLog::Add(v1::Event event) {
-  event.set_job(Escaped(event.job()));
-  event.set_actor(Escaped(event.actor()));
-  event.set_text(Escaped(event.text()));
+  event.set_kind(Escaped(event.kind(), kNameBytesMax));
+  event.set_job(Escaped(event.job(), kNameBytesMax));
+  event.set_actor(Escaped(event.actor(), kNameBytesMax));
+  event.set_text(Escaped(event.text(), kTextBytesMax));
   const absl::MutexLock lock(&mutex_);
-  event.set_sequence(++last_sequence_);
-  *event.mutable_at() = AsTimestamp(clock_());
-  if (events_.size() == kEventsMax) events_.pop_front();
-  events_.push_back(std::move(event));
+  const absl::Time now = clock_();
+  last_sequence_ =
+      last_sequence_ == 0 ? FirstSequence(now) : last_sequence_ + 1;
+  event.set_sequence(last_sequence_);
+  *event.mutable_at() = AsTimestamp(now);
+  Append(std::move(event));
+}
+
+void EventLog::Append(v1::Event event) {
+  events_[OwnerOf(event)].push_back(std::move(event));
+  if (++count_ > kEventsMax) Forget();
+}
+
+// Forgets the oldest event of the owner with the most; of several such, of the
+// one whose oldest event is the oldest.
+void EventLog::Forget() {
+  const auto most = std::max_element(
+      events_.begin(), events_.end(), [](const auto& a, const auto& b) {
+        if (a.second.size() != b.second.size()) {
+          return a.second.size() < b.second.size();
+        }
+        return a.second.front().sequence() > b.second.front().sequence();
+      });
+  most->second.pop_front();
+  if (most->second.empty()) events_.erase(most);
+  --count_;
 }
 
 std::vector<v1::Event> EventLog::After(uint64_t after_sequence,
                                        absl::string_view job) const {
-  std::vector<v1::Event> found;
   const absl::MutexLock lock(&mutex_);
-  for (const v1::Event& event : events_) {
-    if (event.sequence() <= after_sequence) continue;
-    if (!job.empty() && event.job() != job) continue;
-    found.push_back(event);
+  return AfterLocked(after_sequence, job);
+}
+
+std::vector<v1::Event> EventLog::AfterLocked(uint64_t after_sequence,
+                                             absl::string_view job) const {
+  std::vector<v1::Event> found;
+  for (const auto& [owner, events] : events_) {
+    for (auto it = events.rbegin(); it != events.rend(); ++it) {
+      if (it->sequence() <= after_sequence) break;
+      if (job.empty() || it->job() == job) found.push_back(*it);
+    }
   }
+  std::sort(found.begin(), found.end(),
+            [](const v1::Event& a, const v1::Event& b) {
+              return a.sequence() < b.sequence();
+            });
   return found;
 }
 
@@ -55,16 +112,20 @@ uint64_t EventLog::Await(uint64_t after_sequence, absl::Time deadline) const {
 
 void EventLog::Restore(const std::vector<v1::Event>& events) {
   const absl::MutexLock lock(&mutex_);
-  const std::deque<v1::Event> own = std::exchange(events_, {});
+  const std::vector<v1::Event> own = AfterLocked(0, "");
+  events_.clear();
+  count_ = 0;
+  if (!events.empty()) last_sequence_ = 0;
   for (const v1::Event& event : events) {
-    last_sequence_ = std::max(last_sequence_, event.sequence());
-    events_.push_back(event);
+    // A queue ascends, whatever another build has handed over.
+    if (event.sequence() <= last_sequence_) continue;
+    last_sequence_ = event.sequence();
+    Append(event);
   }
   for (v1::Event event : own) {
-    event.set_sequence(++last_sequence_);
-    events_.push_back(std::move(event));
+    if (!events.empty()) event.set_sequence(++last_sequence_);
+    Append(std::move(event));
   }
-  while (events_.size() > kEventsMax) events_.pop_front();
 }
 
 EventLog& Events() {

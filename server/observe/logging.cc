@@ -10,6 +10,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "server/observe/log_text.h"
@@ -46,11 +47,15 @@ class SyslogPriority : public spdlog::custom_flag_formatter {
 };
 
 std::string Pattern(absl::string_view process, bool journal) {
-  if (journal) return "<%*>%&";
   // A job's name has no percent sign, but no other text should break the
   // pattern either.
-  return absl::StrCat("%Y-%m-%dT%H:%M:%S.%eZ %~ ",
-                      absl::StrReplaceAll(process, {{"%", "%%"}}), "[%P] %&");
+  const std::string name = absl::StrReplaceAll(process, {{"%", "%%"}});
+  if (journal) {
+    // The journal knows the program, which is the same for all jobs' engines.
+    const bool is_engine = absl::StartsWith(process, "engine ");
+    return absl::StrCat("<%*>", is_engine ? name + ": " : "", "%&");
+  }
+  return absl::StrCat("%Y-%m-%dT%H:%M:%S.%eZ %~ ", name, "[%P] %&");
 }
 
 // %& in a pattern: the line's text, fit for one line. Text is escaped in this

@@ -12,8 +12,9 @@ namespace optstate::observe {
 //   2026-01-31T12:00:00.000Z info  optstated[123] job a: created for uid 1000
 //
 // `process` is "optstated", or "engine JOB". When stderr is the systemd journal
-// ($JOURNAL_STREAM), time and process are left to it, and the line starts with
-// its priority ("<6>").
+// ($JOURNAL_STREAM), time and program are left to it: the line starts with its
+// priority ("<6>"), and an engine's with "engine JOB: " after that, by which
+// `optctl logs JOB` finds it.
 void SetUpLogging(absl::string_view process, absl::string_view level);
 
 // Sets the level: trace, debug, info, warn or error; anything else is taken as

@@ -60,12 +60,14 @@ TEST(LoggingTest, JournalGetsPriorities) {
     ASSERT_EQ(::fstat(STDERR_FILENO, &info), 0);
     ::setenv("JOURNAL_STREAM",
              absl::StrCat(info.st_dev, ":", info.st_ino).c_str(), 1);
-    SetUpLogging("x", "info");
+    SetUpLogging("optstated", "info");
     spdlog::error("bad");
     spdlog::info("good");
+    SetUpLogging("engine a", "info");
+    spdlog::info("of a job");
     ::unsetenv("JOURNAL_STREAM");
   });
-  EXPECT_EQ(text, "<3>bad\n<6>good\n");
+  EXPECT_EQ(text, "<3>bad\n<6>good\n<6>engine a: of a job\n");
 }
 
 TEST(LoggingTest, JournalOfSomebodyElse) {

@@ -48,6 +48,7 @@ JobHost::JobHost(os::EventLoop* loop, Options options, Callbacks callbacks)
     : loop_(loop),
       options_(std::move(options)),
       callbacks_(std::move(callbacks)),
+      events_(options_.config.job(), options_.config.uid()),
       restart_policy_(
           options_.config.daemon().engine().restarts_max(),
           absl::Seconds(options_.config.daemon().engine().restart_window_s())),
@@ -107,6 +108,7 @@ void JobHost::StartEngine() {
     return GiveUp(ExplainShortage(engine.status(), directory()));
   }
   if (!engine.ok()) {
+    events_.EngineNotStarted(engine.status().message());
     OnDeath(absl::StrCat("could not be started: ", engine.status().message()));
     return;
   }
@@ -118,9 +120,8 @@ void JobHost::StartEngine() {
 
 void JobHost::LimitStart() {
   ArmTimer(options_.start_timeout, [this] {
-    spdlog::error("job {}: engine {} did not get ready in {}, killing it",
-                  name(), engine_->pid(),
-                  absl::FormatDuration(options_.start_timeout));
+    const auto time = absl::FormatDuration(options_.start_timeout);
+    events_.EngineKilled(engine_->pid(), absl::StrCat("get ready in ", time));
     engine_->Kill();
   });
 }
@@ -163,8 +164,7 @@ void JobHost::OnReady(const v1::EngineEvent::Ready& ready) {
       return !told_.contains(each.first);
     });
   }
-  spdlog::info("job {}: engine {} is ready{}", name(), engine_->pid(),
-               adopted_ ? ", and adopted" : "");
+  events_.EngineReady(engine_->pid(), adopted_);
   if (adopted_) callbacks_.on_process(engine_->pid());
   callbacks_.on_engine(engine_->TakeGrpcFd(), {ready.connections().begin(),
                                                ready.connections().end()});
@@ -176,7 +176,7 @@ void JobHost::OnFinished() {
       state_ != State::kReplacing) {
     return;
   }
-  spdlog::info("job {}: over", name());
+  events_.Over();
   over_ = true;
   StopEngine();
 }
@@ -196,7 +196,7 @@ void JobHost::OnExit(const std::string& how) {
     spdlog::info("job {}: engine {} {}, starting the next", name(), pid, how);
     return StartEngine();
   }
-  spdlog::error("job {}: engine {} {}", name(), pid, how);
+  events_.EngineDied(pid, how);
   OnDeath(how);
 }
 
@@ -227,8 +227,7 @@ void JobHost::OnDeath(const std::string& how) {
 void JobHost::Fail(const std::string& why) {
   state_ = State::kFailed;
   reason_ = why;
-  spdlog::error("job {}: FAILED: {}. {}", name(), why,
-                WhatIsKept(name(), directory(), DurableFolder()));
+  events_.Failed(why, WhatIsKept(name(), directory(), DurableFolder()));
   RefuseWaiting(FailedStatus());
   callbacks_.on_failed();
 }
@@ -247,8 +246,7 @@ bool JobHost::HasState() const {
 void JobHost::GiveUp(const absl::Status& why) {
   given_up_ = absl::ResourceExhaustedError(absl::StrCat(
       "job \"", name(), "\": its engine cannot be started: ", why.message()));
-  spdlog::error("{}; it has no state and is removed",
-                std::string(given_up_.message()));
+  events_.GivenUp(why.message());
   RefuseWaiting(given_up_);
   over_ = true;
   StopEngine();
@@ -405,8 +403,8 @@ void JobHost::ReplaceRunning() {
 
 void JobHost::LimitStop() {
   ArmTimer(options_.stop_timeout, [this] {
-    spdlog::warn("job {}: engine {} did not stop in {}, killing it", name(),
-                 engine_->pid(), absl::FormatDuration(options_.stop_timeout));
+    const auto time = absl::FormatDuration(options_.stop_timeout);
+    events_.EngineKilled(engine_->pid(), absl::StrCat("stop in ", time));
     engine_->Kill();
   });
 }

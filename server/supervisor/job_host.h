@@ -16,6 +16,7 @@
 #include "server/accept/peer_credentials.h"
 #include "server/os/event_loop.h"
 #include "server/supervisor/engine_process.h"
+#include "server/supervisor/job_events.h"
 #include "server/supervisor/restart_policy.h"
 
 namespace optstate::supervisor {
@@ -196,6 +197,7 @@ class JobHost {
   os::EventLoop* const loop_;
   Options options_;
   const Callbacks callbacks_;
+  const JobEvents events_;
   RestartPolicy restart_policy_;
   State state_ = State::kBackingOff;
   bool held_ = false;

@@ -11,9 +11,11 @@
 #include "proto/types/status_macros.h"
 #include "server/accept/hello_check.h"
 #include "server/accept/refusal.h"
+#include "server/observe/node_event.h"
 #include "server/observe/peer_log.h"
 #include "server/os/open_sockets.h"
 #include "server/supervisor/drain_marker.h"
+#include "server/supervisor/job_events.h"
 #include "server/supervisor/permissions.h"
 #include "storage/tmpfs_info.h"
 
@@ -65,9 +67,11 @@ Supervisor::Supervisor(os::EventLoop* loop, Options options,
 void Supervisor::Start() {
   draining_ = HasDrainMarker(options_.config.state_dir());
   if (draining_) {
-    spdlog::warn(
+    const char* const text =
         "draining, as it was told before this start: `optctl drain --resume` "
-        "ends it");
+        "ends it";
+    spdlog::warn(text);
+    observe::NoteNodeEvent(v1::EVENT_SEVERITY_WARNING, "drain_begun", text);
   }
   spdlog::info("jobs share the cores by {}", shares_.description());
   for (const auto& [name, uid] : registry_.jobs()) StartHost(name, uid);
@@ -131,7 +135,7 @@ absl::StatusOr<JobHost*> Supervisor::FindOrCreate(const Waiting& waiting) {
   }
   OPTSTATE_RETURN_IF_ERROR(storage::ExplainFull(
       registry_.Create(name, adopt.peer_uid()), options_.config.state_dir()));
-  spdlog::info("job {}: created for uid {}", name, adopt.peer_uid());
+  JobEvents(name, adopt.peer_uid()).Created();
   return StartHost(name, adopt.peer_uid(), /*is_new=*/true);
 }
 
@@ -256,9 +260,9 @@ void Supervisor::OnStopped(const std::string& name, bool over) {
       std::move(hosts_.extract(name).mapped());
   WakeEngineWaiters(name, NoJob(name));
   auto held = held_.extract(name);
-  DeleteCallback deleted = held.empty() ? nullptr : std::move(held.mapped());
-  const bool is_delete = deleted != nullptr;
-  if (over || is_delete) RemoveJob(name, std::move(deleted));
+  Held held_by = held.empty() ? Held{} : std::move(held.mapped());
+  const bool is_delete = held_by.deleted != nullptr;
+  if (over || is_delete) RemoveJob(*host, std::move(held_by));
   // A job that could not be deleted goes on.
   const auto kept = registry_.jobs().find(name);
   if (is_delete && !stopping_ && kept != registry_.jobs().end()) {
@@ -270,23 +274,16 @@ void Supervisor::OnStopped(const std::string& name, bool over) {
   }
 }
 
-void Supervisor::RemoveJob(const std::string& name, DeleteCallback done) {
-  if (done == nullptr) done = [](const absl::Status&) {};
-  const auto paths = registry_.Discard(name);
-  if (!paths.ok()) {
-    spdlog::error("job {}: not deleted: {}", name, paths.status().ToString());
-    return done(paths.status());
-  }
-  const auto removed = std::make_shared<absl::Status>();
-  const auto finish = [name, removed, done = std::move(done)] {
-    if (removed->ok()) {
-      spdlog::info("job {}: deleted", name);
-    } else {
-      spdlog::error("job {}: not wholly deleted: {}", name,
-                    removed->ToString());
-    }
-    done(*removed);
+void Supervisor::RemoveJob(const JobHost& host, Held held) {
+  const auto done = [events = JobEvents(host.name(), host.uid()),
+                     held = std::move(held)](const absl::Status& status) {
+    status.ok() ? events.Deleted(held.by) : events.NotDeleted(held.by, status);
+    if (held.deleted != nullptr) held.deleted(status);
   };
+  const auto paths = registry_.Discard(host.name());
+  if (!paths.ok()) return done(paths.status());
+  const auto removed = std::make_shared<absl::Status>();
+  const auto finish = [removed, done] { done(*removed); };
   for (const std::string& path : *paths) {
     const bool is_last = &path == &paths->back();
     remover_.Remove(path,
@@ -376,6 +373,8 @@ absl::Status Supervisor::RecoverJob(const std::string& name, uid_t uid,
     const absl::StatusOr<JobHost*> host = FindToChange(name, uid);
     status = host.ok() ? registry_.MakeMissingDirectory(name) : host.status();
     if (status.ok()) status = (*host)->Recover(failed_engine, to_durable);
+    if (status.ok())
+      JobEvents(name, (*host)->uid()).Recovering(uid, to_durable);
   });
   return status;
 }
@@ -449,7 +448,7 @@ absl::Status Supervisor::HoldJobInLoop(const std::string& name, uid_t uid) {
     return absl::UnavailableError(
         absl::StrCat("job \"", name, "\" is being deleted or stopped already"));
   }
-  held_[name] = nullptr;
+  held_[name] = {.by = uid, .deleted = nullptr};
   host->SetHeld(true);
   return absl::OkStatus();
 }
@@ -475,7 +474,7 @@ absl::Status Supervisor::DeleteHeldJob(const std::string& name,
       outcome->done.Notify();
       return;
     }
-    held_[name] = [outcome](const absl::Status& status) {
+    held_[name].deleted = [outcome](const absl::Status& status) {
       outcome->status = status;
       outcome->done.Notify();
     };

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -98,7 +99,11 @@ class Supervisor : public SupervisorControl {
   bool draining() const override { return draining_; }
 
  private:
-  using DeleteCallback = std::function<void(const absl::Status&)>;
+  // A job held for deletion: by whom, and what DeleteHeldJob waits for.
+  struct Held {
+    std::optional<uid_t> by;
+    std::function<void(const absl::Status&)> deleted;
+  };
 
   const v1::Limits& limits() const { return options_.config.limits(); }
   // Routes a connection to its job's engine; takes the content of `waiting`
@@ -115,7 +120,7 @@ class Supervisor : public SupervisorControl {
   v1::SupervisorRequest::Supervise MakeSupervise() const;
   void OnAdopted(const std::string& name, int fd);
   void OnStopped(const std::string& name, bool over);
-  void RemoveJob(const std::string& name, DeleteCallback done);
+  void RemoveJob(const JobHost& host, Held held);
   // Routes connections that reached a job as it ended; they start the next job
   // of that name.
   void Reroute(std::deque<Waiting> waiting);
@@ -141,8 +146,7 @@ class Supervisor : public SupervisorControl {
   const CoreShares shares_;
   SessionLedger sessions_;
   std::map<std::string, std::unique_ptr<JobHost>> hosts_;
-  // Jobs that are being deleted; the callback is set by DeleteHeldJob.
-  std::map<std::string, DeleteCallback> held_;
+  std::map<std::string, Held> held_;
   std::multimap<std::string, EngineWaiter> engine_waiters_;
   std::atomic<bool> draining_{false};
   bool stopping_ = false;

@@ -5,8 +5,11 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
+#include "proto/types/version.h"
+#include "server/observe/node_event.h"
 #include "server/os/executable.h"
 
 namespace optstate::upgrade {
@@ -57,8 +60,17 @@ void EngineReplacement::Run() {
       options_.record->AddReplaced();
     }
   }
+  const v1::UpgradeProgress progress = options_.record->Get();
   spdlog::info("upgrade: done, {} engines replaced",
-               options_.record->Get().engines_replaced());
+               progress.engines_replaced());
+  observe::NoteNodeEvent(
+      progress.problems().empty() ? v1::EVENT_SEVERITY_INFO
+                                  : v1::EVENT_SEVERITY_WARNING,
+      "upgrade_done",
+      absl::StrCat("optstated ", kVersion, " runs, ",
+                   progress.engines_replaced(), " engines replaced",
+                   progress.problems().empty() ? "" : "; not all of it: ",
+                   absl::StrJoin(progress.problems(), "; ")));
   options_.record->Finish();
 }
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "proto/types/status_macros.h"
+#include "server/observe/node_event.h"
 #include "server/upgrade/build_check.h"
 #include "server/upgrade/handover.h"
 #include "server/upgrade/next_config.h"
@@ -85,8 +86,17 @@ void InPlaceUpgrade::OnHangup() {
     options_.loop->Post([this, next] {
       checking_ = false;
       const absl::Status begun = next.ok() ? Begin(*next) : next.status();
-      if (begun.ok()) return;
+      if (begun.ok()) {
+        observe::NoteNodeEvent(v1::EVENT_SEVERITY_INFO, "upgrade_begun",
+                               absl::StrCat("upgrading to ", next->path),
+                               "SIGHUP");
+        return;
+      }
       spdlog::error("SIGHUP: everything stays as it is: {}", begun.ToString());
+      observe::NoteNodeEvent(
+          v1::EVENT_SEVERITY_ERROR, "upgrade_failed",
+          absl::StrCat("everything stays as it is: ", begun.message()),
+          "SIGHUP");
     });
   });
 }
@@ -138,6 +148,8 @@ void InPlaceUpgrade::Finish(const NextBuild& next) {
     status = ExecuteInPlace(next.path, options_.arguments, handover);
   }
   spdlog::error("not upgraded: {}", status.ToString());
+  observe::NoteNodeEvent(v1::EVENT_SEVERITY_ERROR, "upgrade_failed",
+                         absl::StrCat("not upgraded: ", status.message()));
   options_.record->AddProblem(std::string(status.message()));
   options_.record->Finish();
   making_way_ = false;

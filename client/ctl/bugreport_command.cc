@@ -1,0 +1,227 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/ctl/bug_report.h"
+#include "client/ctl/command.h"
+#include "client/ctl/interrupt.h"
+#include "client/ctl/journal.h"
+#include "client/ctl/program_output.h"
+#include "client/ctl/tar_gz_writer.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate::ctl {
+namespace {
+
+constexpr char kStdout[] = "-";
+// Engines whose processes are looked at; `jobs.json` has all.
+constexpr int kEnginesMax = 64;
+constexpr int kLogLinesMax = 5000;
+
+template <typename Reply>
+absl::StatusOr<std::string> AsJson(const absl::StatusOr<Reply>& reply) {
+  if (!reply.ok()) return reply.status();
+  return RenderMessage(*reply, OutputFormat::kJson);
+}
+
+absl::StatusOr<std::string> ReadEvents(AdminClient& client, int interrupt) {
+  std::string lines;
+  absl::Status rendered;
+  const absl::Status read = client.WatchEvents(
+      v1::WatchEventsRequest(), interrupt, [&](const v1::Event& event) {
+        const auto line = RenderOne(event, OutputFormat::kJson);
+        rendered.Update(line.status());
+        if (line.ok()) lines += *line;
+        return rendered.ok();
+      });
+  OPTSTATE_RETURN_IF_ERROR(rendered);
+  OPTSTATE_RETURN_IF_ERROR(read);
+  return lines;
+}
+
+// What there is to be had of a daemon.
+struct Daemon {
+  std::unique_ptr<AdminClient> client;
+  absl::StatusOr<v1::ServerStatus> status = absl::UnknownError("");
+  bool is_local = true;
+};
+
+absl::StatusOr<Daemon> FindDaemon(const Context& context) {
+  Daemon daemon;
+  absl::StatusOr<std::unique_ptr<AdminClient>> client = context.Connect();
+  if (!client.ok() && !absl::IsUnavailable(client.status())) {
+    return client.status();  // no such endpoint can be
+  }
+  daemon.status = client.status();
+  if (client.ok()) {
+    daemon.client = *std::move(client);
+    daemon.is_local = daemon.client->is_local();
+    daemon.status = daemon.client->GetStatus();
+  }
+  return daemon;
+}
+
+// Adds what the daemon says; returns the pids of engines, of no more jobs than
+// that.
+std::vector<pid_t> AddAnswers(const Daemon& daemon, const Interrupt& interrupt,
+                              BugReport* report) {
+  report->Add("status.json", AsJson(daemon.status));
+  std::vector<pid_t> engines;
+  // Each further question would last for one more timeout.
+  if (!daemon.status.ok()) {
+    for (const char* name : {"jobs.json", "sessions.json", "tiers.json",
+                             "devices.json", "events.jsonl"}) {
+      report->Add(name, absl::UnavailableError("see status.json"));
+    }
+    return engines;
+  }
+  AdminClient& client = *daemon.client;
+  const absl::StatusOr<v1::ListJobsReply> jobs = client.ListJobs();
+  report->Add("jobs.json", AsJson(jobs));
+  report->Add("sessions.json", AsJson(client.ListSessions("")));
+  report->Add("tiers.json", AsJson(client.DescribeTiers({})));
+  report->Add("devices.json", AsJson(client.DescribeDevices()));
+  report->Add("events.jsonl", ReadEvents(client, interrupt.fd()));
+  if (!jobs.ok()) return engines;
+  for (const v1::Job& job : jobs->jobs()) {
+    if (job.engine_pid() == 0 || engines.size() == kEnginesMax) continue;
+    engines.push_back(static_cast<pid_t>(job.engine_pid()));
+  }
+  return engines;
+}
+
+absl::StatusOr<std::string> ReadLog(const Daemon& daemon,
+                                    absl::Duration timeout) {
+  JournalQuery query;
+  query.lines_max = kLogLinesMax;
+  query.unit = {kPackagedUnit, false};
+  if (daemon.status.ok()) {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        query.unit, UnitOfDaemon(static_cast<pid_t>(daemon.status->pid())));
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const std::vector<std::string> command,
+                            JournalCommand(query));
+  return OutputOf(command, BugReport::kFileBytesMax, timeout);
+}
+
+void Collect(const Context& context, const Daemon& daemon,
+             const Interrupt& interrupt, BugReport* report) {
+  const std::vector<pid_t> engines = AddAnswers(daemon, interrupt, report);
+  if (!daemon.is_local) {
+    const absl::Status elsewhere = absl::FailedPreconditionError(absl::StrCat(
+        "the daemon is on another machine (", daemon.client->address(),
+        "): run `optctl bugreport` there too"));
+    for (const char* name : {"machine", "daemon", "log.txt"}) {
+      report->Add(name, elsewhere);
+    }
+    return;
+  }
+  AddMachine(report);
+  if (daemon.status.ok()) {
+    AddDaemonProcess(static_cast<pid_t>(daemon.status->pid()), report);
+  } else {
+    report->Add("daemon", absl::UnavailableError("see status.json"));
+  }
+  for (const pid_t engine : engines) AddEngineProcess(engine, report);
+  report->Add("log.txt", ReadLog(daemon, absl::Seconds(context.timeout_s)));
+}
+
+std::string DefaultFile() {
+  char host[65] = {};
+  if (::gethostname(host, sizeof(host) - 1) != 0) host[0] = '\0';
+  return absl::StrCat(
+      "optstate-bugreport-", host, "-",
+      absl::FormatTime("%Y%m%dT%H%M%SZ", absl::Now(), absl::UTCTimeZone()),
+      ".tar.gz");
+}
+
+// Opens the archive for writing; one that is there is never written over.
+absl::StatusOr<UniqueFd> Open(const std::string& file) {
+  if (file == kStdout) {
+    if (::isatty(STDOUT_FILENO) != 0) {
+      return absl::InvalidArgumentError(
+          "--file -: the archive would go to a terminal; redirect it");
+    }
+    UniqueFd out(::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0));
+    if (!out.ok()) return OsError(errno, "stdout");
+    return out;
+  }
+  UniqueFd out(::open(file.c_str(),
+                      O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
+                      0600));
+  if (out.ok()) return out;
+  if (errno == EEXIST) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(file, " is there already, and is not written over"));
+  }
+  return OsError(errno, absl::StrCat("create ", file));
+}
+
+absl::StatusOr<std::string> WriteReport(const Context& context,
+                                        const Daemon& daemon, UniqueFd fd) {
+  OPTSTATE_ASSIGN_OR_RETURN(const Interrupt interrupt, Interrupt::Install());
+  OPTSTATE_ASSIGN_OR_RETURN(const auto archive,
+                            TarGzWriter::Make(std::move(fd), absl::Now()));
+  BugReport report(archive.get());
+  Collect(context, daemon, interrupt, &report);
+  if (interrupt.Await(absl::ZeroDuration())) {
+    return absl::CancelledError("interrupted: there is no bug report");
+  }
+  return report.Finish();
+}
+
+absl::Status Run(const Context& context, std::string file) {
+  if (file.empty()) file = DefaultFile();
+  OPTSTATE_ASSIGN_OR_RETURN(const Daemon daemon, FindDaemon(context));
+  OPTSTATE_ASSIGN_OR_RETURN(UniqueFd fd, Open(file));
+  const absl::StatusOr<std::string> list =
+      WriteReport(context, daemon, std::move(fd));
+  if (!list.ok() && file != kStdout) (void)::unlink(file.c_str());
+  OPTSTATE_RETURN_IF_ERROR(list.status());
+  if (file == kStdout) {
+    std::cerr << *list;
+    return absl::OkStatus();
+  }
+  return Write(absl::StrCat(*list, file,
+                            ": look through it before you pass "
+                            "it on\n"));
+}
+
+}  // namespace
+
+void AddBugReportCommand(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand(
+      "bugreport",
+      "Writes one archive for those who look for a fault: status, jobs, "
+      "sessions, disks, devices, events, configuration, limits, mounts, "
+      "versions and the last lines of the log; no tensors and no environment "
+      "variables. Lists what is inside and what could not be had");
+  auto file = std::make_shared<std::string>();
+  command
+      ->add_option("--file", *file,
+                   "Where to; never written over. -: stdout. Default: "
+                   "optstate-bugreport-HOST-TIME.tar.gz in this folder")
+      ->type_name("FILE.tar.gz");
+  command->callback([&context, file] {
+    context.run = [&context, file]() -> absl::Status {
+      if (context.format != OutputFormat::kTable) {
+        return absl::InvalidArgumentError(
+            "bugreport writes an archive, which --file names; -o is for "
+            "tables");
+      }
+      return Run(context, *file);
+    };
+  });
+}
+
+}  // namespace optstate::ctl

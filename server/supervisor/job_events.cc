@@ -1,0 +1,115 @@
+#include "server/supervisor/job_events.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "optstate/v1/admin.pb.h"
+#include "server/observe/event_log.h"
+#include "server/observe/node_event.h"
+
+namespace optstate::supervisor {
+namespace {
+
+using spdlog::level::level_enum;
+
+v1::EventSeverity SeverityOf(level_enum level) {
+  switch (level) {
+    case level_enum::err:
+      return v1::EVENT_SEVERITY_ERROR;
+    case level_enum::warn:
+      return v1::EVENT_SEVERITY_WARNING;
+    default:
+      return v1::EVENT_SEVERITY_INFO;
+  }
+}
+
+std::string By(std::optional<uid_t> by) {
+  return by.has_value() ? absl::StrCat(" by ", observe::ActorName(*by)) : "";
+}
+
+}  // namespace
+
+void JobEvents::Tell(level_enum level, absl::string_view kind,
+                     absl::string_view text, std::optional<uid_t> by) const {
+  spdlog::log(level, "job {}: {}{}", job_, std::string(text), By(by));
+  v1::Event event;
+  event.set_severity(SeverityOf(level));
+  event.set_kind(std::string(kind));
+  event.set_job(job_);
+  event.set_text(std::string(text));
+  event.set_owner_uid(owner_);
+  if (by.has_value()) event.set_actor(observe::ActorName(*by));
+  observe::Events().Add(std::move(event));
+}
+
+void JobEvents::Created() const {
+  Tell(level_enum::info, "job_created", "created", owner_);
+}
+
+void JobEvents::Over() const {
+  Tell(level_enum::info, "job_over", "over: it has ended by itself");
+}
+
+void JobEvents::Deleted(std::optional<uid_t> by) const {
+  Tell(level_enum::info, "job_deleted", "deleted", by);
+}
+
+void JobEvents::NotDeleted(std::optional<uid_t> by,
+                           const absl::Status& why) const {
+  Tell(level_enum::err, "job_not_deleted",
+       absl::StrCat("not wholly deleted: ", why.ToString()), by);
+}
+
+void JobEvents::Recovering(uid_t by, bool to_durable) const {
+  Tell(level_enum::info, "job_recovering",
+       absl::StrCat("its engine is started again",
+                    to_durable ? " at the last durable step" : ""),
+       by);
+}
+
+void JobEvents::SettingsChanged(uid_t by, absl::string_view settings) const {
+  Tell(level_enum::info, "job_set", absl::StrCat("set: ", settings), by);
+}
+
+void JobEvents::DamageFound(uid_t by, uint64_t records) const {
+  Tell(level_enum::err, "damage_found",
+       absl::StrCat(records, " records are damaged on disk, found by `verify`"),
+       by);
+}
+
+void JobEvents::EngineReady(pid_t engine, bool adopted) const {
+  Tell(level_enum::info, adopted ? "engine_adopted" : "engine_started",
+       absl::StrCat("engine ", engine, " is ready",
+                    adopted ? ", and was running before" : ""));
+}
+
+void JobEvents::EngineNotStarted(absl::string_view why) const {
+  Tell(level_enum::err, "engine_not_started",
+       absl::StrCat("its engine could not be started: ", why));
+}
+
+void JobEvents::EngineKilled(pid_t engine, absl::string_view failed_to) const {
+  Tell(level_enum::err, "engine_killed",
+       absl::StrCat("engine ", engine, " did not ", failed_to,
+                    ", and is killed"));
+}
+
+void JobEvents::EngineDied(pid_t engine, absl::string_view how) const {
+  Tell(level_enum::err, "engine_died",
+       absl::StrCat("engine ", engine, " ", how));
+}
+
+void JobEvents::Failed(absl::string_view why, absl::string_view kept) const {
+  Tell(level_enum::err, "job_failed",
+       absl::StrCat("FAILED: ", why, ". ", kept));
+}
+
+void JobEvents::GivenUp(absl::string_view why) const {
+  Tell(level_enum::err, "job_given_up",
+       absl::StrCat("its engine cannot be started: ", why,
+                    "; it has no state and is removed"));
+}
+
+}  // namespace optstate::supervisor

@@ -1,0 +1,61 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_JOB_EVENTS_H_
+#define OPTSTATE_SERVER_SUPERVISOR_JOB_EVENTS_H_
+
+#include <spdlog/common.h>
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace optstate::supervisor {
+
+// Tells what happens to one job, as a line of the log and as an event in
+// observe::Events(). Each method is one kind of event.
+//
+// Threads: thread-safe.
+class JobEvents {
+ public:
+  JobEvents(std::string job, uid_t owner)
+      : job_(std::move(job)), owner_(owner) {}
+
+  void Created() const;
+  // The job has ended by itself: it was ephemeral, or no rank has registered.
+  void Over() const;
+  // `by`: the user who asked for it, if one did.
+  void Deleted(std::optional<uid_t> by) const;
+  void NotDeleted(std::optional<uid_t> by, const absl::Status& why) const;
+  // A user has had the engine of the FAILED job started again.
+  void Recovering(uid_t by, bool to_durable) const;
+  // `settings`: those that were set, as text.
+  void SettingsChanged(uid_t by, absl::string_view settings) const;
+  // A verification has found damaged records on disk.
+  void DamageFound(uid_t by, uint64_t records) const;
+
+  // `adopted`: it ran before this supervisor.
+  void EngineReady(pid_t engine, bool adopted) const;
+  void EngineNotStarted(absl::string_view why) const;
+  // The engine is killed, because it `failed_to` ("get ready in 2m").
+  void EngineKilled(pid_t engine, absl::string_view failed_to) const;
+  void EngineDied(pid_t engine, absl::string_view how) const;
+
+  // The job is FAILED; `kept` says what is left of it.
+  void Failed(absl::string_view why, absl::string_view kept) const;
+  // The job has no state and is removed, because its engine cannot start.
+  void GivenUp(absl::string_view why) const;
+
+ private:
+  void Tell(spdlog::level::level_enum level, absl::string_view kind,
+            absl::string_view text, std::optional<uid_t> by = {}) const;
+
+  const std::string job_;
+  const uid_t owner_;
+};
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_JOB_EVENTS_H_
