@@ -41,7 +41,7 @@ std::string WhyNotToSleep(const v1::Job& job) {
   if (job.session_count() != 0) {
     return absl::StrCat(job.session_count(),
                         " ranks are attached: ", RanksOf(job),
-                        ". End them first, or use optimizer.offload_states()");
+                        ". End them first");
   }
   switch (job.phase()) {
     case v1::JOB_PHASE_READY:

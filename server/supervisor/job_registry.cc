@@ -135,12 +135,21 @@ absl::StatusOr<SleepPlace> JobRegistry::FindSleepPlace(
 
 void JobRegistry::UseDisks(DiskDirectories disks) {
   disks_ = std::move(disks);
+  for (const auto& [name, owner] : jobs_) {
+    if (SleepFolder(name).empty()) disks_.ForgetSleep(name);
+  }
   for (const auto& [name, owner] : disks_.DurableJobs()) {
     const auto found = jobs_.find(name);
     if (found != jobs_.end()) {
       if (found->second == owner) continue;
       spdlog::error("job {}: of uid {}, and on disk of uid {}", name,
                     found->second, owner);
+      continue;
+    }
+    // Its last durable step may be older than what sleeps.
+    const absl::Status awake = disks_.CheckNotAsleep(name);
+    if (!awake.ok()) {
+      spdlog::error("left alone: {}", awake.ToString());
       continue;
     }
     jobs_[name] = owner;

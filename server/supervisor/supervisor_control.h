@@ -30,7 +30,7 @@ struct JobSummary {
   std::string directory;
   // Set while the job is asleep, or on its way to it or from it. It is asleep
   // when this names a directory.
-  std::optional<v1::SleepState> sleep;
+  std::optional<v1::SleepState> sleep = std::nullopt;
 };
 
 // The supervisor, as the Admin service controls it.

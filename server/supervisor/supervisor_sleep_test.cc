@@ -245,6 +245,38 @@ TEST_F(SupervisorSleepTest, ADaemonWithoutADirectorySaysWhatToSet) {
   EXPECT_NE(MustOpen("a").engine_pid, 0u);
 }
 
+// What a sleeping job has on the disks of records outlives a daemon that does
+// not find the rest of the job.
+TEST_F(SupervisorSleepTest, RecordsOfASleepingJobThatIsNotFoundAreLeftAlone) {
+  const std::string nvme = disk_ + "/nvme";
+  ASSERT_TRUE(fs::create_directory(nvme));
+  fs::permissions(nvme, fs::perms::owner_all);
+  harness_.config().mutable_nvme()->add_directories(nvme);
+  harness_.Start();
+  MakeJob("a");
+  const std::string records = nvme + "/jobs/a/records";
+  fs::create_directory(nvme + "/jobs/a");
+  std::ofstream(records) << "records of a";
+  ASSERT_TRUE(Sleep("a").ok());
+  EXPECT_TRUE(Exists(nvme + "/jobs/a/asleep"));
+  harness_.Stop();
+  fs::remove_all(harness_.JobDirectory("a"));
+  fs::rename(disk_ + "/jobs/a", disk_ + "/elsewhere");
+  harness_.Start();
+  EXPECT_FALSE(harness_.Find("a").has_value());
+  EXPECT_TRUE(Exists(records));
+  const absl::Status refused = harness_.Open("a").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  harness_.Stop();
+  fs::rename(disk_ + "/elsewhere", disk_ + "/jobs/a");
+  harness_.Start();
+  EXPECT_TRUE(IsAsleep("a"));
+  ASSERT_TRUE(Wake("a").ok());
+  EXPECT_TRUE(HasState("a"));
+  EXPECT_TRUE(Exists(records));
+  EXPECT_FALSE(Exists(nvme + "/jobs/a/asleep"));
+}
+
 TEST_F(SupervisorSleepTest, SleepingJobsCountAsJobs) {
   harness_.config().mutable_limits()->set_jobs_max(1);
   harness_.Start();

@@ -1,6 +1,7 @@
 #include "server/supervisor/sleep/record_sync.h"
 
 #include <fcntl.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -37,15 +38,30 @@ absl::Status SyncFiles(const std::string& folder) {
 
 }  // namespace
 
-absl::Status SyncRecords(const v1::NvmeSettings& nvme, const std::string& job) {
+absl::Status SyncRecords(const v1::NvmeSettings& nvme, const std::string& job,
+                         const std::string& sleep_folder) {
   for (const std::string& directory : nvme.directories()) {
     const std::string folder = storage::DiskFolder(directory, job);
     if (!storage::MayExist(folder)) continue;
+    OPTSTATE_RETURN_IF_ERROR(
+        storage::WriteDurably(folder + storage::kDiskAsleepFile, sleep_folder));
     OPTSTATE_RETURN_IF_ERROR(SyncFiles(folder));
     const std::string device = config::DeviceOf(nvme, directory);
     if (!device.empty()) OPTSTATE_RETURN_IF_ERROR(Sync(device));
   }
   return absl::OkStatus();
+}
+
+void ForgetSleepIn(const std::string& disk_folder) {
+  const std::string note = disk_folder + storage::kDiskAsleepFile;
+  if (::unlink(note.c_str()) == 0 || errno == ENOENT) return;
+  spdlog::warn("{}", OsError(errno, absl::StrCat("remove ", note)).ToString());
+}
+
+void ForgetSleep(const v1::NvmeSettings& nvme, const std::string& job) {
+  for (const std::string& directory : nvme.directories()) {
+    ForgetSleepIn(storage::DiskFolder(directory, job));
+  }
 }
 
 }  // namespace optstate::supervisor

@@ -104,9 +104,9 @@ absl::Status SleepingJobs::WhyNoEngine(const std::string& name) const {
                          absl::FormatTime("%Y-%m-%d %H:%M:%SZ",
                                           absl::FromUnixSeconds(job.slept_at_s),
                                           absl::UTCTimeZone()));
-  return absl::FailedPreconditionError(absl::StrCat(
-      "job \"", name, "\" is asleep", since, ", in ", job.place.folder,
-      ": `optctl wake ", name, "` or optimizer.reload_states() wakes it"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("job \"", name, "\" is asleep", since, ", in ",
+                   job.place.folder, ": `optctl wake ", name, "` wakes it"));
 }
 
 std::optional<v1::SleepState> SleepingJobs::StateOf(
@@ -166,10 +166,16 @@ void SleepingJobs::CopyAway(const std::string& name) {
   Run<absl::StatusOr<v1::SleepManifest>>(
       &job,
       [this](const SleepPlace& place, CopyControl* control) {
-        return PutToSleep(
+        auto slept = PutToSleep(
             place,
-            [this, &place] { return SyncRecords(config_.nvme(), place.job); },
+            [this, &place] {
+              return SyncRecords(config_.nvme(), place.job, place.folder);
+            },
             control);
+        if (!slept.ok() && !IsAsleep(place)) {
+          ForgetSleep(config_.nvme(), place.job);
+        }
+        return slept;
       },
       &SleepingJobs::FinishSleep);
 }
@@ -216,13 +222,15 @@ absl::StatusOr<std::shared_ptr<SleepOperation>> SleepingJobs::Wake(
   Run<absl::Status>(
       &job,
       [this](const SleepPlace& place, CopyControl* control) {
-        return supervisor::Wake(
+        const absl::Status woken = supervisor::Wake(
             place,
             [this, &place](const v1::SleepManifest& manifest,
                            absl::FunctionRef<absl::Status()> reserve) {
               return AdmitToWake(config_, place, manifest, reserve);
             },
             control);
+        if (woken.ok()) ForgetSleep(config_.nvme(), place.job);
+        return woken;
       },
       &SleepingJobs::FinishWake);
   return job.operation;
