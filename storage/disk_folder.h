@@ -21,6 +21,8 @@ inline constexpr char kDiskRecordsFile[] = "/records";
 inline constexpr char kDiskDurableFile[] = "/durable";
 inline constexpr char kDiskIdentityFile[] = "/identity";
 inline constexpr char kDiskMemoryFile[] = "/memory";
+// Holds where the rest of the job's state is while the job is asleep.
+inline constexpr char kDiskAsleepFile[] = "/asleep";
 // In place of `records`, where they lie on a device.
 inline constexpr char kDiskExtentFile[] = "/extent";
 // The names of these two in arrangements with an odd number (FORMAT.md).

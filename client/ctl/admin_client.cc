@@ -27,6 +27,9 @@ constexpr absl::string_view kNameAnother =
     "or name another with --endpoint or $OPTSTATE_ENDPOINT (unix:PATH, "
     "grpc:HOST:PORT, grpc:unix:PATH)";
 
+constexpr absl::string_view kGoesOn =
+    "the daemon goes on; `optctl describe job` says how far it is";
+
 // The part of a timeout that is left for the answer of a daemon that was asked
 // to wait: at most this, and at most half of the timeout.
 constexpr absl::Duration kAnswerTimeMax = absl::Seconds(1);
@@ -135,19 +138,31 @@ class GrpcAdminClient : public AdminClient {
     StreamWatch watch(&context, timeout_, interrupt);
     v1::VerifyJobRequest request;
     request.set_name(name);
-    const auto reader = stub_->VerifyJob(&context, request);
-    v1::VerifyJobProgress message;
-    while (reader->Read(&message)) {
-      watch.Touch();
-      progress(message);
-    }
-    const grpc::Status status = reader->Finish();
-    if (status.ok()) return absl::OkStatus();
-    if (watch.was_interrupted()) {
-      return absl::CancelledError("interrupted: the verification was ended");
-    }
-    return Annotate(watch.was_silent() ? Silent() : Explain(status),
-                    endpoint_.ToString());
+    return Follow<v1::VerifyJobProgress>(
+        stub_->VerifyJob(&context, request).get(), &watch,
+        "the verification was ended", progress);
+  }
+
+  absl::Status SleepJob(const std::string& name, int interrupt,
+                        OnSleepProgress progress) override {
+    OPTSTATE_RETURN_IF_ERROR(AwaitConnection(absl::Now() + timeout_));
+    grpc::ClientContext context;
+    StreamWatch watch(&context, timeout_, interrupt);
+    v1::SleepJobRequest request;
+    request.set_name(name);
+    return Follow<v1::SleepProgress>(stub_->SleepJob(&context, request).get(),
+                                     &watch, kGoesOn, progress);
+  }
+
+  absl::Status WakeJob(const std::string& name, int interrupt,
+                       OnSleepProgress progress) override {
+    OPTSTATE_RETURN_IF_ERROR(AwaitConnection(absl::Now() + timeout_));
+    grpc::ClientContext context;
+    StreamWatch watch(&context, timeout_, interrupt);
+    v1::WakeJobRequest request;
+    request.set_name(name);
+    return Follow<v1::SleepProgress>(stub_->WakeJob(&context, request).get(),
+                                     &watch, kGoesOn, progress);
   }
 
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary) override {
@@ -196,6 +211,25 @@ class GrpcAdminClient : public AdminClient {
   template <typename Request, typename Reply>
   using Method = grpc::Status (v1::Admin::Stub::*)(grpc::ClientContext*,
                                                    const Request&, Reply*);
+
+  // Reads a stream to its end. `interrupted`: what an interrupt has done.
+  template <typename Message>
+  absl::Status Follow(grpc::ClientReader<Message>* reader, StreamWatch* watch,
+                      absl::string_view interrupted,
+                      absl::FunctionRef<void(const Message&)> progress) {
+    Message message;
+    while (reader->Read(&message)) {
+      watch->Touch();
+      progress(message);
+    }
+    const grpc::Status status = reader->Finish();
+    if (status.ok()) return absl::OkStatus();
+    if (watch->was_interrupted()) {
+      return absl::CancelledError(absl::StrCat("interrupted: ", interrupted));
+    }
+    return Annotate(watch->was_silent() ? Silent() : Explain(status),
+                    endpoint_.ToString());
+  }
 
   // Connects and asks, within one timeout.
   template <typename Request, typename Reply>

@@ -13,11 +13,11 @@
 
 namespace optstate::ctl {
 
-// The Admin service of one daemon. Each call but VerifyJob and WatchEvents, its
-// connection included, takes no longer than the timeout that the client was
-// made with; errors name the endpoint. UNAVAILABLE: no daemon answers there;
-// PERMISSION_DENIED: this user may not use the socket; DEADLINE_EXCEEDED: no
-// answer came in time.
+// The Admin service of one daemon. Each call but the streams VerifyJob,
+// SleepJob, WakeJob and WatchEvents, its connection included, takes no longer
+// than the timeout that the client was made with; errors name the endpoint.
+// UNAVAILABLE: no daemon answers there; PERMISSION_DENIED: this user may not use
+// the socket; DEADLINE_EXCEEDED: no answer came in time.
 //
 // Threads: one at a time.
 class AdminClient {
@@ -57,6 +57,14 @@ class AdminClient {
   virtual absl::Status VerifyJob(
       const std::string& name, int interrupt,
       absl::FunctionRef<void(const v1::VerifyJobProgress&)> progress) = 0;
+  // Call `progress` with each message until the job is asleep, or awake,
+  // however long that takes; only a silence is bounded by the timeout.
+  // CANCELLED once `interrupt` is readable: the daemon goes on.
+  using OnSleepProgress = absl::FunctionRef<void(const v1::SleepProgress&)>;
+  virtual absl::Status SleepJob(const std::string& name, int interrupt,
+                                OnSleepProgress progress) = 0;
+  virtual absl::Status WakeJob(const std::string& name, int interrupt,
+                               OnSleepProgress progress) = 0;
   virtual absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
       const v1::DescribeTiersRequest& request) = 0;
   virtual absl::StatusOr<v1::DescribeDevicesReply> DescribeDevices() = 0;

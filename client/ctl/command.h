@@ -81,6 +81,8 @@ void AddDescribeDevice(CLI::App& describe, Context& context);
 void AddDeleteCommand(CLI::App& app, Context& context);
 void AddRecoverCommand(CLI::App& app, Context& context);
 void AddSetCommand(CLI::App& app, Context& context);
+void AddSleepCommand(CLI::App& app, Context& context);
+void AddWakeCommand(CLI::App& app, Context& context);
 void AddDrainCommand(CLI::App& app, Context& context);
 void AddUpgradeCommand(CLI::App& app, Context& context);
 void AddVerifyCommand(CLI::App& app, Context& context);

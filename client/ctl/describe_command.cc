@@ -5,6 +5,7 @@
 #include "client/ctl/job_settings.h"
 #include "client/ctl/lock_text.h"
 #include "client/ctl/names.h"
+#include "client/ctl/sleep_text.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::ctl {
@@ -291,6 +292,7 @@ absl::Status Run(const Context& context, const std::string& name) {
   Table table({{"JOB"}, {job.name()}});
   table.AddRow({"phase", Name(job.phase())});
   if (!job.reason().empty()) table.AddRow({"reason", job.reason()});
+  if (job.has_sleep()) table.AddRow({"asleep", SleepStateText(job.sleep())});
   table.AddRow({"owner uid", absl::StrCat(job.uid())});
   table.AddRow({"created",
                 job.state_unknown() ? kUnknown : HumanTime(job.created_at())});

@@ -116,6 +116,40 @@ grpc::Status AdminCalls::SetJob(grpc::ServerContext* context,
   return Answer(std::move(result), reply);
 }
 
+grpc::Status AdminCalls::SleepJob(
+    grpc::ServerContext* context, const v1::SleepJobRequest* request,
+    grpc::ServerWriter<v1::SleepProgress>* writer) {
+  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
+  if (!caller.ok()) return ToGrpc(caller.status());
+  const absl::Status status =
+      service_->SleepJob(request->name(), caller->uid, Deadline(*context),
+                         [writer](const v1::SleepProgress& progress) {
+                           return writer->Write(progress);
+                         });
+  observe::LogOfPeer(
+      spdlog::level::info, "sleep job", absl::StrCat("uid ", caller->uid),
+      "sleep job \"{}\" by uid {}: {}", absl::CHexEscape(request->name()),
+      caller->uid, status.ToString());
+  return ToGrpc(status);
+}
+
+grpc::Status AdminCalls::WakeJob(
+    grpc::ServerContext* context, const v1::WakeJobRequest* request,
+    grpc::ServerWriter<v1::SleepProgress>* writer) {
+  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
+  if (!caller.ok()) return ToGrpc(caller.status());
+  const absl::Status status =
+      service_->WakeJob(request->name(), caller->uid,
+                        [writer](const v1::SleepProgress& progress) {
+                          return writer->Write(progress);
+                        });
+  observe::LogOfPeer(
+      spdlog::level::info, "wake job", absl::StrCat("uid ", caller->uid),
+      "wake job \"{}\" by uid {}: {}", absl::CHexEscape(request->name()),
+      caller->uid, status.ToString());
+  return ToGrpc(status);
+}
+
 grpc::Status AdminCalls::VerifyJob(
     grpc::ServerContext* context, const v1::VerifyJobRequest* request,
     grpc::ServerWriter<v1::VerifyJobProgress>* writer) {

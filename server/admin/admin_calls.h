@@ -54,6 +54,12 @@ class AdminCalls final : public v1::Admin::Service {
   grpc::Status SetJob(grpc::ServerContext* context,
                       const v1::SetJobRequest* request,
                       v1::SetJobReply* reply) override;
+  grpc::Status SleepJob(grpc::ServerContext* context,
+                        const v1::SleepJobRequest* request,
+                        grpc::ServerWriter<v1::SleepProgress>* writer) override;
+  grpc::Status WakeJob(grpc::ServerContext* context,
+                       const v1::WakeJobRequest* request,
+                       grpc::ServerWriter<v1::SleepProgress>* writer) override;
   grpc::Status VerifyJob(
       grpc::ServerContext* context, const v1::VerifyJobRequest* request,
       grpc::ServerWriter<v1::VerifyJobProgress>* writer) override;

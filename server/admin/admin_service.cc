@@ -18,6 +18,7 @@
 #include "server/session/job_facts.h"
 #include "server/supervisor/job_events.h"
 #include "server/supervisor/permissions.h"
+#include "server/supervisor/sleep/sleep_manifest.h"
 
 namespace optstate::admin {
 namespace {
@@ -30,6 +31,13 @@ constexpr absl::Duration kDrainTimeout = absl::Seconds(30);
 v1::Job DescribeWithoutEngine(const JobSummary& summary,
                               const absl::Status& why) {
   v1::Job job;
+  if (summary.sleep.has_value() && !summary.sleep->directory().empty()) {
+    session::AddFromFiles(summary.sleep->directory() + supervisor::kFilesFolder,
+                          &job);
+    job.set_phase(v1::JOB_PHASE_ASLEEP);
+    job.set_state_bytes(0);  // in memory
+    return job;
+  }
   session::AddFromFiles(summary.directory, &job);
   // Without an engine no rank is attached.
   job.set_ranks_unknown(summary.engine_pid != 0);
@@ -64,6 +72,7 @@ v1::Job Merge(const JobSummary& summary, absl::StatusOr<v1::Job> described) {
   job.set_engine_pid(summary.engine_pid);
   job.set_engine_restarts(summary.restarts);
   job.set_state_dir(summary.directory);
+  if (summary.sleep.has_value()) *job.mutable_sleep() = *summary.sleep;
   return job;
 }
 
@@ -105,6 +114,15 @@ absl::Status TooOld(const std::string& name, absl::string_view what) {
   return absl::FailedPreconditionError(absl::StrCat(
       "the engine of job \"", name, "\" is of an older build, which cannot ",
       what, ": `optctl upgrade` puts this one in its place"));
+}
+
+// Returns FAILED_PRECONDITION for a job whose engine cannot be asked, because
+// the job is asleep or on its way.
+absl::Status CheckAwake(const JobSummary& summary) {
+  if (!summary.sleep.has_value()) return absl::OkStatus();
+  return absl::FailedPreconditionError(summary.sleep->progress().empty()
+                                           ? summary.reason
+                                           : summary.sleep->progress());
 }
 
 std::string HostName() {
@@ -274,7 +292,8 @@ absl::StatusOr<v1::ListSessionsReply> AdminService::ListSessions(
 
 absl::StatusOr<v1::ListParametersReply> AdminService::ListParameters(
     const v1::ListParametersRequest& request, absl::Time deadline) {
-  OPTSTATE_RETURN_IF_ERROR(FindJob(request.job()).status());
+  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindJob(request.job()));
+  OPTSTATE_RETURN_IF_ERROR(CheckAwake(summary));
   return engines_->ListParameters(request, EngineDeadline(deadline));
 }
 
@@ -341,6 +360,7 @@ absl::StatusOr<JobSummary> AdminService::FindToChange(const std::string& name,
   OPTSTATE_ASSIGN_OR_RETURN(JobSummary summary, FindJob(name));
   OPTSTATE_RETURN_IF_ERROR(
       supervisor::CheckMayChangeJob(name, summary.uid, uid));
+  OPTSTATE_RETURN_IF_ERROR(CheckAwake(summary));
   return summary;
 }
 

@@ -55,6 +55,12 @@ class AdminService {
                           absl::Time deadline);
   absl::StatusOr<v1::SetJobReply> SetJob(const v1::SetJobRequest& request,
                                          uid_t uid, absl::Time deadline);
+  // Put a job to sleep and wake it. Call `pass` several times a second, until
+  // the end or until it returns false (CANCELLED); the job goes on either way.
+  absl::Status SleepJob(const std::string& name, uid_t uid, absl::Time deadline,
+                        absl::FunctionRef<bool(const v1::SleepProgress&)> pass);
+  absl::Status WakeJob(const std::string& name, uid_t uid,
+                       absl::FunctionRef<bool(const v1::SleepProgress&)> pass);
   // Passes on what the engine tells, see EngineChannels::VerifyJob.
   absl::Status VerifyJob(
       const std::string& name, uid_t uid, const grpc::ServerContext* caller,
@@ -82,6 +88,9 @@ class AdminService {
   absl::StatusOr<supervisor::JobSummary> FindToChange(const std::string& name,
                                                       uid_t uid);
   absl::Status CheckNoSessions(const std::string& name, absl::Time deadline);
+  // Returns the pid of the engine of a job that can be put to sleep just now.
+  absl::StatusOr<pid_t> CheckCanSleep(const std::string& name,
+                                      absl::Time deadline);
   // Returns the pid of the job's engine if that runs and calls the job FAILED,
   // else 0.
   pid_t FailedEngine(const std::string& name, absl::Time deadline);

@@ -59,6 +59,16 @@ class FakeControl : public supervisor::SupervisorControl {
     absl::MutexLock lock(&mutex);
     jobs.erase(name);
   }
+  absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> PutToSleep(
+      const std::string& name, pid_t engine) override {
+    calls.push_back(absl::StrCat("sleep ", name, " ", engine));
+    return Operation(supervisor::SleepOperation::Kind::kSleep);
+  }
+  absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> WakeJob(
+      const std::string& name, uid_t) override {
+    calls.push_back("wake " + name);
+    return Operation(supervisor::SleepOperation::Kind::kWake);
+  }
   absl::Status RecoverJob(const std::string& name, uid_t, pid_t failed_engine,
                           bool) override {
     calls.push_back(absl::StrCat("recover ", name, " ", failed_engine));
@@ -84,7 +94,20 @@ class FakeControl : public supervisor::SupervisorControl {
     jobs[name].engine_pid = 0;
   }
 
+  // Returns an operation that has copied 5 of 10 bytes, and ends at once as
+  // `sleep_status` says.
+  std::shared_ptr<supervisor::SleepOperation> Operation(
+      supervisor::SleepOperation::Kind kind) {
+    auto operation =
+        std::make_shared<supervisor::SleepOperation>(kind, "/disk/jobs/a");
+    operation->control().bytes = 5;
+    operation->control().bytes_total = 10;
+    operation->End(sleep_status, /*memory_bytes=*/20);
+    return operation;
+  }
+
   absl::Mutex mutex;
+  absl::Status sleep_status;
   std::map<std::string, supervisor::JobSummary> jobs;
   std::vector<std::string> calls;
   bool is_draining = false;

@@ -69,6 +69,9 @@ void AddFlags(CLI::App* app, CommandLine* line) {
                   "goes to swap: auto, always or never")
       ->type_name("WHEN")
       ->check(CheckGiven);
+  app->add_option("--sleep-dir", line->config.sleep_directory,
+                  "A directory on a disk for jobs that `optctl sleep` puts to "
+                  "sleep; else asleep below the first --nvme-dir");
   app->add_option("--devices", line->config.devices,
                   "The devices that may update a part of a job's elements "
                   "(offload_fraction): cuda, none or, to try it without one, "

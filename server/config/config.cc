@@ -50,6 +50,10 @@ void CheckPaths(const v1::DaemonConfig& config, std::vector<Fault>* faults) {
   if (config.socket_mode() > 0777) {
     faults->push_back({"socket_mode", "must be at most 0777"});
   }
+  if (!config.sleep_directory().empty() &&
+      !absl::StartsWith(config.sleep_directory(), "/")) {
+    faults->push_back({"sleep_directory", "must be an absolute path"});
+  }
   std::set<std::string> addresses = {"unix:" + config.socket()};
   for (const std::string& address : config.listen()) {
     const auto parsed = ParseListenAddress(address);
@@ -228,6 +232,9 @@ std::string FlagOf(const std::string& field, const ConfigFlags& flags) {
     return "--lock-memory";
   }
   if (field == "devices" && !flags.devices.empty()) return "--devices";
+  if (field == "sleep_directory" && !flags.sleep_directory.empty()) {
+    return "--sleep-dir";
+  }
   if ((field == "nvme.directories" || field == "nvme.directory_settings") &&
       !flags.nvme_directories.empty()) {
     return "--nvme-dir";
@@ -258,6 +265,9 @@ void ApplyFlags(const ConfigFlags& flags, v1::DaemonConfig* config) {
     *config->mutable_listen() = {flags.listen.begin(), flags.listen.end()};
   }
   if (!flags.devices.empty()) config->set_devices(flags.devices);
+  if (!flags.sleep_directory.empty()) {
+    config->set_sleep_directory(flags.sleep_directory);
+  }
   if (!flags.lock_memory.empty()) {
     config->set_lock_memory(LockMemoryOf(flags.lock_memory));
   }

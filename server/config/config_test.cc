@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "server/config/sleep_directory.h"
 #include "server/config/yaml_message.h"
 
 namespace optstate::config {
@@ -161,6 +162,23 @@ TEST(ConfigTest, ADirectoryOfTheCommandLineMayHaveADevice) {
   EXPECT_EQ(config->nvme().directory_settings(0).device(), "/dev/b");
   flags.nvme_directories = {"/c,device=d"};
   EXPECT_THAT(CheckFlags(flags).message(), HasSubstr("--nvme-dir: device d"));
+}
+
+TEST(ConfigTest, JobsSleepBelowTheFirstDiskUnlessTheConfigurationSaysWhere) {
+  v1::DaemonConfig config = DefaultConfig(kRoot);
+  EXPECT_EQ(SleepDirectoryOf(config), "");
+  config.mutable_nvme()->add_directories("/a");
+  config.mutable_nvme()->add_directories("/b");
+  EXPECT_EQ(SleepDirectoryOf(config), "/a/asleep");
+  ConfigFlags flags;
+  flags.sleep_directory = "/c";
+  const auto parsed =
+      ParseConfig("nvme: {directories: [/a]}", "f.yaml", flags, kRoot);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(SleepDirectoryOf(*parsed), "/c");
+  flags.sleep_directory = "c";
+  EXPECT_THAT(CheckFlags(flags).message(),
+              HasSubstr("--sleep-dir: must be an absolute path"));
 }
 
 TEST(ConfigTest, ScrubsComeOnceAWeekAndCanBeTurnedOff) {

@@ -17,6 +17,7 @@
 #include "server/accept/hello_check.h"
 #include "server/config/nvme_directory.h"
 #include "server/os/private_directory.h"
+#include "server/supervisor/sleep/record_sync.h"
 #include "storage/block_device/extents.h"
 #include "storage/disk_folder.h"
 #include "storage/tmpfs_info.h"
@@ -154,9 +155,32 @@ bool DiskDirectories::IsDurable(const std::string& name) const {
   });
 }
 
+absl::Status DiskDirectories::CheckNotAsleep(const std::string& name) const {
+  for (const std::string& path : paths_) {
+    const std::string note =
+        storage::DiskFolder(path, name) + storage::kDiskAsleepFile;
+    if (!storage::MayExist(note)) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job \"", name, "\" is asleep in ",
+        storage::ReadDiskText(note).value_or("a folder"),
+        ", where this daemon did not find it: mount its disk, set "
+        "sleep_directory as it was, and start the daemon again; or, when that "
+        "folder is lost, remove ",
+        note));
+  }
+  return absl::OkStatus();
+}
+
+void DiskDirectories::ForgetSleep(const std::string& name) const {
+  for (const std::string& path : paths_) {
+    ForgetSleepIn(storage::DiskFolder(path, name));
+  }
+}
+
 absl::Status DiskDirectories::CheckMayCreate(const std::string& name,
                                              uid_t owner) const {
   OPTSTATE_RETURN_IF_ERROR(CheckInPlace());
+  OPTSTATE_RETURN_IF_ERROR(CheckNotAsleep(name));
   if (!IsDurable(name)) return absl::OkStatus();
   const std::string folder = storage::DiskFolder(paths_[0], name);
   const absl::StatusOr<std::optional<uint32_t>> on_disk =
@@ -204,6 +228,11 @@ void DiskDirectories::RemoveEnded(
     const std::function<bool(const std::string&)>& is_known) {
   for (const std::string& name : Jobs()) {
     if (is_known(name) || IsDurable(name)) continue;
+    const absl::Status awake = CheckNotAsleep(name);
+    if (!awake.ok()) {
+      spdlog::error("left alone: {}", awake.ToString());
+      continue;
+    }
     size_t used = 0;
     while (used < paths_.size() &&
            !storage::IsDiskFolderInUse(storage::DiskFolder(paths_[used], name),

@@ -50,15 +50,20 @@ class DiskDirectories {
   // Returns whether a folder of this name may be there.
   bool HasFolder(const std::string& name) const;
   bool IsDurable(const std::string& name) const;
+  // FAILED_PRECONDITION: the job's folder says that the rest of the job is
+  // asleep (sleep/record_sync.h), and where.
+  absl::Status CheckNotAsleep(const std::string& name) const;
+  // Removes what a crash has left that says so, of a job that is awake.
+  void ForgetSleep(const std::string& name) const;
   // Checks that a user may have a job of this name made. PERMISSION_DENIED: it
   // has a durable job of another user. FAILED_PRECONDITION: of one that is not
-  // known, or as CheckInPlace.
+  // known, or as CheckInPlace and CheckNotAsleep.
   absl::Status CheckMayCreate(const std::string& name, uid_t owner) const;
 
   // Returns the owners, by name, of the jobs that may have a durable step.
   std::map<std::string, uid_t, std::less<>> DurableJobs() const;
-  // Removes the folders of jobs that are not durable, unless `is_known` or the
-  // rest of their state may be somewhere.
+  // Removes the folders of jobs that are neither durable nor asleep, unless
+  // `is_known` or the rest of their state may be somewhere.
   void RemoveEnded(const std::function<bool(const std::string&)>& is_known);
 
   // Frees the name of a job, durably: returns the new paths of its folders, for

@@ -85,14 +85,71 @@ void JobRegistry::LoadEntry(const std::string& name) {
   jobs_[name] = *owner;
 }
 
+void JobRegistry::UseSleepDirectory(SleepDirectory sleep) {
+  sleep_ = std::move(sleep);
+  CopyControl control;
+  for (const auto& [name, owner] : jobs_) {
+    const SleepPlace place = {.job = name,
+                              .uid = owner,
+                              .job_directory = JobDirectory(name),
+                              .folder = sleep_.FolderOf(name)};
+    const absl::Status settled = SettleSleep(place, &control).status();
+    if (!settled.ok()) spdlog::error("job {}: {}", name, settled.ToString());
+  }
+  for (const v1::SleepManifest& manifest : sleep_.Jobs()) {
+    const std::string& name = manifest.job();
+    if (jobs_.contains(name)) continue;
+    const absl::Status made =
+        MakeDirectory(name, manifest.uid(), sleep_.FolderOf(name));
+    if (made.ok()) {
+      jobs_[name] = manifest.uid();
+      spdlog::info("job {}: found asleep", name);
+    } else {
+      spdlog::error("job {}: found asleep, and cannot be listed: {}", name,
+                    made.ToString());
+    }
+  }
+}
+
+std::string JobRegistry::SleepFolder(const std::string& name) const {
+  const absl::StatusOr<std::string> folder =
+      storage::ReadDiskText(JobDirectory(name) + kAsleepFile);
+  return folder.ok() ? *folder : "";
+}
+
+SleepPlace JobRegistry::SleepPlaceOf(const std::string& name) const {
+  return {.job = name,
+          .uid = jobs_.at(name),
+          .job_directory = JobDirectory(name),
+          .folder = SleepFolder(name)};
+}
+
+absl::StatusOr<SleepPlace> JobRegistry::FindSleepPlace(
+    const std::string& name) {
+  OPTSTATE_RETURN_IF_ERROR(CheckDisksOf(name));
+  OPTSTATE_RETURN_IF_ERROR(sleep_.CheckUsable());
+  SleepPlace place = SleepPlaceOf(name);
+  place.folder = sleep_.FolderOf(name);
+  return place;
+}
+
 void JobRegistry::UseDisks(DiskDirectories disks) {
   disks_ = std::move(disks);
+  for (const auto& [name, owner] : jobs_) {
+    if (SleepFolder(name).empty()) disks_.ForgetSleep(name);
+  }
   for (const auto& [name, owner] : disks_.DurableJobs()) {
     const auto found = jobs_.find(name);
     if (found != jobs_.end()) {
       if (found->second == owner) continue;
       spdlog::error("job {}: of uid {}, and on disk of uid {}", name,
                     found->second, owner);
+      continue;
+    }
+    // Its last durable step may be older than what sleeps.
+    const absl::Status awake = disks_.CheckNotAsleep(name);
+    if (!awake.ok()) {
+      spdlog::error("left alone: {}", awake.ToString());
       continue;
     }
     jobs_[name] = owner;
@@ -142,8 +199,8 @@ absl::Status JobRegistry::Create(const std::string& name, uid_t owner) {
   return absl::OkStatus();
 }
 
-absl::Status JobRegistry::MakeDirectory(const std::string& name,
-                                        uid_t owner) const {
+absl::Status JobRegistry::MakeDirectory(const std::string& name, uid_t owner,
+                                        const std::string& sleep_folder) const {
   const std::string fresh = JobDirectory(absl::StrCat(kNewPrefix, name));
   OPTSTATE_RETURN_IF_ERROR(os::RemoveTree(fresh));
   if (::mkdir(fresh.c_str(), 0700) != 0) {
@@ -152,6 +209,9 @@ absl::Status JobRegistry::MakeDirectory(const std::string& name,
   absl::Cleanup remove = [&fresh] { (void)os::RemoveTree(fresh); };
   OPTSTATE_RETURN_IF_ERROR(os::CreateSmallFile(
       absl::StrCat(fresh, "/", kOwnerFile), absl::StrCat(owner, "\n")));
+  if (!sleep_folder.empty()) {
+    OPTSTATE_RETURN_IF_ERROR(MarkAsleep(fresh, sleep_folder));
+  }
   const std::string path = JobDirectory(name);
   // The rename fails when a non-empty directory has the name already.
   if (::rename(fresh.c_str(), path.c_str()) != 0) {
@@ -167,6 +227,7 @@ absl::StatusOr<std::vector<std::string>> JobRegistry::Discard(
     return absl::NotFoundError(absl::StrCat("no job \"", name, "\""));
   }
   const bool uses_disk = UsesDisk(name);
+  const std::string sleep_folder = SleepFolder(name);
   const std::string path = JobDirectory(name);
   std::string discarded =
       JobDirectory(absl::StrCat(kDeletedPrefix, ++discarded_));
@@ -174,6 +235,15 @@ absl::StatusOr<std::vector<std::string>> JobRegistry::Discard(
     return OsError(errno, absl::StrCat("rename ", path, " to ", discarded));
   }
   std::vector<std::string> all;
+  if (!sleep_folder.empty()) {
+    const absl::StatusOr<std::string> old = DiscardFolder(sleep_folder);
+    if (old.ok()) {
+      all.push_back(*old);
+    } else if (!absl::IsNotFound(old.status())) {
+      ::rename(discarded.c_str(), path.c_str());
+      return old.status();
+    }
+  }
   if (uses_disk) {
     auto on_disks = disks_.Discard(name);
     if (!on_disks.ok()) {
@@ -181,7 +251,7 @@ absl::StatusOr<std::vector<std::string>> JobRegistry::Discard(
       ::rename(discarded.c_str(), path.c_str());
       return on_disks.status();
     }
-    all = *std::move(on_disks);
+    all.insert(all.end(), on_disks->begin(), on_disks->end());
   }
   all.push_back(std::move(discarded));
   jobs_.erase(name);

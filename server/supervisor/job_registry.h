@@ -14,6 +14,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "server/supervisor/disk_directories.h"
+#include "server/supervisor/sleep/job_sleeper.h"
+#include "server/supervisor/sleep/sleep_directory.h"
 
 namespace optstate::supervisor {
 
@@ -21,6 +23,7 @@ namespace optstate::supervisor {
 //
 //   JOBS/NAME/          the job's directory; its engine's files lie here
 //   JOBS/NAME/owner     the owner's uid, in decimal
+//   JOBS/NAME/asleep    of a sleeping job, see sleep/job_sleeper.h
 //   JOBS/.new-NAME/     being created: renamed to NAME when complete
 //   JOBS/.deleted-N/    being removed: renamed first, so that half a job never
 //                       has a job's name
@@ -31,6 +34,17 @@ class JobRegistry {
   // Creates `directory` when needed, removes what a crash left half done and
   // reads every job. A directory that is no job is left alone and logged.
   static absl::StatusOr<JobRegistry> Open(const std::string& directory);
+
+  // Puts jobs to sleep here: finds out which jobs are asleep, and adds those
+  // that have no directory, as after a reboot. Called before UseDisks(), which
+  // would begin such a job at its last durable step.
+  void UseSleepDirectory(SleepDirectory sleep);
+  // Returns where a sleeping job is; empty: it is awake.
+  std::string SleepFolder(const std::string& name) const;
+  SleepPlace SleepPlaceOf(const std::string& name) const;
+  // Returns where a job that is awake can be put to sleep. FAILED_PRECONDITION:
+  // nowhere, and why.
+  absl::StatusOr<SleepPlace> FindSleepPlace(const std::string& name);
 
   // Keeps jobs' files on these disks as well: adds each job that has a durable
   // step there and no directory here, as after a reboot, and removes what is
@@ -64,13 +78,16 @@ class JobRegistry {
 
   absl::Status Load();
   void LoadEntry(const std::string& name);
-  absl::Status MakeDirectory(const std::string& name, uid_t owner) const;
+  // `sleep_folder`: where the job is asleep; empty: it is awake.
+  absl::Status MakeDirectory(const std::string& name, uid_t owner,
+                             const std::string& sleep_folder = "") const;
   bool UsesDisk(const std::string& name) const;
 
   std::string directory_;
   std::map<std::string, uid_t, std::less<>> jobs_;
   uint64_t discarded_ = 0;
   DiskDirectories disks_;
+  SleepDirectory sleep_;
 };
 
 }  // namespace optstate::supervisor

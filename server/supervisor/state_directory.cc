@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/os/private_directory.h"
+#include "server/supervisor/sleep/sleep_directory.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -67,6 +68,8 @@ absl::StatusOr<StateDirectory> StateDirectory::Open(
                             JobRegistry::Open(path + kJobsName));
   OPTSTATE_ASSIGN_OR_RETURN(DiskDirectories disks,
                             DiskDirectories::Open(config.nvme()));
+  OPTSTATE_ASSIGN_OR_RETURN(SleepDirectory sleep, SleepDirectory::Open(config));
+  registry.UseSleepDirectory(std::move(sleep));
   registry.UseDisks(std::move(disks));
   OPTSTATE_ASSIGN_OR_RETURN(const storage::TmpfsInfo info,
                             storage::InspectDirectory(path));

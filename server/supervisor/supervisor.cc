@@ -62,7 +62,9 @@ Supervisor::Supervisor(os::EventLoop* loop, Options options,
       options_(std::move(options)),
       callbacks_(std::move(callbacks)),
       registry_(std::move(registry)),
-      shares_(CoreShares::Find(options_.config.engine())) {}
+      shares_(CoreShares::Find(options_.config.engine())),
+      sleeping_(loop, options_.config,
+                [this](const std::string& name) { StartAwake(name); }) {}
 
 void Supervisor::Start() {
   draining_ = HasDrainMarker(options_.config.state_dir());
@@ -74,7 +76,13 @@ void Supervisor::Start() {
     observe::NoteNodeEvent(v1::EVENT_SEVERITY_WARNING, "drain_begun", text);
   }
   spdlog::info("jobs share the cores by {}", shares_.description());
-  for (const auto& [name, uid] : registry_.jobs()) StartHost(name, uid);
+  for (const auto& [name, uid] : registry_.jobs()) {
+    if (registry_.SleepFolder(name).empty()) {
+      StartHost(name, uid);
+    } else {
+      sleeping_.Add(registry_.SleepPlaceOf(name));
+    }
+  }
   options_.kept.clear();  // segments of jobs that are gone
 }
 
@@ -105,6 +113,12 @@ absl::Status Supervisor::Route(Waiting* waiting) {
     // The peer gets no answer: it connects again, perhaps to the next daemon.
     waiting->fd.reset();
     return absl::OkStatus();
+  }
+  if (sleeping_.Has(waiting->adopt.hello().job())) {
+    const std::string& name = waiting->adopt.hello().job();
+    OPTSTATE_RETURN_IF_ERROR(
+        CheckMayJoinJob(name, sleeping_.uid(name), waiting->adopt.peer_uid()));
+    return sleeping_.RefuseRank(name);
   }
   // A rank whose engine has died comes back to its open step: for existing
   // jobs, the engine distinguishes new ranks.
@@ -142,7 +156,8 @@ absl::StatusOr<JobHost*> Supervisor::FindOrCreate(const Waiting& waiting) {
 absl::Status Supervisor::CheckRoomForJob(
     const accept::PeerCredentials& peer) const {
   Counts jobs;
-  jobs.all = hosts_.size();
+  jobs.all = hosts_.size() + sleeping_.Names().size();
+  jobs.of_user = sleeping_.CountOf(peer.uid);
   for (const auto& [name, host] : hosts_) {
     if (host->uid() == peer.uid) ++jobs.of_user;
   }
@@ -259,6 +274,9 @@ void Supervisor::OnStopped(const std::string& name, bool over) {
   const std::unique_ptr<JobHost> host =
       std::move(hosts_.extract(name).mapped());
   WakeEngineWaiters(name, NoJob(name));
+  if (sleeping_.IsStopping(name) && OnStoppedToSleep(host.get(), over)) {
+    return Reroute(host->TakeWaiting());
+  }
   auto held = held_.extract(name);
   Held held_by = held.empty() ? Held{} : std::move(held.mapped());
   const bool is_delete = held_by.deleted != nullptr;
@@ -304,6 +322,7 @@ void Supervisor::Reroute(std::deque<Waiting> waiting) {
 void Supervisor::Stop(std::function<void()> done,
                       std::function<void()> on_progress) {
   stopping_ = true;
+  sleeping_.Cancel();
   if (hosts_.empty()) return done();
   on_all_stopped_ = std::move(done);
   on_stop_progress_ = std::move(on_progress);
@@ -345,7 +364,11 @@ absl::Status Supervisor::SetDraining(bool draining) {
 std::vector<JobSummary> Supervisor::Jobs() {
   std::vector<JobSummary> jobs;
   RunInLoop([this, &jobs] {
-    for (const auto& [name, host] : hosts_) jobs.push_back(Summarize(*host));
+    for (const auto& [name, host] : hosts_) {
+      jobs.push_back(Summarize(*host));
+      jobs.back().sleep = sleeping_.StateOf(name);
+    }
+    AddSleepingJobs(&jobs);
   });
   return jobs;
 }
@@ -360,7 +383,9 @@ absl::StatusOr<JobHost*> Supervisor::FindToChange(const std::string& name,
                                                   uid_t uid) {
   const auto found = hosts_.find(name);
   if (found == hosts_.end()) {
-    return NoJob(name);
+    if (!sleeping_.Has(name)) return NoJob(name);
+    OPTSTATE_RETURN_IF_ERROR(CheckMayChangeJob(name, sleeping_.uid(name), uid));
+    return sleeping_.WhyNoEngine(name);
   }
   OPTSTATE_RETURN_IF_ERROR(CheckMayChangeJob(name, found->second->uid(), uid));
   return found->second.get();
@@ -381,7 +406,7 @@ absl::Status Supervisor::RecoverJob(const std::string& name, uid_t uid,
 
 void Supervisor::AddEngineWaiter(const std::string& name, EngineWaiter waiter) {
   const auto found = hosts_.find(name);
-  if (found == hosts_.end()) return waiter(NoJob(name));
+  if (found == hosts_.end()) return waiter(WhyNoHost(name));
   const JobHost& host = *found->second;
   switch (host.state()) {
     case JobHost::State::kRunning:
@@ -393,57 +418,19 @@ void Supervisor::AddEngineWaiter(const std::string& name, EngineWaiter waiter) {
   }
 }
 
-void Supervisor::WakeEngineWaiters(
-    const std::string& name, const absl::StatusOr<std::string>& executable) {
-  while (true) {
-    auto node = engine_waiters_.extract(name);
-    if (node.empty()) return;
-    node.mapped()(executable);
-  }
-}
-
-absl::StatusOr<std::string> Supervisor::AwaitEngineAfter(
-    const std::string& name, absl::Time deadline,
-    const std::function<absl::Status(JobHost*)>& begin) {
-  struct Outcome {
-    absl::Notification done;
-    absl::StatusOr<std::string> executable;
-  };
-  const auto outcome = std::make_shared<Outcome>();
-  RunInLoop([&] {
-    const auto found = hosts_.find(name);
-    const absl::Status begun =
-        found == hosts_.end() ? NoJob(name) : begin(found->second.get());
-    const auto finish =
-        [outcome](const absl::StatusOr<std::string>& executable) {
-          outcome->executable = executable;
-          outcome->done.Notify();
-        };
-    if (!begun.ok()) return finish(begun);
-    AddEngineWaiter(name, finish);
-  });
-  if (outcome->done.WaitForNotificationWithDeadline(deadline)) {
-    return outcome->executable;
-  }
-  return absl::DeadlineExceededError(
-      absl::StrCat("the engine of job \"", name, "\" is not ready yet"));
-}
-
-absl::StatusOr<std::string> Supervisor::AwaitEngine(const std::string& name,
-                                                    absl::Time deadline) {
-  return AwaitEngineAfter(name, deadline,
-                          [](JobHost*) { return absl::OkStatus(); });
-}
-
-absl::Status Supervisor::ReplaceEngine(const std::string& name,
-                                       absl::Time deadline) {
-  return AwaitEngineAfter(name, deadline,
-                          [](JobHost* host) { return host->ReplaceEngine(); })
-      .status();
-}
-
 absl::Status Supervisor::HoldJobInLoop(const std::string& name, uid_t uid) {
+  if (sleeping_.Has(name)) {
+    OPTSTATE_RETURN_IF_ERROR(CheckMayChangeJob(name, sleeping_.uid(name), uid));
+    OPTSTATE_RETURN_IF_ERROR(sleeping_.CheckIdle(name));
+    if (held_.contains(name)) {
+      return absl::UnavailableError(
+          absl::StrCat("job \"", name, "\" is being deleted already"));
+    }
+    held_[name] = nullptr;
+    return absl::OkStatus();
+  }
   OPTSTATE_ASSIGN_OR_RETURN(JobHost* const host, FindToChange(name, uid));
+  OPTSTATE_RETURN_IF_ERROR(sleeping_.CheckIdle(name));
   if (held_.contains(name) || host->state() == JobHost::State::kStopping) {
     return absl::UnavailableError(
         absl::StrCat("job \"", name, "\" is being deleted or stopped already"));
@@ -470,6 +457,14 @@ absl::Status Supervisor::DeleteHeldJob(const std::string& name,
   const auto outcome = std::make_shared<Outcome>();
   RunInLoop([this, &name, outcome] {
     const auto found = hosts_.find(name);
+    if (sleeping_.Has(name)) {
+      sleeping_.Forget(name);
+      held_.erase(name);
+      return RemoveJob(name, [outcome](const absl::Status& status) {
+        outcome->status = status;
+        outcome->done.Notify();
+      });
+    }
     if (found == hosts_.end()) {  // it ended by itself, and is removed
       outcome->done.Notify();
       return;

@@ -24,6 +24,7 @@
 #include "server/supervisor/job_registry.h"
 #include "server/supervisor/kept_segments.h"
 #include "server/supervisor/session_ledger.h"
+#include "server/supervisor/sleep/sleeping_jobs.h"
 #include "server/supervisor/supervisor_control.h"
 #include "server/supervisor/user_limits.h"
 
@@ -89,6 +90,10 @@ class Supervisor : public SupervisorControl {
   void ReleaseJob(const std::string& name) override;
   absl::Status DeleteHeldJob(const std::string& name,
                              absl::Time deadline) override;
+  absl::StatusOr<std::shared_ptr<SleepOperation>> PutToSleep(
+      const std::string& name, pid_t engine) override;
+  absl::StatusOr<std::shared_ptr<SleepOperation>> WakeJob(
+      const std::string& name, uid_t uid) override;
   absl::Status RecoverJob(const std::string& name, uid_t uid,
                           pid_t failed_engine, bool to_durable) override;
   absl::StatusOr<std::string> AwaitEngine(const std::string& name,
@@ -138,6 +143,18 @@ class Supervisor : public SupervisorControl {
   // Finds a job that `uid` may change. NOT_FOUND, or PERMISSION_DENIED.
   absl::StatusOr<JobHost*> FindToChange(const std::string& name, uid_t uid);
   absl::Status HoldJobInLoop(const std::string& name, uid_t uid);
+  // Returns why a job that has no JobHost has no engine: it is asleep, or there
+  // is none of that name.
+  absl::Status WhyNoHost(const std::string& name) const;
+  absl::StatusOr<std::shared_ptr<SleepOperation>> PutToSleepInLoop(
+      const std::string& name, pid_t engine);
+  absl::StatusOr<std::shared_ptr<SleepOperation>> WakeJobInLoop(
+      const std::string& name, uid_t uid);
+  void AddSleepingJobs(std::vector<JobSummary>* jobs) const;
+  // Goes on with a job that is being put to sleep, now without an engine.
+  // Returns false when the job has ended, and OnStopped() goes on.
+  bool OnStoppedToSleep(JobHost* host, bool over);
+  void StartAwake(const std::string& name);
 
   os::EventLoop* const loop_;
   Options options_;
@@ -152,6 +169,7 @@ class Supervisor : public SupervisorControl {
   bool stopping_ = false;
   std::function<void()> on_all_stopped_;
   std::function<void()> on_stop_progress_;
+  SleepingJobs sleeping_;
   os::TreeRemover remover_;  // destroyed first: its callbacks use the rest
 };
 

@@ -5,12 +5,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "optstate/v1/admin.pb.h"
+#include "server/supervisor/sleep/sleep_operation.h"
 
 namespace optstate::supervisor {
 
@@ -24,6 +28,9 @@ struct JobSummary {
   uint32_t restarts = 0;
   size_t kept_count = 0;  // ranks whose gradients would outlive the engine
   std::string directory;
+  // Set while the job is asleep, or on its way to it or from it. It is asleep
+  // when this names a directory.
+  std::optional<v1::SleepState> sleep = std::nullopt;
 };
 
 // The supervisor, as the Admin service controls it.
@@ -47,6 +54,17 @@ class SupervisorControl {
   // deletion goes on, and will be completed.
   virtual absl::Status DeleteHeldJob(const std::string& name,
                                      absl::Time deadline) = 0;
+
+  // Begins to put a held job to sleep, whose engine runs with this pid; the
+  // operation goes on by itself, and ends the hold. FAILED_PRECONDITION: the
+  // job has no such engine, gradients are kept, or there is no directory to
+  // sleep in; then the hold stays.
+  virtual absl::StatusOr<std::shared_ptr<SleepOperation>> PutToSleep(
+      const std::string& name, pid_t engine) = 0;
+  // Begins to wake a job. NOT_FOUND; PERMISSION_DENIED; FAILED_PRECONDITION:
+  // it is not asleep; UNAVAILABLE: it is on its way, or being deleted.
+  virtual absl::StatusOr<std::shared_ptr<SleepOperation>> WakeJob(
+      const std::string& name, uid_t uid) = 0;
 
   // Starts the engine of a FAILED job again. A job whose engine runs is FAILED
   // when that engine says so: then `failed_engine` is the pid that the engine

@@ -44,6 +44,9 @@ void SupervisorHarness::Start() {
   ASSERT_TRUE(registry.ok()) << registry.status();
   auto disks = DiskDirectories::Open(config_.nvme());
   ASSERT_TRUE(disks.ok()) << disks.status();
+  auto sleep = SleepDirectory::Open(config_);
+  ASSERT_TRUE(sleep.ok()) << sleep.status();
+  registry->UseSleepDirectory(*std::move(sleep));
   registry->UseDisks(*std::move(disks));
   supervisor_ = std::make_unique<Supervisor>(
       loop_.get(),

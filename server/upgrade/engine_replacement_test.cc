@@ -77,6 +77,14 @@ class FakeControl : public supervisor::SupervisorControl {
   absl::Status DeleteHeldJob(const std::string&, absl::Time) override {
     return absl::OkStatus();
   }
+  absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> PutToSleep(
+      const std::string&, pid_t) override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> WakeJob(
+      const std::string&, uid_t) override {
+    return absl::UnimplementedError("");
+  }
   absl::Status RecoverJob(const std::string&, uid_t, pid_t, bool) override {
     return absl::OkStatus();
   }

@@ -1,0 +1,289 @@
+// Jobs that are put to sleep and woken, with a supervisor that stops and dies
+// in between.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "server/supervisor/sleep/job_sleeper.h"
+#include "server/supervisor/sleep/sleep_operation.h"
+#include "server/supervisor/supervisor_fixture.h"
+#include "server/supervisor/supervisor_harness.h"
+#include "storage/tmpfs_info.h"
+
+namespace optstate::supervisor {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class SupervisorSleepTest : public SupervisorTest {
+ protected:
+  void SetUp() override {
+    disk_ = testing::TempDir() + "/supervisor_sleep-XXXXXX";
+    ASSERT_NE(::mkdtemp(disk_.data()), nullptr);
+    const auto info = storage::InspectDirectory(disk_);
+    ASSERT_TRUE(info.ok()) << info.status();
+    if (info->is_tmpfs) GTEST_SKIP() << disk_ << " is in memory";
+    harness_.config().set_sleep_directory(disk_);
+  }
+  void TearDown() override { fs::remove_all(disk_); }
+
+  // Makes a job with a file of state, to which no rank is attached.
+  void MakeJob(const std::string& job) {
+    MustOpen(job);
+    fs::create_directories(harness_.JobDirectory(job) + "/state");
+    std::ofstream(StateFile(job)) << "state of " << job;
+    ASSERT_TRUE(SupervisorHarness::Eventually([&] {
+      const auto found = harness_.Find(job);
+      return found.has_value() && found->engine_pid != 0;
+    }));
+  }
+  std::string StateFile(const std::string& job) const {
+    return harness_.JobDirectory(job) + "/state/control";
+  }
+  bool HasState(const std::string& job) const {
+    std::ifstream file(StateFile(job));
+    std::string text(std::istreambuf_iterator<char>(file), {});
+    return text == "state of " + job;
+  }
+
+  absl::StatusOr<std::shared_ptr<SleepOperation>> BeginSleep(
+      const std::string& job) {
+    Supervisor& supervisor = harness_.supervisor();
+    const absl::Status held = supervisor.HoldJob(job, ::geteuid());
+    if (!held.ok()) return held;
+    const auto found = harness_.Find(job);
+    auto operation =
+        supervisor.PutToSleep(job, found.has_value() ? found->engine_pid : 0);
+    if (!operation.ok()) supervisor.ReleaseJob(job);
+    return operation;
+  }
+  static absl::Status End(
+      const absl::StatusOr<std::shared_ptr<SleepOperation>>& operation) {
+    if (!operation.ok()) return operation.status();
+    if (!(*operation)->AwaitEnd(absl::Now() + SupervisorHarness::kPatience)) {
+      return absl::DeadlineExceededError("the operation does not end");
+    }
+    return (*operation)->status();
+  }
+  absl::Status Sleep(const std::string& job) { return End(BeginSleep(job)); }
+  absl::Status Wake(const std::string& job) {
+    return End(harness_.supervisor().WakeJob(job, ::geteuid()));
+  }
+  bool IsAsleep(const std::string& job) {
+    const auto found = harness_.Find(job);
+    return found.has_value() && found->sleep.has_value() &&
+           found->sleep->directory() == disk_ + "/jobs/" + job &&
+           found->sleep->progress().empty() && found->engine_pid == 0;
+  }
+
+  std::string disk_;
+};
+
+TEST_F(SupervisorSleepTest, AJobSleepsAndWakes) {
+  harness_.Start();
+  MakeJob("a");
+  const absl::Status slept = Sleep("a");
+  ASSERT_TRUE(slept.ok()) << slept;
+  EXPECT_TRUE(IsAsleep("a"));
+  EXPECT_FALSE(Exists(StateFile("a")));
+  const absl::Status refused = harness_.Open("a").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("optctl wake a"));
+  const absl::Status woken = Wake("a");
+  ASSERT_TRUE(woken.ok()) << woken;
+  EXPECT_TRUE(HasState("a"));
+  EXPECT_FALSE(IsAsleep("a"));
+  EXPECT_FALSE(Exists(disk_ + "/jobs/a"));
+  EXPECT_NE(MustOpen("a").engine_pid, 0u);
+  EXPECT_TRUE(absl::IsFailedPrecondition(Wake("a")));
+}
+
+TEST_F(SupervisorSleepTest, AJobSleepsOverARestartAndAKill) {
+  harness_.Start();
+  MakeJob("a");
+  ASSERT_TRUE(Sleep("a").ok());
+  harness_.Stop();
+  harness_.Start();
+  EXPECT_TRUE(IsAsleep("a"));
+  harness_.Abandon();
+  harness_.Start();
+  EXPECT_TRUE(IsAsleep("a"));
+  EXPECT_TRUE(Wake("a").ok());
+  EXPECT_TRUE(HasState("a"));
+}
+
+TEST_F(SupervisorSleepTest, AJobSleepsOverALossOfMemory) {
+  harness_.Start();
+  MakeJob("a");
+  MakeJob("b");
+  ASSERT_TRUE(Sleep("a").ok());
+  harness_.Stop();
+  fs::remove_all(harness_.JobDirectory("a"));
+  fs::remove_all(harness_.JobDirectory("b"));
+  harness_.Start();
+  EXPECT_TRUE(IsAsleep("a"));
+  EXPECT_FALSE(harness_.Find("b").has_value());
+  EXPECT_TRUE(Wake("a").ok());
+  EXPECT_TRUE(HasState("a"));
+}
+
+TEST_F(SupervisorSleepTest, ASleepingJobIsDeletedWithItsFiles) {
+  harness_.Start();
+  MakeJob("a");
+  ASSERT_TRUE(Sleep("a").ok());
+  Supervisor& supervisor = harness_.supervisor();
+  ASSERT_TRUE(supervisor.HoldJob("a", ::geteuid()).ok());
+  EXPECT_TRUE(absl::IsUnavailable(Wake("a")));
+  supervisor.ReleaseJob("a");
+  ASSERT_TRUE(supervisor.HoldJob("a", ::geteuid()).ok());
+  const absl::Status deleted =
+      supervisor.DeleteHeldJob("a", absl::Now() + SupervisorHarness::kPatience);
+  EXPECT_TRUE(deleted.ok()) << deleted;
+  EXPECT_FALSE(harness_.Find("a").has_value());
+  EXPECT_FALSE(Exists(disk_ + "/jobs/a"));
+  EXPECT_FALSE(Exists(disk_ + "/jobs/.old-a"));
+  // The name is free.
+  MakeJob("a");
+}
+
+TEST_F(SupervisorSleepTest, OperationsOnASleepingJobAreRefused) {
+  harness_.Start();
+  MakeJob("a");
+  ASSERT_TRUE(Sleep("a").ok());
+  Supervisor& supervisor = harness_.supervisor();
+  const absl::Status recovered =
+      supervisor.RecoverJob("a", ::geteuid(), 0, /*to_durable=*/false);
+  EXPECT_TRUE(absl::IsFailedPrecondition(recovered)) << recovered;
+  EXPECT_THAT(std::string(recovered.message()), HasSubstr("asleep"));
+  const absl::Time soon = absl::Now() + SupervisorHarness::kPatience;
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(supervisor.AwaitEngine("a", soon).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(supervisor.ReplaceEngine("a", soon)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(Sleep("a")));
+  if (::geteuid() == 0) {
+    EXPECT_TRUE(supervisor.WakeJob("a", 4711).status().code() ==
+                absl::StatusCode::kPermissionDenied);
+  }
+}
+
+TEST_F(SupervisorSleepTest, ADamagedJobStaysAsleep) {
+  harness_.Start();
+  MakeJob("a");
+  ASSERT_TRUE(Sleep("a").ok());
+  const std::string copy = disk_ + "/jobs/a/files/state/control";
+  std::ofstream(copy) << "State of a";
+  const absl::Status damaged = Wake("a");
+  EXPECT_TRUE(absl::IsDataLoss(damaged)) << damaged;
+  EXPECT_THAT(std::string(damaged.message()), HasSubstr(copy));
+  EXPECT_TRUE(IsAsleep("a"));
+  std::ofstream(copy) << "state of a";
+  EXPECT_TRUE(Wake("a").ok());
+  EXPECT_TRUE(HasState("a"));
+}
+
+TEST_F(SupervisorSleepTest, TooLittleMemoryLeavesTheJobAsleep) {
+  harness_.Start();
+  MakeJob("a");
+  ASSERT_TRUE(Sleep("a").ok());
+  harness_.Stop();
+  harness_.config().mutable_limits()->set_job_state_bytes_max(1);
+  harness_.Start();
+  const absl::Status refused = Wake("a");
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_TRUE(IsAsleep("a"));
+  harness_.Stop();
+  harness_.config().mutable_limits()->set_job_state_bytes_max(0);
+  harness_.Start();
+  EXPECT_TRUE(Wake("a").ok());
+}
+
+TEST_F(SupervisorSleepTest, GradientsThatAreKeptKeepAJobAwake) {
+  harness_.Start();
+  const TestSession session = MustOpen("keeps");
+  ASSERT_TRUE(SupervisorHarness::Eventually([&] {
+    const auto found = harness_.Find("keeps");
+    return found.has_value() && found->kept_count == 1;
+  }));
+  const absl::Status refused = Sleep("keeps");
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("gradients"));
+}
+
+TEST_F(SupervisorSleepTest, AnErrorOfTheDiskLeavesTheJobAwake) {
+  harness_.Start();
+  MakeJob("a");
+  // The name is taken, by what is no job.
+  fs::create_directories(disk_ + "/jobs/a");
+  const absl::Status refused = Sleep("a");
+  EXPECT_FALSE(refused.ok());
+  ASSERT_TRUE(SupervisorHarness::Eventually([&] {
+    const auto found = harness_.Find("a");
+    return found.has_value() && found->engine_pid != 0;
+  }));
+  EXPECT_TRUE(HasState("a"));
+  EXPECT_NE(MustOpen("a").engine_pid, 0u);
+}
+
+TEST_F(SupervisorSleepTest, ADaemonWithoutADirectorySaysWhatToSet) {
+  harness_.config().clear_sleep_directory();
+  harness_.Start();
+  MakeJob("a");
+  const absl::Status refused = Sleep("a");
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("sleep_directory"));
+  EXPECT_NE(MustOpen("a").engine_pid, 0u);
+}
+
+// What a sleeping job has on the disks of records outlives a daemon that does
+// not find the rest of the job.
+TEST_F(SupervisorSleepTest, RecordsOfASleepingJobThatIsNotFoundAreLeftAlone) {
+  const std::string nvme = disk_ + "/nvme";
+  ASSERT_TRUE(fs::create_directory(nvme));
+  fs::permissions(nvme, fs::perms::owner_all);
+  harness_.config().mutable_nvme()->add_directories(nvme);
+  harness_.Start();
+  MakeJob("a");
+  const std::string records = nvme + "/jobs/a/records";
+  fs::create_directory(nvme + "/jobs/a");
+  std::ofstream(records) << "records of a";
+  ASSERT_TRUE(Sleep("a").ok());
+  EXPECT_TRUE(Exists(nvme + "/jobs/a/asleep"));
+  harness_.Stop();
+  fs::remove_all(harness_.JobDirectory("a"));
+  fs::rename(disk_ + "/jobs/a", disk_ + "/elsewhere");
+  harness_.Start();
+  EXPECT_FALSE(harness_.Find("a").has_value());
+  EXPECT_TRUE(Exists(records));
+  const absl::Status refused = harness_.Open("a").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  harness_.Stop();
+  fs::rename(disk_ + "/elsewhere", disk_ + "/jobs/a");
+  harness_.Start();
+  EXPECT_TRUE(IsAsleep("a"));
+  ASSERT_TRUE(Wake("a").ok());
+  EXPECT_TRUE(HasState("a"));
+  EXPECT_TRUE(Exists(records));
+  EXPECT_FALSE(Exists(nvme + "/jobs/a/asleep"));
+}
+
+TEST_F(SupervisorSleepTest, SleepingJobsCountAsJobs) {
+  harness_.config().mutable_limits()->set_jobs_max(1);
+  harness_.Start();
+  MakeJob("a");
+  ASSERT_TRUE(Sleep("a").ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(harness_.Open("b").status()));
+}
+
+}  // namespace
+}  // namespace optstate::supervisor
