@@ -204,6 +204,11 @@ class GrpcAdminClient : public AdminClient {
       return absl::CancelledError("interrupted");
     }
     if (status.ok()) return absl::OkStatus();
+    // A daemon that ends, or makes way, may have no time to say so.
+    if (status.error_code() == grpc::StatusCode::CANCELLED) {
+      return Annotate(absl::UnavailableError("the daemon has ended the call"),
+                      endpoint_.ToString());
+    }
     return Annotate(Explain(status), endpoint_.ToString());
   }
 

@@ -49,7 +49,7 @@ absl::StatusOr<std::string> ReadEvents(AdminClient& client, int interrupt) {
   return lines;
 }
 
-// What there is to be had of a daemon.
+// A daemon, as far as it can be found and answers.
 struct Daemon {
   std::unique_ptr<AdminClient> client;
   absl::StatusOr<v1::ServerStatus> status = absl::UnknownError("");

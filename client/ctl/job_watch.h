@@ -13,7 +13,7 @@
 
 namespace optstate::ctl {
 
-// What a look at a job has found; nullopt: there is no such job.
+// The result of a look at a job; nullopt: there is no such job.
 using JobLook = std::optional<v1::Job>;
 
 // Finds what has changed of a job from one look to the next.
@@ -40,7 +40,7 @@ class JobWatch {
   absl::Time step_told_at_ = absl::InfinitePast();
 };
 
-// What a script waits for.
+// Something that a script waits for.
 struct WatchGoal {
   enum class Kind { kCommittedStep, kPhase, kDeleted };
   Kind kind = Kind::kDeleted;

@@ -78,7 +78,7 @@ std::optional<JournalUnit> UnitInCgroup(absl::string_view cgroup) {
         unit.name.clear();
       }
     }
-    // What a user starts by hand may be in the group of the user's manager.
+    // A program started by hand may be in the group of the user's manager.
     if (!unit.name.empty() && !absl::StartsWith(unit.name, "user@")) {
       return unit;
     }

@@ -70,7 +70,7 @@ absl::Status Run(const Context& context, const LogsOptions& options) {
   if (!options.since.empty()) {
     OPTSTATE_ASSIGN_OR_RETURN(query.since, ParseSince(options.since));
   }
-  // What is wrong with the query is said before the daemon is looked for.
+  // A mistake in the query is said before the daemon is looked for.
   OPTSTATE_RETURN_IF_ERROR(JournalCommand(query).status());
   OPTSTATE_ASSIGN_OR_RETURN(query.unit, FindUnit(context));
   OPTSTATE_ASSIGN_OR_RETURN(std::vector<std::string> command,

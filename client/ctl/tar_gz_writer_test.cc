@@ -1,4 +1,4 @@
-// What the writer writes, as the system's tar reads it.
+// Archives are read by the system's tar.
 
 #include "client/ctl/tar_gz_writer.h"
 
