@@ -1,0 +1,232 @@
+#include "server/scheduler/passes/log_replay.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/cast.h"
+#include "kernels/test_seed.h"
+#include "kernels/update_kernel.h"
+#include "proto/types/dtype.h"
+#include "server/scheduler/gradient_log.h"
+#include "server/scheduler/scheduler_test_job.h"
+#include "server/scheduler/tile_view.h"
+#include "server/scheduler/worker_undo.h"
+
+namespace optstate::scheduler {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A job whose records lag behind devices that are gone, and an equal one that
+// takes the same steps at once. Each run is a tile of the log.
+class LogReplayTest : public ::testing::Test {
+ protected:
+  LogReplayTest() {
+    GradientLog::Room room;
+    ForEachRun(
+        [&](uint32_t p, uint64_t /*run*/, uint64_t /*begin*/, uint64_t numel) {
+          const GradientLog::TileBytes bytes = BytesOf(p, numel);
+          ++room.tiles;
+          room.step_bytes += GradientLog::EntryBytes(bytes.gradient);
+          room.master_bytes += GradientLog::EntryBytes(bytes.own_master);
+        });
+    file_.resize(GradientLog::BytesNeeded(room) / sizeof(uint64_t) + 1);
+    log_ =
+        GradientLog(absl::MakeSpan(reinterpret_cast<std::byte*>(file_.data()),
+                                   file_.size() * sizeof(uint64_t)));
+    log_.Begin(room);
+    ForEachRun([&](uint32_t p, uint64_t run, uint64_t begin, uint64_t numel) {
+      const GradientLog::TileBytes bytes = BytesOf(p, numel);
+      ASSERT_TRUE(log_.AddTile(run, bytes));
+      log_.MarkResident(log_.tiles() - 1, /*step=*/0,
+                        View(lagging_, p, begin, numel).parameter, bytes);
+    });
+  }
+
+  // Calls visit(parameter, run, begin, numel).
+  template <typename Visitor>
+  void ForEachRun(const Visitor& visit) const {
+    const auto count =
+        static_cast<uint32_t>(lagging_.layout().parameters().size());
+    for (uint32_t p = 0; p < count; ++p) {
+      lagging_.plan().ForEachRunOf(
+          p, [&](uint64_t run, uint64_t begin, uint64_t numel) {
+            visit(p, run, begin, numel);
+          });
+    }
+  }
+  GradientLog::TileBytes BytesOf(uint32_t parameter, uint64_t numel) const {
+    const kernels::UpdateKernelKey& key = lagging_.plan().kernel(parameter).key;
+    return {.gradient = numel * SizeInBytes(key.gradient),
+            .own_master = key.master == MasterFormat::kParameter
+                              ? numel * sizeof(float)
+                              : 0};
+  }
+  static kernels::TileView View(const SchedulerTestJob& job, uint32_t parameter,
+                                uint64_t begin, uint64_t numel) {
+    return TileViewOf(job.layout(), job.RecordOf(parameter, begin), parameter,
+                      begin, numel);
+  }
+  // Logs a step for the lagging job, and takes it with the other.
+  void Log(uint64_t step) {
+    uint64_t tile = 0;
+    ForEachRun([&](uint32_t p, uint64_t run, uint64_t begin, uint64_t numel) {
+      const StepPlan::Kernel& kernel = lagging_.plan().kernel(p);
+      kernels::UpdateInput input;
+      input.hyperparams = DefaultHyperparams(OptimizerKind::kAdamW);
+      input.step_count = static_cast<int64_t>(step);
+      input.step = step;
+      const kernels::UpdateFactors factors = kernel.functions->prepare(input);
+      std::mt19937_64 random(seed_ + 1000 * step + run);
+      std::normal_distribution<float> normal;
+      std::vector<float> values(numel);
+      for (float& value : values) value = normal(random);
+      const GradientLog::TileBytes bytes = BytesOf(p, numel);
+      std::vector<std::byte> gradient(bytes.gradient);
+      kernels::CastFromFloat(kernel.key.gradient, values.data(),
+                             gradient.data(), numel);
+      log_.Write(tile++, step, factors, gradient.data(), bytes.gradient);
+      const void* const address = gradient.data();
+      kernels::TileView view = View(wanted_, p, begin, numel);
+      view.gradients = absl::MakeConstSpan(&address, 1);
+      kernel.functions->apply(factors, view);
+    });
+  }
+  void SetStamps(uint64_t step) {
+    for (std::atomic<uint64_t>& stamp : lagging_.run_stamps()) stamp = step;
+  }
+  absl::Status Replay() {
+    return ReplayLog(lagging_.plan(), lagging_.memory(), &log_,
+                     &lagging_.pool());
+  }
+  bool IsWanted() const { return lagging_.State() == wanted_.State(); }
+
+  const uint64_t seed_ = kernels::TestSeed();
+  SchedulerTestJob lagging_{{}};
+  SchedulerTestJob wanted_{{}};
+  std::vector<uint64_t> file_;
+  GradientLog log_;
+};
+
+TEST_F(LogReplayTest, AnEmptyLogChangesNothing) {
+  GradientLog none;
+  EXPECT_TRUE(
+      ReplayLog(lagging_.plan(), lagging_.memory(), &none, &lagging_.pool())
+          .ok());
+  EXPECT_TRUE(IsWanted());
+}
+
+TEST_F(LogReplayTest, RecordsGetTheStepsOfTheirStamps) {
+  Log(1);
+  Log(2);
+  SetStamps(2);
+  EXPECT_FALSE(IsWanted());
+  ASSERT_TRUE(Replay().ok());
+  EXPECT_TRUE(IsWanted());
+  EXPECT_EQ(log_.tiles(), 0u) << "none lags any more";
+  ASSERT_TRUE(Replay().ok());
+  EXPECT_TRUE(IsWanted());
+}
+
+// The process died after it had logged a step, before any run took it.
+TEST_F(LogReplayTest, AStepThatWasNotTakenIsLeftOut) {
+  Log(1);
+  const std::vector<std::byte> after_one = wanted_.State();
+  Log(2);
+  SetStamps(1);
+  ASSERT_TRUE(Replay().ok());
+  EXPECT_EQ(lagging_.State(), after_one);
+}
+
+// It died while a device's new parameters were written over a parameter that
+// is its own master.
+TEST_F(LogReplayTest, AParameterThatIsHalfWrittenIsPutRight) {
+  Log(1);
+  SetStamps(1);
+  ForEachRun([&](uint32_t p, uint64_t /*run*/, uint64_t begin, uint64_t numel) {
+    if (BytesOf(p, numel).own_master == 0) return;
+    std::memset(View(lagging_, p, begin, numel).parameter, 0x7f,
+                numel * sizeof(float) / 2);
+  });
+  ASSERT_TRUE(Replay().ok());
+  EXPECT_TRUE(IsWanted());
+}
+
+TEST_F(LogReplayTest, RecordsThatAreSettledAreLeftAlone) {
+  const std::vector<std::byte> before = lagging_.State();
+  Log(1);
+  SetStamps(1);
+  for (uint64_t tile = 0; tile < log_.tiles(); ++tile) log_.MarkSettled(tile);
+  ASSERT_TRUE(Replay().ok());
+  EXPECT_EQ(lagging_.State(), before);
+}
+
+TEST_F(LogReplayTest, AStepThatTheLogLacksIsDataLoss) {
+  Log(1);
+  SetStamps(2);
+  const absl::Status lacks = Replay();
+  EXPECT_TRUE(absl::IsDataLoss(lacks)) << lacks;
+  EXPECT_THAT(lacks.message(), HasSubstr("gradient_log: the record of run "));
+  EXPECT_THAT(lacks.message(), HasSubstr("is of step 1, the gradients up to "
+                                         "step 2 are not there"));
+}
+
+TEST_F(LogReplayTest, ALogThatIsCutOffIsDataLoss) {
+  Log(1);
+  SetStamps(1);
+  file_.resize(file_.size() / 2);
+  log_ = GradientLog(absl::MakeSpan(reinterpret_cast<std::byte*>(file_.data()),
+                                    file_.size() * sizeof(uint64_t)));
+  const absl::Status damaged = Replay();
+  EXPECT_TRUE(absl::IsDataLoss(damaged)) << damaged;
+  EXPECT_FALSE(IsWanted());
+}
+
+// It died as it replayed, before it wrote an element of the run.
+TEST_F(LogReplayTest, ARunThatIsInFlightIsFinished) {
+  Log(1);
+  Log(2);
+  SetStamps(2);
+  lagging_.undo(0).Begin(UndoKind::kReplay, log_.run(2), 1);
+  ASSERT_TRUE(Replay().ok());
+  EXPECT_TRUE(IsWanted());
+  EXPECT_EQ(lagging_.undo(0).kind.load(), 0u);
+}
+
+TEST_F(LogReplayTest, ASlotOfARunThatWasSettledIsFree) {
+  Log(1);
+  SetStamps(1);
+  const std::vector<std::byte> before = lagging_.State();
+  for (uint64_t tile = 0; tile < log_.tiles(); ++tile) log_.MarkSettled(tile);
+  lagging_.undo(1).Begin(UndoKind::kReplay, log_.run(0), 1);
+  ASSERT_TRUE(Replay().ok());
+  EXPECT_EQ(lagging_.undo(1).kind.load(), 0u);
+  EXPECT_EQ(lagging_.State(), before);
+}
+
+// The slots of the step in progress are its own: the spare one is used.
+TEST_F(LogReplayTest, SlotsOfAStepInProgressStay) {
+  Log(1);
+  SetStamps(1);
+  for (size_t worker = 0; worker < 2; ++worker) {
+    lagging_.undo(worker).Begin(UndoKind::kReplace, worker, 7);
+  }
+  ASSERT_TRUE(Replay().ok());
+  EXPECT_TRUE(IsWanted());
+  for (size_t worker = 0; worker < 2; ++worker) {
+    EXPECT_EQ(lagging_.undo(worker).kind.load(),
+              static_cast<uint64_t>(UndoKind::kReplace));
+    EXPECT_EQ(lagging_.undo(worker).run, worker);
+    EXPECT_EQ(lagging_.undo(worker).stamp, 7u);
+  }
+}
+
+}  // namespace
+}  // namespace optstate::scheduler

@@ -1,0 +1,204 @@
+#include "server/session/devices/device_updates.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/scheduler/executors/device_update_executor.h"
+#include "server/scheduler/gradient_log.h"
+#include "server/session/testing/room_fixture.h"
+#include "storage/accelerator/device_runtime.h"
+#include "storage/format/control_file.h"
+
+namespace optstate::session {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::testing::StartsWith;
+
+constexpr uint64_t kBudget = uint64_t{64} << 20;
+
+// A job of which devices update a part; the test registers it.
+class DeviceUpdatesTest : public ::testing::Test, protected RoomGround {
+ protected:
+  DeviceUpdatesTest() { SetDevices("emulated:2"); }
+
+  void SetDevices(const std::string& devices) {
+    Job::Options options = JobOptions();
+    options.config.set_devices(devices);
+    rooms_ = std::make_unique<LowerRooms>(std::move(options));
+  }
+  static v1::StorageSettings Sharing(double fraction, uint64_t budget = 0) {
+    v1::StorageSettings storage;
+    storage.set_offload_fraction(fraction);
+    storage.set_device_budget_bytes(budget);
+    return storage;
+  }
+  static RegisterSpec SpecOf(const v1::StorageSettings& storage) {
+    RegisterSpec spec = TwoRankSpec();
+    spec.storage = storage;
+    return spec;
+  }
+  static JobDescription Description(const v1::StorageSettings& storage) {
+    return *DescriptionOf(SpecOf(storage));
+  }
+  void Register(const v1::StorageSettings& storage) {
+    const auto registered = rooms_->Register(SpecOf(storage));
+    ASSERT_TRUE(registered.ok()) << registered.status();
+  }
+  JobContext& job() { return rooms_->job_; }
+  bool MayLag() { return storage::MayLag(*job().tier->control()); }
+  v1::Job Described() {
+    v1::Job description;
+    DescribeDeviceUpdates(job(), &description);
+    return description;
+  }
+
+  std::unique_ptr<LowerRooms> rooms_;
+};
+
+TEST_F(DeviceUpdatesTest, AJobOfTheCpuNeedsNone) {
+  SetDevices("none");
+  EXPECT_TRUE(CheckDeviceUpdates(Description({}), &job()).ok());
+  EXPECT_TRUE(CheckDeviceUpdates(Description(Sharing(1)), &job()).ok());
+  ASSERT_NO_FATAL_FAILURE(Register({}));
+  EXPECT_FALSE(Described().has_device_updates());
+}
+
+TEST_F(DeviceUpdatesTest, WhoAsksInVainIsToldWhatToDo) {
+  SetDevices("none");
+  const absl::Status refused =
+      CheckDeviceUpdates(Description(Sharing(0.5)), &job());
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(refused.message(),
+              AllOf(HasSubstr("offload_fraction: a part of the elements is to "
+                              "be updated by a device; leave it out"),
+                    HasSubstr("--devices")));
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      rooms_->Register(SpecOf(Sharing(0.5))).status()));
+}
+
+TEST_F(DeviceUpdatesTest, AnOptimizerThatNoDeviceHas) {
+  JobDescription description = Description(Sharing(0.5));
+  LayoutSpec layout;
+  layout.optimizer = OptimizerKind::kLamb;
+  layout.groups.resize(1);
+  layout.parameters = {{.name = "a", .shape = {3}, .numel = 3}};
+  description.layout = *Layout::Make(std::move(layout));
+  const absl::Status refused = CheckDeviceUpdates(description, &job());
+  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
+  EXPECT_THAT(refused.message(),
+              AllOf(HasSubstr("lamb"), HasSubstr("leave it out")));
+}
+
+TEST_F(DeviceUpdatesTest, RecordsThatCannotStayOpenNoDevice) {
+  JobDescription description = Description(Sharing(0.5, kBudget));
+  description.speculative = true;
+  const absl::Status refused = CheckDeviceUpdates(description, &job());
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("device_budget and speculative"));
+  EXPECT_THAT(job().devices.devices(), IsEmpty());
+}
+
+TEST_F(DeviceUpdatesTest, OnlyOpenDevicesTakeMemory) {
+  const JobDescription shared = Description(Sharing(0.5));
+  const JobDescription stays = Description(Sharing(0.5, kBudget));
+  EXPECT_EQ(DeviceUpdateBytes(job(), shared), 0u);
+  ASSERT_TRUE(CheckDeviceUpdates(shared, &job()).ok());
+  EXPECT_EQ(DeviceUpdateBytes(job(), shared),
+            scheduler::DeviceUpdateExecutor::HostBytes(2, 0));
+  EXPECT_GT(DeviceUpdateBytes(job(), stays), DeviceUpdateBytes(job(), shared));
+  EXPECT_EQ(DeviceUpdateBytes(job(), Description({})), 0u);
+}
+
+TEST_F(DeviceUpdatesTest, OperatorsSeeTheDevices) {
+  ASSERT_NO_FATAL_FAILURE(Register(Sharing(0.25)));
+  EXPECT_TRUE(job().device_failure.ok()) << job().device_failure;
+  const v1::DeviceUpdates updates = Described().device_updates();
+  EXPECT_EQ(updates.offload_fraction(), 0.25);
+  EXPECT_EQ(updates.problem(), "");
+  EXPECT_EQ(updates.log_bytes(), 0u);
+  ASSERT_THAT(updates.devices(), SizeIs(2));
+  ASSERT_THAT(updates.uses(), SizeIs(2));
+  for (int i = 0; i < 2; ++i) {
+    const accelerator::DeviceInfo& info =
+        job().devices.devices()[static_cast<size_t>(i)]->info();
+    const v1::DeviceUse& use = updates.uses(i);
+    EXPECT_EQ(updates.devices(i), info.name);
+    EXPECT_EQ(use.name(), info.name);
+    EXPECT_EQ(use.index(), static_cast<uint32_t>(i));
+    EXPECT_EQ(use.memory_bytes(), info.memory_bytes);
+    EXPECT_GT(use.buffers(), 0u);
+    EXPECT_GT(use.buffer_bytes(), 0u);
+    EXPECT_EQ(use.elements(), 0u);
+    EXPECT_EQ(use.resident_elements(), 0u);
+    EXPECT_FALSE(use.is_lost());
+  }
+}
+
+TEST_F(DeviceUpdatesTest, SharesChangeBetweenPasses) {
+  ASSERT_NO_FATAL_FAILURE(Register({}));
+  EXPECT_THAT(job().devices.devices(), IsEmpty());
+  v1::StorageSettings& storage = job().shape->description.storage;
+  storage.set_offload_fraction(0);
+  ASSERT_TRUE(ShareUpdates(storage, &job()).ok());
+  EXPECT_THAT(job().executor->counters().devices, SizeIs(2));
+  storage.set_offload_fraction(1);
+  ASSERT_TRUE(ShareUpdates(storage, &job()).ok());
+  EXPECT_FALSE(Described().has_device_updates());
+}
+
+// The bits are the same without devices, so that a job goes on.
+TEST_F(DeviceUpdatesTest, DevicesThatAreGoneAreAProblemAlone) {
+  SetDevices("none");
+  ASSERT_NO_FATAL_FAILURE(Register({}));
+  v1::StorageSettings& storage = job().shape->description.storage;
+  storage.set_offload_fraction(0.5);
+  const absl::Status failed = ShareUpdates(storage, &job());
+  EXPECT_TRUE(absl::IsFailedPrecondition(failed)) << failed;
+  EXPECT_EQ(job().device_failure, failed);
+  const v1::DeviceUpdates updates = Described().device_updates();
+  EXPECT_THAT(updates.problem(), StartsWith("FAILED_PRECONDITION"));
+  EXPECT_THAT(updates.uses(), IsEmpty());
+  storage.set_offload_fraction(1);
+  EXPECT_TRUE(ShareUpdates(storage, &job()).ok());
+  EXPECT_TRUE(job().device_failure.ok());
+}
+
+TEST_F(DeviceUpdatesTest, RecordsStayUntilTheyAreReleased) {
+  ASSERT_NO_FATAL_FAILURE(Register(Sharing(0, kBudget)));
+  EXPECT_TRUE(MayLag());
+  EXPECT_EQ(Described().device_updates().log_bytes(),
+            job().tier->gradient_log().size());
+  EXPECT_FALSE(job().tier->gradient_log().empty());
+  ReleaseDevices(&job());
+  EXPECT_FALSE(MayLag());
+  ReleaseDevices(&job());  // again
+  EXPECT_FALSE(MayLag());
+  ASSERT_TRUE(ShareUpdates(job().shape->description.storage, &job()).ok());
+  EXPECT_TRUE(MayLag());
+  // Without a budget the log's memory is given back, but for an empty log.
+  const size_t log_bytes = job().tier->gradient_log().size();
+  ASSERT_TRUE(ShareUpdates(Sharing(0), &job()).ok());
+  EXPECT_FALSE(MayLag());
+  EXPECT_LE(job().tier->gradient_log().size(), log_bytes);
+  EXPECT_EQ(scheduler::GradientLog(job().tier->gradient_log()).tiles(), 0u);
+}
+
+// A job without a layout has no executor and no store.
+TEST_F(DeviceUpdatesTest, WithoutAJobThereIsNothingToRelease) {
+  ReleaseDevices(&job());
+  ASSERT_NO_FATAL_FAILURE(Register(Sharing(0, kBudget)));
+  MakeExecutor(&job());
+  EXPECT_THAT(job().executor->counters().devices, IsEmpty())
+      << "the CPU does all until it shares";
+}
+
+}  // namespace
+}  // namespace optstate::session

@@ -1,0 +1,204 @@
+#include "server/session/devices/resident_sizes.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/scheduler/executors/device_update_executor.h"
+
+namespace optstate::session {
+namespace {
+
+using scheduler::GradientLog;
+using ::testing::HasSubstr;
+
+constexpr uint64_t kTiles = 100;
+// The masters and two moments of a tile of AdamW.
+constexpr uint64_t kTileBytes = 3 * kTileElements * sizeof(float);
+constexpr uint64_t kAllBytes = kTiles * kTileBytes;
+// The header of an entry of the log, and a gradient.
+constexpr uint64_t kEntryBytes = 128 + kTileElements * sizeof(float);
+
+ParameterSpec Tiles(const std::string& name, uint64_t tiles, DType dtype) {
+  ParameterSpec parameter;
+  parameter.name = name;
+  parameter.numel = static_cast<int64_t>(tiles * kTileElements);
+  parameter.shape = {parameter.numel};
+  parameter.dtype = parameter.gradient_dtype = dtype;
+  return parameter;
+}
+
+// A job of AdamW whose parameters are their own masters, all updated by devices
+// that have more room than it needs.
+JobDescription WholeJob() {
+  LayoutSpec layout;
+  layout.groups.resize(1);
+  layout.parameters = {Tiles("a", kTiles, DType::kFloat32)};
+  JobDescription description;
+  description.layout = *Layout::Make(std::move(layout));
+  description.storage.set_offload_fraction(0);
+  description.storage.set_device_budget_bytes(uint64_t{1} << 40);
+  return description;
+}
+
+void SetLayout(DType dtype, MasterFormat master, JobDescription* description) {
+  LayoutSpec layout;
+  layout.groups.resize(1);
+  layout.master_format = master;
+  layout.parameters = {Tiles("a", kTiles, dtype)};
+  description->layout = *Layout::Make(std::move(layout));
+}
+
+void ExpectNoneStay(const JobDescription& description, size_t devices) {
+  EXPECT_EQ(ResidentSizesOf(description, devices).device_bytes, 0u);
+  EXPECT_EQ(ResidentSizesOf(description, devices).batch_bytes, 0u);
+  EXPECT_EQ(GradientLogBytes(description, devices), 0u);
+}
+
+TEST(ResidentSizesTest, OneDeviceHasAllOfASmallJob) {
+  const ResidentSizes sizes = ResidentSizesOf(WholeJob(), 1);
+  EXPECT_EQ(sizes.device_bytes, kAllBytes);
+  EXPECT_EQ(sizes.log.tiles, kTiles);
+  EXPECT_EQ(sizes.log.step_bytes, kTiles * kEntryBytes);
+  EXPECT_EQ(sizes.log.master_bytes, kTiles * kTileElements * sizeof(float));
+  EXPECT_EQ(sizes.batch_bytes, 2 * sizes.log.step_bytes);
+  EXPECT_EQ(GradientLogBytes(WholeJob(), 1),
+            GradientLog::BytesNeeded(sizes.log));
+}
+
+TEST(ResidentSizesTest, WithoutAShareOrABudgetNoneStay) {
+  ExpectNoneStay(WholeJob(), /*devices=*/0);
+  JobDescription none = WholeJob();
+  none.storage.clear_device_budget_bytes();
+  ExpectNoneStay(none, 1);
+  none = WholeJob();
+  none.storage.clear_offload_fraction();
+  ExpectNoneStay(none, 1);
+  none = WholeJob();
+  none.speculative = true;
+  ExpectNoneStay(none, 1);
+  none = WholeJob();
+  SetLayout(DType::kBFloat16, MasterFormat::kSplit, &none);
+  ExpectNoneStay(none, 1);
+}
+
+// Each device has its part, and a few tiles at its border.
+TEST(ResidentSizesTest, DevicesShareTheirFraction) {
+  for (const size_t devices : {1, 2, 4}) {
+    for (const double fraction : {0.0, 0.25, 0.5}) {
+      JobDescription description = WholeJob();
+      description.storage.set_offload_fraction(fraction);
+      const double part = static_cast<double>(kAllBytes) * (1 - fraction) /
+                          static_cast<double>(devices);
+      const uint64_t bytes = ResidentSizesOf(description, devices).device_bytes;
+      EXPECT_GE(static_cast<double>(bytes), part);
+      EXPECT_LE(static_cast<double>(bytes),
+                part + 8 * static_cast<double>(kTileBytes));
+    }
+  }
+}
+
+TEST(ResidentSizesTest, TheBudgetIsOfEachDevice) {
+  JobDescription description = WholeJob();
+  description.storage.set_device_budget_bytes(10 * kTileBytes);
+  const ResidentSizes one = ResidentSizesOf(description, 1);
+  EXPECT_EQ(one.device_bytes, 10 * kTileBytes);
+  const ResidentSizes two = ResidentSizesOf(description, 2);
+  EXPECT_EQ(two.device_bytes, 10 * kTileBytes);
+  EXPECT_LT(one.log.step_bytes, two.log.step_bytes);
+  EXPECT_LT(two.log.step_bytes, kTiles * kEntryBytes);
+}
+
+// A tile that a device has room for has its place in the log too.
+TEST(ResidentSizesTest, TheLogHasRoomForWhatStays) {
+  struct alignas(GradientLog::kAlignBytes) Line {
+    std::byte bytes[GradientLog::kAlignBytes];
+  };
+  for (uint64_t tiles = 1; tiles <= kTiles; tiles += 7) {
+    for (const size_t devices : {1, 3}) {
+      JobDescription description = WholeJob();
+      description.storage.set_device_budget_bytes(tiles * kTileBytes);
+      const ResidentSizes sizes = ResidentSizesOf(description, devices);
+      std::vector<Line> file(
+          (GradientLogBytes(description, devices) + sizeof(Line) - 1) /
+          sizeof(Line));
+      GradientLog log(absl::MakeSpan(reinterpret_cast<std::byte*>(file.data()),
+                                     file.size() * sizeof(Line)));
+      log.Begin(sizes.log);
+      const uint64_t fit =
+          std::min(kTiles, devices * (sizes.device_bytes / kTileBytes));
+      for (uint64_t tile = 0; tile < fit; ++tile) {
+        ASSERT_TRUE(log.AddTile(tile, {kTileElements * sizeof(float),
+                                       kTileElements * sizeof(float)}))
+            << tile << " of " << fit << " on " << devices;
+      }
+    }
+  }
+}
+
+TEST(ResidentSizesTest, MastersBesideParametersAreNotLogged) {
+  JobDescription description = WholeJob();
+  SetLayout(DType::kBFloat16, MasterFormat::kFloat32, &description);
+  const ResidentSizes sizes = ResidentSizesOf(description, 1);
+  EXPECT_EQ(sizes.device_bytes, kAllBytes);
+  EXPECT_EQ(sizes.log.master_bytes, 0u);
+  EXPECT_EQ(sizes.log.step_bytes, kTiles * (128 + kTileElements * 2));
+  // Sums of micro-steps are floats.
+  description.accumulate = true;
+  EXPECT_EQ(ResidentSizesOf(description, 1).log.step_bytes,
+            kTiles * kEntryBytes);
+}
+
+TEST(ResidentSizesTest, BatchesAreBounded) {
+  JobDescription description = WholeJob();
+  LayoutSpec layout;
+  layout.groups.resize(1);
+  layout.parameters = {Tiles("a", 5000, DType::kFloat32)};
+  description.layout = *Layout::Make(std::move(layout));
+  EXPECT_EQ(ResidentSizesOf(description, 1).batch_bytes,
+            scheduler::DeviceUpdateExecutor::kResidentBytes);
+}
+
+TEST(ResidentSizesTest, RefusesWhatCannotStay) {
+  EXPECT_TRUE(CheckResidents(WholeJob()).ok());
+  JobDescription speculative = WholeJob();
+  speculative.speculative = true;
+  const absl::Status rolls_back = CheckResidents(speculative);
+  EXPECT_TRUE(absl::IsFailedPrecondition(rolls_back)) << rolls_back;
+  EXPECT_THAT(rolls_back.message(), HasSubstr("device_budget and speculative"));
+  speculative.storage.clear_device_budget_bytes();
+  EXPECT_TRUE(CheckResidents(speculative).ok()) << "nothing is to stay";
+  JobDescription split = WholeJob();
+  SetLayout(DType::kBFloat16, MasterFormat::kSplit, &split);
+  const absl::Status halves = CheckResidents(split);
+  EXPECT_TRUE(absl::IsUnimplemented(halves)) << halves;
+  EXPECT_THAT(halves.message(), HasSubstr("master=\"split\""));
+  LayoutSpec mixed;
+  mixed.groups.resize(1);
+  mixed.master_format = MasterFormat::kSplit;
+  mixed.parameters = {Tiles("a", 1, DType::kBFloat16),
+                      Tiles("b", 1, DType::kFloat32)};
+  split.layout = *Layout::Make(std::move(mixed));
+  EXPECT_TRUE(CheckResidents(split).ok()) << "some can stay";
+  EXPECT_EQ(ResidentSizesOf(split, 1).device_bytes, kTileBytes);
+}
+
+TEST(ResidentSizesTest, ThereMustBeOneGradient) {
+  JobDescription replicated = WholeJob();
+  replicated.partition = PartitionMode::kReplicated;
+  EXPECT_TRUE(CheckResidents(replicated).ok());
+  replicated.world_size = 2;
+  const absl::Status several = CheckResidents(replicated);
+  EXPECT_TRUE(absl::IsUnimplemented(several)) << several;
+  EXPECT_THAT(several.message(), HasSubstr("reduction=\"daemon\""));
+  replicated.accumulate = true;  // their sum is one
+  EXPECT_TRUE(CheckResidents(replicated).ok());
+}
+
+}  // namespace
+}  // namespace optstate::session
