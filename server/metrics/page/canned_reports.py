@@ -141,7 +141,7 @@ def training_job(
 
 
 def _directory_io(tick: int, bytes_per_s: float, queue: int, errors: int = 0) -> dict:
-    seconds = tick + 90000 + 5 * math.sin(tick / 23) + 0.3 * math.sin(tick * 1.7)
+    seconds = tick + 90000 + 5 * math.sin(tick / 23) + 0.08 * math.sin(tick * 1.7)
     total = int(bytes_per_s * seconds)
     return {
         "bytes_read": str(total),

@@ -286,6 +286,17 @@ class PageTest(page_case.PageCase):
         self.assertEqual(self.text("#job-title"), "t5-ablation-3")
         self.assertEqual(self.browser.run("location.hash"), "#job=t5-ablation-3")
 
+        # Nor when its row goes to another place.
+        def with_failure(tick):
+            report = canned.busy_node(tick)
+            report["jobs"][6]["phase"] = "JOB_PHASE_FAILED"
+            return report
+
+        self.server.make_report = with_failure
+        self.poll(1)
+        self.assertEqual(self.texts(".pick")[0], "t5-ablation-3")
+        self.assertEqual(self.browser.run("document.activeElement.textContent"), "t5-ablation-3")
+
     def test_an_address_names_a_job(self):
         self.show(canned.busy_node, address="#job=vit-22b")
         self.assertEqual(self.text("#job-title"), "vit-22b")
@@ -334,8 +345,9 @@ def take_screenshot(path: str) -> None:
     test = PageTest("assert_quiet")
     PageTest.setUpClass()
     try:
-        test.show(canned.busy_node, size=(1440, 1340), polls=2)
-        test.poll(300)
+        test.browser.command("Emulation.setScrollbarsHidden", hidden=True)
+        # A report of each third second gives the same lines in a third of the time.
+        test.show(lambda tick: canned.busy_node(3 * tick), size=(1440, 1370), polls=102)
         test.select("llama-70b-pretrain")
         test.browser.run("document.activeElement.blur()")
         pathlib.Path(path).write_bytes(test.browser.screenshot())
