@@ -1,0 +1,119 @@
+const POLL_MS = 1000;
+const HIDDEN_POLL_MS = 10000;
+// A daemon that does not answer is asked after 1, 2, 4... seconds, and at last after this time.
+const FAILED_POLL_MS_MAX = 15000;
+// The daemon itself waits 2 s for each engine.
+const ANSWER_MS_MAX = 8000;
+const STALE_MS = 10000;
+
+// What has come of asking the daemon. Times are the browser's.
+const daemon = {
+  report: null,     // the last one
+  answeredAt: null,
+  changedAt: null,  // when `at` of the reports last was a new one
+  failures: 0,
+  problem: "",
+  polling: null,    // a promise, while a request is under way
+  timer: 0,
+};
+const openedAt = Date.now();
+
+// The address is relative, so that the page also works behind a proxy that puts a path before it.
+async function fetchReport() {
+  const signal = AbortSignal.timeout(ANSWER_MS_MAX);
+  const response = await fetch("status.json", {cache: "no-store", redirect: "error", signal});
+  if (!response.ok) throw new Error(`HTTP ${response.status} ${(await response.text()).slice(0, 200)}`.trim());
+  const report = decode("NodeReport", await response.json());
+  if (!report || report.at === null) throw new Error("the answer is no report of a node");
+  return report;
+}
+
+function describeFailure(error) {
+  if (error.name === "TimeoutError") return `no answer within ${ANSWER_MS_MAX / 1000} s`;
+  if (error instanceof TypeError) return "no connection";
+  return error.message;
+}
+
+// Asks the daemon once, and plans the next time. A second call while one is under way waits for that.
+function poll() {
+  clearTimeout(daemon.timer);
+  daemon.polling ??= pollOnce().finally(() => {
+    daemon.polling = null;
+    daemon.timer = setTimeout(poll, nextPollMs());
+  });
+  return daemon.polling;
+}
+
+async function pollOnce() {
+  let report;
+  try {
+    report = await fetchReport();
+  } catch (error) {
+    daemon.failures += 1;
+    daemon.problem = describeFailure(error);
+    renderConnection();
+    return;
+  }
+  const isNew = report.at !== daemon.report?.at;
+  Object.assign(daemon, {report, answeredAt: Date.now(), failures: 0, problem: ""});
+  if (isNew) daemon.changedAt = daemon.answeredAt;
+  recordHistory(report);
+  render();
+}
+
+function nextPollMs() {
+  const pause = Math.min(FAILED_POLL_MS_MAX, POLL_MS * 2 ** Math.max(0, daemon.failures - 1));
+  return document.hidden ? Math.max(HIDDEN_POLL_MS, pause) : pause;
+}
+
+// Draws the last report. A page that nobody sees is drawn when it is seen again.
+function render() {
+  renderConnection();
+  const report = daemon.report;
+  if (!report || document.hidden) return;
+  keepSelection(report.jobs);
+  renderHeader(report);
+  renderJobs(report);
+  renderJob(report);
+  renderNode(report);
+  renderEvents(report);
+}
+
+function renderConnection() {
+  const now = Date.now();
+  const isStale = daemon.failures === 0 && daemon.changedAt !== null && now - daemon.changedAt > STALE_MS;
+  const [tone, text, banner] = connectionTexts(isStale, now);
+  setClass(byId("connection"), `connection ${tone}`);
+  setText(byId("connection-text"), text);
+  showText(byId("banner"), banner);
+  setClass(byId("main"), banner ? "old" : "");
+}
+
+// Returns a tone, a short text, and a sentence where something is wrong.
+function connectionTexts(isStale, now) {
+  const at = daemon.report ? formatClock(daemon.report.at) : "";
+  if (daemon.failures > 0) {
+    const since = daemon.answeredAt ?? openedAt;
+    const shown = at ? ` What is shown is of ${at}.` : "";
+    const banner = `The daemon has not answered since ${formatClock(since)}: ${daemon.problem}.${shown}`;
+    return ["bad", `no answer for ${formatSpan(now - since)}`, banner];
+  }
+  if (isStale) return ["warn", `stale, ${at}`, `The daemon answers, but its report has not changed since ${at}.`];
+  return at ? ["good", `live, ${at}`, ""] : ["off", "connecting", ""];
+}
+
+function start() {
+  startJobsTable();
+  startJob();
+  startJobTables();
+  startEvents();
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) return;
+    render();
+    poll();
+  });
+  setInterval(renderConnection, 1000);
+  poll();
+}
+
+start();
