@@ -24,10 +24,12 @@ std::optional<int> Parse(std::vector<std::string> arguments,
 
 TEST(CommandLineTest, OfADaemon) {
   CommandLine line;
-  ASSERT_EQ(Parse({"optstated", "--config", "c.yaml", "--state-dir", "/s",
-                   "--socket", "/x", "--listen", "a:1", "--listen", "b:2",
-                   "--nvme-dir", "/d", "--log-level", "debug", "--lock-memory",
-                   "always", "--devices", "emulated:2"},
+  ASSERT_EQ(Parse({"optstated", "--config",    "c.yaml",     "--state-dir",
+                   "/s",        "--socket",    "/x",         "--listen",
+                   "a:1",       "--listen",    "b:2",        "--nvme-dir",
+                   "/d",        "--log-level", "debug",      "--lock-memory",
+                   "always",    "--devices",   "emulated:2", "--metrics",
+                   "m:3"},
                   &line),
             std::nullopt);
   EXPECT_EQ(line.config_file, "c.yaml");
@@ -38,6 +40,7 @@ TEST(CommandLineTest, OfADaemon) {
   EXPECT_EQ(line.config.log_level, "debug");
   EXPECT_EQ(line.config.lock_memory, "always");
   EXPECT_EQ(line.config.devices, "emulated:2");
+  EXPECT_EQ(line.config.metrics, "m:3");
   EXPECT_EQ(line.lifeline_fd, -1);
   EXPECT_TRUE(line.engine_job.empty());
   EXPECT_FALSE(line.format_versions);

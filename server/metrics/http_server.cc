@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "proto/types/os_error.h"
@@ -135,7 +134,7 @@ absl::Status CivetServer::Listen(const config::ListenAddress& address) {
 }
 
 absl::Status CivetServer::ListenUnix(const std::string& path) {
-  OPTSTATE_RETURN_IF_ERROR(CheckHttpSocketPath(path));
+  OPTSTATE_RETURN_IF_ERROR(config::CheckHttpSocketPath(path));
   OPTSTATE_RETURN_IF_ERROR(accept::PrepareSocketFolder(path));
   OPTSTATE_ASSIGN_OR_RETURN(
       lock_, os::FileLock::Take(path + ".lock", absl::StrCat("socket ", path)));
@@ -233,18 +232,6 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
   auto server = std::make_unique<CivetServer>(std::move(handler), limits);
   OPTSTATE_RETURN_IF_ERROR(server->Listen(address));
   return server;
-}
-
-absl::Status CheckHttpSocketPath(absl::string_view path) {
-  // CivetWeb takes a list of addresses, and a colon for that of a port.
-  if (!absl::StrContains(path, ',') && !absl::StrContains(path, ':') &&
-      !absl::EndsWith(path, " ") && !absl::EndsWith(path, "\t")) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("socket path \"", path,
-                   "\" has a comma or a colon, or ends with a space, which "
-                   "the HTTP server cannot take"));
 }
 
 }  // namespace optstate::metrics

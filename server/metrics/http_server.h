@@ -5,7 +5,6 @@
 #include <memory>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -52,9 +51,6 @@ class HttpServer {
   // that the kernel chose.
   virtual const std::string& name() const = 0;
 };
-
-// Returns INVALID_ARGUMENT when an HttpServer cannot listen on this path.
-absl::Status CheckHttpSocketPath(absl::string_view path);
 
 }  // namespace optstate::metrics
 
