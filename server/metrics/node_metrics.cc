@@ -3,6 +3,8 @@
 #include <google/protobuf/util/json_util.h>
 #include <prometheus/text_serializer.h>
 
+#include <algorithm>
+#include <set>
 #include <utility>
 
 #include "server/metrics/counter_samples.h"
@@ -10,6 +12,34 @@
 #include "server/metrics/samples.h"
 
 namespace optstate::metrics {
+namespace {
+
+// Leaves the entries of those jobs alone.
+template <typename Entries>
+void Keep(const std::set<std::string>& jobs, Entries* entries) {
+  entries->erase(std::remove_if(entries->begin(), entries->end(),
+                                [&jobs](const auto& entry) {
+                                  return !jobs.contains(entry.job());
+                                }),
+                 entries->end());
+}
+
+v1::NodeReport WithFirstJobs(const v1::NodeReport& report) {
+  v1::NodeReport first = report;
+  first.mutable_jobs()->DeleteSubrange(kJobsMax, report.jobs_size() - kJobsMax);
+  std::set<std::string> names;
+  for (const v1::Job& job : first.jobs()) names.insert(job.name());
+  Keep(names, first.mutable_tiers()->mutable_memory()->mutable_jobs());
+  for (auto& tier : *first.mutable_tiers()->mutable_directories()) {
+    Keep(names, tier.mutable_jobs());
+  }
+  for (auto& device : *first.mutable_devices()->mutable_devices()) {
+    Keep(names, device.mutable_jobs());
+  }
+  return first;
+}
+
+}  // namespace
 
 std::vector<prometheus::MetricFamily> NodeMetrics::Collect() const {
   Samples samples;
@@ -27,17 +57,10 @@ std::string ToJson(const v1::NodeReport& report) {
   options.preserve_proto_field_names = true;
   options.always_print_primitive_fields = true;
   std::string json;
-  const auto write = [&](const v1::NodeReport& whole) {
-    // It fails on messages of google/protobuf/any.proto alone.
-    (void)google::protobuf::util::MessageToJsonString(whole, &json, options);
-  };
-  if (report.jobs_size() <= kJobsMax) {
-    write(report);
-    return json;
-  }
-  v1::NodeReport first = report;
-  first.mutable_jobs()->DeleteSubrange(kJobsMax, report.jobs_size() - kJobsMax);
-  write(first);
+  // It fails on messages of google/protobuf/any.proto alone.
+  (void)google::protobuf::util::MessageToJsonString(
+      report.jobs_size() > kJobsMax ? WithFirstJobs(report) : report, &json,
+      options);
   return json;
 }
 
