@@ -21,6 +21,8 @@
 #include "server/admin/admin_service.h"
 #include "server/admin/engine_channels.h"
 #include "server/admin/server_info.h"
+#include "server/metrics/admin_source.h"
+#include "server/metrics/metrics_server.h"
 #include "server/observe/event_log.h"
 #include "server/observe/node_event.h"
 #include "server/observe/peer_log.h"
@@ -98,6 +100,7 @@ class Daemon {
   std::unique_ptr<accept::Handshakes> MakeHandshakes();
   absl::Status BuildAdmin(const accept::Listeners& listeners);
   absl::Status RestartAdmin();
+  absl::Status StartMetrics();
   void OnGrpc(UniqueFd fd, const PeerCredentials& peer);
   void OnSignal(int signal);
   // Logs the counts of suppressed lines from time to time.
@@ -105,6 +108,8 @@ class Daemon {
   void PingWatchdog();
 
   absl::StatusOr<v1::DaemonConfig> ConfigForUpgrade() const;
+  absl::StatusOr<accept::ListenersByAddress> OpenMissing(
+      const v1::DaemonConfig& next) const;
   void GoOnAfterUpgrade();
 
   void BeginEnd(const std::string& why, absl::Duration patience);
@@ -123,6 +128,8 @@ class Daemon {
   std::unique_ptr<Supervisor> supervisor_;
   std::unique_ptr<admin::AdminService> admin_service_;
   std::unique_ptr<admin::AdminServer> admin_server_;
+  std::optional<metrics::AdminSource> node_source_;
+  std::unique_ptr<metrics::MetricsServer> metrics_;  // null: off
   std::unique_ptr<accept::Handshakes> handshakes_;
   std::unique_ptr<accept::Acceptor> acceptor_;
   std::unique_ptr<os::SignalWatch> signals_;
@@ -180,6 +187,9 @@ absl::Status Daemon::Build() {
   upgrade_ = MakeUpgrade();
   supervisor_ = MakeSupervisor();
   OPTSTATE_RETURN_IF_ERROR(BuildAdmin(listeners));
+  const absl::Status started = StartMetrics();
+  // A build that has taken over goes on all the same: jobs depend on it.
+  if (!options_.handover.has_value()) OPTSTATE_RETURN_IF_ERROR(started);
   handshakes_ = MakeHandshakes();
   acceptor_ = std::make_unique<accept::Acceptor>(
       loop_.get(), std::move(listeners),
@@ -203,6 +213,7 @@ absl::Status Daemon::Build() {
         absl::Seconds(config().drain_timeout_s())});
   }
   ReportSuppressedLines();
+  if (metrics_ != nullptr) metrics_->Open();
   Notify("READY=1");
   PingWatchdog();
   return absl::OkStatus();
@@ -229,12 +240,14 @@ std::unique_ptr<upgrade::InPlaceUpgrade> Daemon::MakeUpgrade() {
           .load_config = [this] { return ConfigForUpgrade(); },
           .open_missing =
               [this](const v1::DaemonConfig& next) {
-                return accept::OpenMissing(config(), acceptor_->listeners(),
-                                           next);
+                return OpenMissing(next);
               },
           .pause = [this] { acceptor_->Hold(); },
           .end_calls =
-              [this] { admin_server_->Shutdown(absl::Now() + kCallsEnd); },
+              [this] {
+                metrics_.reset();
+                admin_server_->Shutdown(absl::Now() + kCallsEnd);
+              },
           .hand_over =
               [this](const accept::ListenersByAddress& missing,
                      v1::SupervisorHandover* handover) {
@@ -300,6 +313,20 @@ absl::Status Daemon::RestartAdmin() {
   return absl::OkStatus();
 }
 
+absl::Status Daemon::StartMetrics() {
+  const std::string& address = config().metrics().address();
+  if (address.empty()) return absl::OkStatus();
+  node_source_.emplace(admin_service_.get());
+  auto started = metrics::MetricsServer::Start(address, &*node_source_);
+  if (!started.ok()) {
+    spdlog::error("no metrics: {}", started.status().ToString());
+    return started.status();
+  }
+  metrics_ = *std::move(started);
+  spdlog::info("metrics: listening on {}", metrics_->name());
+  return absl::OkStatus();
+}
+
 void Daemon::OnGrpc(UniqueFd fd, const PeerCredentials& peer) {
   const absl::Status status = admin_server_->Serve(
       std::move(fd), {.uid = peer.uid, .is_local = peer.is_unix},
@@ -346,9 +373,22 @@ absl::StatusOr<v1::DaemonConfig> Daemon::ConfigForUpgrade() const {
   return next;
 }
 
+absl::StatusOr<accept::ListenersByAddress> Daemon::OpenMissing(
+    const v1::DaemonConfig& next) const {
+  const std::string& address = next.metrics().address();
+  if (!address.empty() && address != config().metrics().address()) {
+    // The next build opens it anew, because nothing is lost meanwhile.
+    const absl::Status possible =
+        metrics::MetricsServer::Start(address, nullptr).status();
+    if (!possible.ok()) return upgrade::AsRefusal(possible);
+  }
+  return accept::OpenMissing(config(), acceptor_->listeners(), next);
+}
+
 void Daemon::GoOnAfterUpgrade() {
   const absl::Status status = RestartAdmin();
   if (!status.ok()) spdlog::error("{}", status.ToString());
+  if (StartMetrics().ok() && metrics_ != nullptr) metrics_->Open();
   acceptor_->Release();
 }
 
@@ -375,6 +415,7 @@ void Daemon::PauseAndStop(absl::Duration patience) {
       spdlog::warn("ending with a step open: {}", status.ToString());
     }
   }
+  metrics_.reset();  // it asks the loop, which runs until all is done
   admin_server_->Shutdown(absl::Now() + kCallsEnd);
   loop_->Post([this] {
     supervisor_->Stop([this] { loop_->Stop(); },

@@ -131,7 +131,19 @@ def _libraries():
     )
 
 def _library_sources():
-    """Adds the sources of libraries that shared objects and the thread sanitizer need, see run_time/."""
+    """Adds the libraries that are compiled from Debian's source packages: whole, or few files for run_time/."""
+    debian_source(
+        name = "civetweb",
+        build_file = "@optstate//deploy/bazel/library_sources:civetweb.BUILD",
+        package = "libcivetweb-dev",
+        source = "civetweb",
+    )
+    debian_source(
+        name = "prometheus_cpp",
+        build_file = "@optstate//deploy/bazel/library_sources:prometheus_cpp.BUILD",
+        package = "prometheus-cpp-dev",
+        source = "prometheus-cpp",
+    )
     debian_source(name = "abseil_source", package = "libabsl-dev", source = "abseil")
     debian_source(name = "protobuf_source", package = "libprotobuf-dev", source = "protobuf")
     debian_source(name = "re2_source", package = "libre2-dev", source = "re2")

@@ -2,7 +2,8 @@
 
 The promises: no rights in the cluster and no capabilities beyond those that a value names; nothing
 of the node but the folders of socket, state and disks; a grace period in which the daemon ends its
-engines; the chart's defaults are the plain manifests.
+engines; a port that the network policy opens to somebody named; the chart's defaults are the plain
+manifests.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ _VERSIONS = ("1.27", "1.30", "1.34", "1.37")
 _KINDS = {"ConfigMap", "DaemonSet", "Job", "Namespace", "NetworkPolicy", "PriorityClass", "Service"}
 _HOST_PATHS = {"/run/optstate", "/dev/shm/optstate", "/mnt/nvme0/optstate", "/mnt/nvme1/optstate"}
 _CAPABILITIES = {"IPC_LOCK", "SYS_NICE"}
+# Of an operator, whose schemas are not those of the API.
+_OF_OPERATOR = {"PodMonitor": "monitoring.coreos.com/v1"}
 _NAMESPACES_OF_NODE = ("hostNetwork", "hostPID", "hostIPC")
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 _NAMED_OTHERWISE = ("metadata", "data")
@@ -28,6 +31,10 @@ _ENGINE_END_S = 20
 
 def check_schema(resource: dict) -> list[str]:
     faults = []
+    if resource["kind"] in _OF_OPERATOR:
+        if resource["apiVersion"] != _OF_OPERATOR[resource["kind"]]:
+            faults.append(f"is of {resource['apiVersion']}")
+        return faults
     for version in _VERSIONS:
         try:
             kubernetes_validate.validate(resource, version, strict=True)
@@ -92,12 +99,36 @@ def check_daemon(resource: dict, config: dict) -> list[str]:
     return faults
 
 
+def check_metrics(resources: list[dict]) -> list[str]:
+    """Checks that one port is served, named, opened to named peers and scraped, or none at all."""
+    of_kind = {resource["kind"]: resource for resource in resources}
+    if "DaemonSet" not in of_kind:
+        return []
+    container = of_kind["DaemonSet"]["spec"]["template"]["spec"]["containers"][0]
+    ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
+    arguments = container["args"]
+    served = arguments[arguments.index("--metrics") + 1] if "--metrics" in arguments else None
+    wanted = f"0.0.0.0:{ports['metrics']}" if ports else None
+    faults = [] if served == wanted else [f"serves metrics on {served}, has ports {ports}"]
+    policy = of_kind.get("NetworkPolicy")
+    rules = policy["spec"].get("ingress", []) if policy else []
+    opened = [port["port"] for rule in rules for port in rule["ports"]]
+    if policy and opened != list(ports):
+        faults.append(f"opens {opened}, has ports {ports}")
+    if not all(rule.get("from") for rule in rules):
+        faults.append("opens a port to everybody")
+    for endpoint in of_kind.get("PodMonitor", {}).get("spec", {}).get("podMetricsEndpoints", []):
+        if endpoint["port"] not in ports:
+            faults.append(f"scrapes {endpoint['port']}, has ports {ports}")
+    return faults
+
+
 def check(resources: list[dict]) -> list[str]:
-    faults = []
+    faults = check_metrics(resources)
     config = configuration(resources)
     for resource in resources:
         found = check_schema(resource)
-        if resource["kind"] not in _KINDS:
+        if resource["kind"] not in _KINDS | _OF_OPERATOR.keys():
             found.append("is of a kind that these manifests do not need")
         if resource["kind"] in ("DaemonSet", "Job"):
             found += check_pod(resource["spec"]["template"]["spec"])

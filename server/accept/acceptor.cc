@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "server/accept/refusal.h"
+#include "server/observe/counters.h"
 
 namespace optstate::accept {
 namespace {
@@ -94,6 +95,7 @@ bool Acceptor::AcceptOne(const Listener& listener) {
   UniqueFd fd(
       ::accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!fd.ok()) return OnAcceptError(listener, errno);
+  observe::Count(observe::Counted::kConnectionAccepted);
   if (!listener.is_unix()) TuneTcp(fd.get());
   const absl::StatusOr<PeerCredentials> peer =
       GetPeerCredentials(fd.get(), listener.is_unix());

@@ -9,77 +9,19 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
-#include <filesystem>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "proto/types/os_error.h"
-#include "proto/types/path_owners.h"
 #include "proto/types/status_macros.h"
-#include "server/os/private_directory.h"
+#include "server/accept/socket_file.h"
 
 namespace optstate::accept {
 namespace {
 
 constexpr int kBacklog = 1024;  // the kernel caps it at net.core.somaxconn
 constexpr int kSocketFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
-
-sockaddr_un UnixAddress(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  // CheckUnixSocketPath has checked the path's length.
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  return address;
-}
-
-// Removes a socket file on which no process listens; OK also when there is
-// none.
-absl::Status ProbeAndRemove(const std::string& path) {
-  struct stat info;
-  if (::lstat(path.c_str(), &info) != 0) {
-    if (errno == ENOENT) return absl::OkStatus();
-    return OsError(errno, absl::StrCat("stat ", path));
-  }
-  if (!S_ISSOCK(info.st_mode)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, " is there and is not a socket"));
-  }
-  UniqueFd probe(::socket(AF_UNIX, kSocketFlags, 0));
-  if (!probe.ok()) return OsError(errno, "socket");
-  const sockaddr_un address = UnixAddress(path);
-  const int result =
-      ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address),
-                sizeof(address));
-  // EAGAIN: a process listens, and its backlog is full.
-  if (result == 0 || errno == EAGAIN) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("another process listens on ", path));
-  }
-  if (errno != ECONNREFUSED) {
-    return OsError(errno, absl::StrCat("connect to ", path));
-  }
-  if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
-    return OsError(errno, absl::StrCat("unlink ", path));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status MakeParent(const std::string& path) {
-  const std::string parent = std::filesystem::path(path).parent_path().string();
-  // Under /tmp a stranger may have created the directory first.
-  OPTSTATE_RETURN_IF_ERROR(Annotate(
-      CheckPathOwners(parent, PathOwners::kOurs),
-      absl::StrCat("the socket ", path,
-                   " (--socket; by default below $XDG_RUNTIME_DIR, where that "
-                   "is set)")));
-  struct stat info;
-  if (::stat(parent.c_str(), &info) == 0) return absl::OkStatus();
-  // The directory is accessible to all: the socket's own permissions decide who
-  // may connect.
-  return os::EnsurePrivateDirectory(parent, 0755);
-}
 
 absl::StatusOr<std::string> BoundName(int fd) {
   sockaddr_storage address{};
@@ -123,18 +65,18 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::OpenUnix(
     const std::string& path, mode_t mode, bool is_locked) {
-  OPTSTATE_RETURN_IF_ERROR(MakeParent(path));
+  OPTSTATE_RETURN_IF_ERROR(PrepareSocketFolder(path));
   std::unique_ptr<Listener> listener(new Listener());
   if (!is_locked) {
     OPTSTATE_ASSIGN_OR_RETURN(
         listener->lock_,
         os::FileLock::Take(path + ".lock", absl::StrCat("socket ", path)));
   }
-  OPTSTATE_RETURN_IF_ERROR(ProbeAndRemove(path));
+  OPTSTATE_RETURN_IF_ERROR(RemoveDeadSocket(path));
 
   listener->fd_.reset(::socket(AF_UNIX, kSocketFlags, 0));
   if (!listener->fd_.ok()) return OsError(errno, "socket");
-  const sockaddr_un address = UnixAddress(path);
+  const sockaddr_un address = UnixSocketAddress(path);
   if (::bind(listener->fd(), reinterpret_cast<const sockaddr*>(&address),
              sizeof(address)) != 0) {
     return OsError(errno, absl::StrCat("bind ", path));
@@ -196,7 +138,7 @@ void Listener::Retire(const config::ListenAddress& address, UniqueFd fd,
                       UniqueFd /*lock*/) {
   fd.reset();
   if (address.unix_path.empty()) return;
-  const absl::Status removed = ProbeAndRemove(address.unix_path);
+  const absl::Status removed = RemoveDeadSocket(address.unix_path);
   if (!removed.ok())
     spdlog::info("no longer listening: {}", removed.ToString());
 }

@@ -9,6 +9,7 @@
 #include "proto/shm/frame.h"
 #include "proto/types/conversions.h"
 #include "proto/types/version.h"
+#include "server/observe/counters.h"
 
 namespace optstate::accept {
 namespace {
@@ -27,6 +28,7 @@ std::string EncodeFrame(const std::string& payload) {
 }  // namespace
 
 void SendRefusal(int fd, const absl::Status& status) {
+  observe::Count(observe::Answered::kSession, status.code());
   v1::HelloReply reply;
   *reply.mutable_status() = ToProto(status);
   reply.set_protocol_version(shm::kProtocolVersion);

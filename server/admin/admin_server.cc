@@ -15,8 +15,10 @@
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "server/admin/admin_calls.h"
+#include "server/admin/call_counter.h"
 #include "server/admin/call_timer.h"
 #include "server/admin/grpc_gate.h"
+#include "server/observe/counters.h"
 
 namespace optstate::admin {
 namespace {
@@ -63,7 +65,9 @@ class CallersServer {
     builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsMax);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
-    builder.experimental().SetInterceptorCreators(timer->Interceptors());
+    auto interceptors = timer->Interceptors();
+    interceptors.push_back(MakeCallCounter());
+    builder.experimental().SetInterceptorCreators(std::move(interceptors));
     builder.RegisterService(static_cast<v1::Admin::Service*>(&calls_));
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) {
@@ -193,13 +197,12 @@ absl::Status Server::TryServe(UniqueFd* connection, const Caller& caller,
 absl::Status Server::Serve(UniqueFd connection, const Caller& caller,
                            const std::string& name) {
   const absl::Status status = TryServe(&connection, caller, name);
-  if (!status.ok() && connection.ok()) {
-    gate_->Refuse(std::move(connection), status);
-  }
+  if (!status.ok() && connection.ok()) Refuse(std::move(connection), status);
   return status;
 }
 
 void Server::Refuse(UniqueFd connection, const absl::Status& why) {
+  observe::Count(observe::Answered::kGrpcConnection, why.code());
   gate_->Refuse(std::move(connection), why);
 }
 

@@ -168,7 +168,10 @@ AdminService::AdminService(supervisor::SupervisorControl* control,
       engine_answer_max_(engine_answer_max) {}
 
 v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
-  const v1::ListJobsReply list = ListJobs(deadline);
+  return StatusOf(ListJobs(deadline));
+}
+
+v1::ServerStatus AdminService::StatusOf(const v1::ListJobsReply& list) const {
   v1::ServerStatus status;
   status.set_version(std::string(kVersion));
   status.set_protocol_version(shm::kProtocolVersion);
@@ -389,6 +392,18 @@ absl::StatusOr<v1::DescribeTiersReply> AdminService::DescribeTiers(
 
 v1::DescribeDevicesReply AdminService::DescribeDevices(absl::Time deadline) {
   return admin::DescribeDevices(info_.config.devices(), ListJobs(deadline));
+}
+
+v1::NodeReport AdminService::DescribeNode(absl::Time deadline) {
+  v1::ListJobsReply list = ListJobs(deadline);
+  v1::NodeReport report;
+  *report.mutable_status() = StatusOf(list);
+  *report.mutable_tiers() =
+      admin::DescribeTiers(info_.config, control_->Jobs(), {});
+  *report.mutable_devices() =
+      admin::DescribeDevices(info_.config.devices(), list);
+  report.mutable_jobs()->Swap(list.mutable_jobs());
+  return report;
 }
 
 absl::StatusOr<v1::UpgradeReply> AdminService::Upgrade(

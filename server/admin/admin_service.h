@@ -69,6 +69,9 @@ class AdminService {
   absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
       const v1::DescribeTiersRequest& request, uid_t uid);
   v1::DescribeDevicesReply DescribeDevices(absl::Time deadline);
+  // Returns status, jobs, tiers and devices at once, for the HTTP server: each
+  // engine is asked once. The report's events and time are not set.
+  v1::NodeReport DescribeNode(absl::Time deadline);
   // `is_local`: the call came over a unix socket.
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary, uid_t uid,
                                            bool is_local);
@@ -79,6 +82,7 @@ class AdminService {
       const grpc::ServerContext* caller = nullptr);
 
  private:
+  v1::ServerStatus StatusOf(const v1::ListJobsReply& list) const;
   absl::Time EngineDeadline(absl::Time deadline) const;
   std::vector<v1::Job> Describe(
       const std::vector<supervisor::JobSummary>& summaries,

@@ -33,6 +33,20 @@ TEST_F(AdminServiceTest, StatusSumsUpTheJobs) {
   EXPECT_FALSE(status.draining());
 }
 
+TEST_F(AdminServiceTest, TheNodesReportAsksEachEngineOnce) {
+  FakeEngineService& first = AddJob("a", 1);
+  AddJob("b", 2);
+  const v1::NodeReport report = service_->DescribeNode(Soon());
+  EXPECT_EQ(first.asks(), 1);
+  EXPECT_EQ(report.status().job_count(), 2u);
+  EXPECT_EQ(report.status().session_count(), 3u);
+  ASSERT_EQ(report.jobs_size(), 2);
+  EXPECT_EQ(report.jobs(0).name(), "a");
+  EXPECT_EQ(report.jobs(1).session_count(), 2u);
+  EXPECT_EQ(report.tiers().memory().directory(), "/tmp");
+  EXPECT_TRUE(report.has_devices());
+}
+
 TEST_F(AdminServiceTest, StatusSaysWhatTheLimitsLeave) {
   info_.config.mutable_limits()->set_memory_reserve_bytes(UINT64_MAX);
   info_.config.mutable_limits()->set_state_bytes_max(1);

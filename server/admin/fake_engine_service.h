@@ -41,6 +41,7 @@ class FakeEngineService : public v1::Engine::Service {
 
   grpc::Status GetJob(grpc::ServerContext*, const v1::GetJobRequest*,
                       v1::Job* job) override {
+    ++asks_;
     if (dies_) {
       asked_.Notify();
       return grpc::Status(grpc::StatusCode::UNAVAILABLE, "socket closed");
@@ -127,6 +128,7 @@ class FakeEngineService : public v1::Engine::Service {
     return {grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"};
   }
   void set_phase(v1::JobPhase phase) { phase_ = phase; }
+  int asks() const { return asks_; }  // for the job
   int drains() const { return drains_; }
   int pauses() const { return pauses_; }
   void AwaitQuestion() { asked_.WaitForNotification(); }
@@ -137,6 +139,7 @@ class FakeEngineService : public v1::Engine::Service {
   const bool dies_;
   absl::Notification asked_;
   absl::Notification verification_cancelled_;
+  std::atomic<int> asks_ = 0;
   int drains_ = 0;
   int pauses_ = 0;
   std::atomic<v1::JobPhase> phase_{v1::JOB_PHASE_READY};

@@ -78,6 +78,12 @@ void AddFlags(CLI::App* app, CommandLine* line) {
                   "emulated:N")
       ->type_name("KIND")
       ->check(CheckGiven);
+  app->add_option("--metrics", line->config.metrics,
+                  "Address of an HTTP server for Prometheus (/metrics) and for "
+                  "people (/), HOST:PORT or unix:PATH; read-only, and open to "
+                  "whoever reaches it")
+      ->type_name("ADDRESS")
+      ->check(CheckGiven);
   app->add_option("--log-level", line->config.log_level,
                   "trace, debug, info, warn or error")
       ->type_name("LEVEL")

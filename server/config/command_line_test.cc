@@ -29,7 +29,7 @@ TEST(CommandLineTest, OfADaemon) {
                    "a:1",       "--listen",    "b:2",        "--nvme-dir",
                    "/d",        "--log-level", "debug",      "--lock-memory",
                    "always",    "--devices",   "emulated:2", "--sleep-dir",
-                   "/z"},
+                   "/z",        "--metrics",   "m:3"},
                   &line),
             std::nullopt);
   EXPECT_EQ(line.config_file, "c.yaml");
@@ -41,6 +41,7 @@ TEST(CommandLineTest, OfADaemon) {
   EXPECT_EQ(line.config.lock_memory, "always");
   EXPECT_EQ(line.config.devices, "emulated:2");
   EXPECT_EQ(line.config.sleep_directory, "/z");
+  EXPECT_EQ(line.config.metrics, "m:3");
   EXPECT_EQ(line.lifeline_fd, -1);
   EXPECT_TRUE(line.engine_job.empty());
   EXPECT_FALSE(line.format_versions);

@@ -63,6 +63,18 @@ void CheckPaths(const v1::DaemonConfig& config, std::vector<Fault>* faults) {
       faults->push_back({"listen", address + " is listened on already"});
     }
   }
+  const std::string& metrics = config.metrics().address();
+  if (metrics.empty()) return;
+  const auto parsed = ParseListenAddress(metrics);
+  const absl::Status status =
+      parsed.ok() ? CheckHttpSocketPath(parsed->unix_path) : parsed.status();
+  if (!status.ok()) {
+    faults->push_back({"metrics.address", std::string(status.message())});
+  } else if (addresses.contains(metrics)) {
+    faults->push_back({"metrics.address",
+                       metrics + " is that of sessions and of gRPC; metrics "
+                                 "need an address of their own"});
+  }
 }
 
 // Checks lists that have an entry for each directory, or none.
@@ -235,6 +247,7 @@ std::string FlagOf(const std::string& field, const ConfigFlags& flags) {
   if (field == "sleep_directory" && !flags.sleep_directory.empty()) {
     return "--sleep-dir";
   }
+  if (field == "metrics.address" && !flags.metrics.empty()) return "--metrics";
   if ((field == "nvme.directories" || field == "nvme.directory_settings") &&
       !flags.nvme_directories.empty()) {
     return "--nvme-dir";
@@ -267,6 +280,9 @@ void ApplyFlags(const ConfigFlags& flags, v1::DaemonConfig* config) {
   if (!flags.devices.empty()) config->set_devices(flags.devices);
   if (!flags.sleep_directory.empty()) {
     config->set_sleep_directory(flags.sleep_directory);
+  }
+  if (!flags.metrics.empty()) {
+    config->mutable_metrics()->set_address(flags.metrics);
   }
   if (!flags.lock_memory.empty()) {
     config->set_lock_memory(LockMemoryOf(flags.lock_memory));
@@ -312,6 +328,7 @@ v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
   config.set_huge_pages(v1::HUGE_PAGES_AUTO);
   config.set_lock_memory(v1::LOCK_MEMORY_AUTO);
   config.set_devices("cuda");
+  config.mutable_metrics()->set_address("");
   config.set_drain_timeout_s(30);
   config.mutable_nvme()->set_job_host_budget_bytes(uint64_t{1} << 30);
   config.mutable_nvme()->set_io_engine(v1::IO_ENGINE_KIND_AUTO);

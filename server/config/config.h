@@ -34,6 +34,7 @@ struct ConfigFlags {
   std::string lock_memory;                    // auto, always or never
   std::string devices;                        // see ParseDeviceSetting()
   std::string sleep_directory;
+  std::string metrics;                        // see ParseListenAddress()
 };
 
 // Returns INVALID_ARGUMENT, naming the flag, when a flag's value is wrong

@@ -46,7 +46,14 @@ TEST(ConfigTest, FlagsOverrideTheFile) {
       "socket: /file\nstate_dir: /file\nlog_level: warn\nlisten: [\"a:1\"]\n"
       "lock_memory: never\n",
       "f.yaml",
-      {"/flag", "", {"b:2", "c:3"}, "debug", {"/disk"}, "always", "emulated:2"},
+      {"/flag",
+       "",
+       {"b:2", "c:3"},
+       "debug",
+       {"/disk"},
+       "always",
+       "emulated:2",
+       "d:4"},
       kRoot);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->state_dir(), "/flag");
@@ -56,6 +63,33 @@ TEST(ConfigTest, FlagsOverrideTheFile) {
   EXPECT_THAT(config->nvme().directories(), ElementsAre("/disk"));
   EXPECT_EQ(config->lock_memory(), v1::LOCK_MEMORY_ALWAYS);
   EXPECT_EQ(config->devices(), "emulated:2");
+  EXPECT_EQ(config->metrics().address(), "d:4");
+}
+
+TEST(ConfigTest, MetricsHaveAnAddressOfTheirOwn) {
+  EXPECT_EQ(DefaultConfig(kRoot).metrics().address(), "");
+  for (const char* good :
+       {"", "127.0.0.1:9464", "[::]:0", "unix:/run/optstate/metrics.sock"}) {
+    const auto config = ParseConfig(
+        absl::StrCat("metrics: {address: \"", good, "\"}"), "", {}, kRoot);
+    ASSERT_TRUE(config.ok()) << good << config.status();
+    EXPECT_EQ(config->metrics().address(), good);
+  }
+  for (const char* bad : {"9464", ":9464", "host:x", "unix:relative",
+                          "unix:/a,b", "unix:/run/optstate:1"}) {
+    EXPECT_THAT(ErrorOf(absl::StrCat("metrics:\n  address: \"", bad, "\"")),
+                StartsWith("f.yaml:2: metrics.address: "))
+        << bad;
+  }
+  for (const char* taken : {"unix:/run/optstate/optstated.sock", "a:1"}) {
+    EXPECT_THAT(ErrorOf(absl::StrCat("listen: [\"a:1\"]\nmetrics: {address: \"",
+                                     taken, "\"}")),
+                HasSubstr("need an address of their own"));
+  }
+  ConfigFlags flags;
+  flags.metrics = "nowhere";
+  EXPECT_THAT(std::string(CheckFlags(flags).message()),
+              StartsWith("--metrics: listen address \"nowhere\": has no port"));
 }
 
 TEST(ConfigTest, DevicesAreCudasEmulatedOnesOrNone) {

@@ -33,6 +33,17 @@ absl::Status CheckUnixSocketPath(absl::string_view path) {
   return absl::OkStatus();
 }
 
+absl::Status CheckHttpSocketPath(absl::string_view path) {
+  if (!absl::StrContains(path, ",") && !absl::StrContains(path, ":") &&
+      !absl::EndsWith(path, " ") && !absl::EndsWith(path, "\t")) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "socket path \"", path,
+      "\" has a comma or a colon, or ends with a space: the HTTP server cannot "
+      "listen there"));
+}
+
 absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text) {
   ListenAddress address;
   absl::string_view rest = text;

@@ -24,6 +24,10 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text);
 // Returns INVALID_ARGUMENT unless `path` is absolute and fits a socket address.
 absl::Status CheckUnixSocketPath(absl::string_view path);
 
+// Returns INVALID_ARGUMENT unless the HTTP server of metrics, which takes a
+// list of addresses as one text, can listen on such a path.
+absl::Status CheckHttpSocketPath(absl::string_view path);
+
 }  // namespace optstate::config
 
 #endif  // OPTSTATE_SERVER_CONFIG_LISTEN_ADDRESS_H_

@@ -27,5 +27,12 @@ TEST(ListenAddressTest, Errors) {
   EXPECT_TRUE(CheckUnixSocketPath("/" + std::string(106, 'x')).ok());
 }
 
+TEST(ListenAddressTest, PathsOfTheHttpServer) {
+  EXPECT_TRUE(CheckHttpSocketPath("/run/optstate/a b.sock").ok());
+  for (const char* bad : {"/a,b", "/a:1", "/a ", "/a\t"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(CheckHttpSocketPath(bad))) << bad;
+  }
+}
+
 }  // namespace
 }  // namespace optstate::config

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "server/observe/counters.h"
 
 namespace optstate::observe {
 namespace {
@@ -64,8 +65,9 @@ LineLimiter::Verdict LineLimiter::Judge(absl::string_view kind,
   verdict.write = budget.lines >= 1;
   if (verdict.write) {
     budget.lines -= 1;
-  } else if (budget.left_out++ == 0) {
-    budget.first_left_out = now;
+  } else {
+    Count(Counted::kLogLineLeftOut);
+    if (budget.left_out++ == 0) budget.first_left_out = now;
   }
   return verdict;
 }

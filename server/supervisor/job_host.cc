@@ -16,12 +16,16 @@
 #include "proto/types/status_macros.h"
 #include "server/accept/refusal.h"
 #include "server/engine/versions.h"
+#include "server/observe/counters.h"
 #include "server/supervisor/job_files.h"
 #include "storage/state_folder.h"
 #include "storage/tmpfs_info.h"
 
 namespace optstate::supervisor {
 namespace {
+
+using observe::Count;
+using observe::Counted;
 
 // Interval of checks: no event reports that an engine has read a connection.
 constexpr absl::Duration kLook = absl::Milliseconds(50);
@@ -113,6 +117,7 @@ void JobHost::StartEngine() {
     return;
   }
   engine_ = *std::move(engine);
+  Count(adopted_ ? Counted::kEngineAdopted : Counted::kEngineStarted);
   spdlog::info("job {}: engine {} {}", name(), engine_->pid(),
                adopted_ ? "was found running" : "started");
   LimitStart();
@@ -122,6 +127,7 @@ void JobHost::LimitStart() {
   ArmTimer(options_.start_timeout, [this] {
     const auto time = absl::FormatDuration(options_.start_timeout);
     events_.EngineKilled(engine_->pid(), absl::StrCat("get ready in ", time));
+    Count(Counted::kEngineKilled);
     engine_->Kill();
   });
 }
@@ -188,14 +194,17 @@ void JobHost::OnExit(const std::string& how) {
   loop_->Cancel(timer_);
   callbacks_.on_engine_gone();
   if (state_ == State::kStopping) {
+    Count(Counted::kEngineStopped);
     spdlog::info("job {}: engine stopped", name());
     FinishStopping();
     return;
   }
   if (state_ == State::kReplacing) {
+    Count(Counted::kEngineReplaced);
     spdlog::info("job {}: engine {} {}, starting the next", name(), pid, how);
     return StartEngine();
   }
+  Count(Counted::kEngineDied);
   events_.EngineDied(pid, how);
   OnDeath(how);
 }
@@ -297,6 +306,7 @@ void JobHost::Pump() {
     // resumes this.
     if (absl::IsUnavailable(status)) return;
     if (status.ok()) {
+      Count(Counted::kSessionHandedOver);
       callbacks_.on_adopted(next.fd.get());
       unread_.push_back(std::move(next.fd));
     } else {
@@ -405,6 +415,7 @@ void JobHost::LimitStop() {
   ArmTimer(options_.stop_timeout, [this] {
     const auto time = absl::FormatDuration(options_.stop_timeout);
     events_.EngineKilled(engine_->pid(), absl::StrCat("stop in ", time));
+    Count(Counted::kEngineKilled);
     engine_->Kill();
   });
 }

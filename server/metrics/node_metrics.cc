@@ -1,0 +1,67 @@
+#include "server/metrics/node_metrics.h"
+
+#include <google/protobuf/util/json_util.h>
+#include <prometheus/text_serializer.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "server/metrics/counter_samples.h"
+#include "server/metrics/node_samples.h"
+#include "server/metrics/samples.h"
+
+namespace optstate::metrics {
+namespace {
+
+// Leaves the entries of those jobs alone.
+template <typename Entries>
+void Keep(const std::set<std::string>& jobs, Entries* entries) {
+  entries->erase(std::remove_if(entries->begin(), entries->end(),
+                                [&jobs](const auto& entry) {
+                                  return !jobs.contains(entry.job());
+                                }),
+                 entries->end());
+}
+
+v1::NodeReport WithFirstJobs(const v1::NodeReport& report) {
+  v1::NodeReport first = report;
+  first.mutable_jobs()->DeleteSubrange(kJobsMax, report.jobs_size() - kJobsMax);
+  std::set<std::string> names;
+  for (const v1::Job& job : first.jobs()) names.insert(job.name());
+  Keep(names, first.mutable_tiers()->mutable_memory()->mutable_jobs());
+  for (auto& tier : *first.mutable_tiers()->mutable_directories()) {
+    Keep(names, tier.mutable_jobs());
+  }
+  for (auto& device : *first.mutable_devices()->mutable_devices()) {
+    Keep(names, device.mutable_jobs());
+  }
+  return first;
+}
+
+}  // namespace
+
+std::vector<prometheus::MetricFamily> NodeMetrics::Collect() const {
+  Samples samples;
+  AddNode(*reports_->Get(), &samples);
+  AddCounters(&samples);
+  return std::move(samples).Take();
+}
+
+std::string ToText(const prometheus::Collectable& metrics) {
+  return prometheus::TextSerializer().Serialize(metrics.Collect());
+}
+
+std::string ToJson(const v1::NodeReport& report) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;
+  std::string json;
+  // It fails on messages of google/protobuf/any.proto alone.
+  (void)google::protobuf::util::MessageToJsonString(
+      report.jobs_size() > kJobsMax ? WithFirstJobs(report) : report, &json,
+      options);
+  return json;
+}
+
+}  // namespace optstate::metrics

@@ -1,0 +1,18 @@
+#ifndef OPTSTATE_SERVER_METRICS_NODE_SAMPLES_H_
+#define OPTSTATE_SERVER_METRICS_NODE_SAMPLES_H_
+
+#include "optstate/v1/admin.pb.h"
+#include "server/metrics/samples.h"
+
+namespace optstate::metrics {
+
+// The most jobs that have samples of their own, the first ones of a report.
+inline constexpr int kJobsMax = 256;
+
+// Adds what a report says: of the node, of its tiers, and of each of the first
+// kJobsMax jobs.
+void AddNode(const v1::NodeReport& report, Samples* samples);
+
+}  // namespace optstate::metrics
+
+#endif  // OPTSTATE_SERVER_METRICS_NODE_SAMPLES_H_
