@@ -280,7 +280,7 @@ void Supervisor::OnStopped(const std::string& name, bool over) {
   auto held = held_.extract(name);
   Held held_by = held.empty() ? Held{} : std::move(held.mapped());
   const bool is_delete = held_by.deleted != nullptr;
-  if (over || is_delete) RemoveJob(*host, std::move(held_by));
+  if (over || is_delete) RemoveJob(name, host->uid(), std::move(held_by));
   // A job that could not be deleted goes on.
   const auto kept = registry_.jobs().find(name);
   if (is_delete && !stopping_ && kept != registry_.jobs().end()) {
@@ -292,13 +292,13 @@ void Supervisor::OnStopped(const std::string& name, bool over) {
   }
 }
 
-void Supervisor::RemoveJob(const JobHost& host, Held held) {
-  const auto done = [events = JobEvents(host.name(), host.uid()),
+void Supervisor::RemoveJob(const std::string& name, uid_t owner, Held held) {
+  const auto done = [events = JobEvents(name, owner),
                      held = std::move(held)](const absl::Status& status) {
     status.ok() ? events.Deleted(held.by) : events.NotDeleted(held.by, status);
     if (held.deleted != nullptr) held.deleted(status);
   };
-  const auto paths = registry_.Discard(host.name());
+  const auto paths = registry_.Discard(name);
   if (!paths.ok()) return done(paths.status());
   const auto removed = std::make_shared<absl::Status>();
   const auto finish = [removed, done] { done(*removed); };
@@ -426,7 +426,7 @@ absl::Status Supervisor::HoldJobInLoop(const std::string& name, uid_t uid) {
       return absl::UnavailableError(
           absl::StrCat("job \"", name, "\" is being deleted already"));
     }
-    held_[name] = nullptr;
+    held_[name] = {.by = uid, .deleted = nullptr};
     return absl::OkStatus();
   }
   OPTSTATE_ASSIGN_OR_RETURN(JobHost* const host, FindToChange(name, uid));
@@ -456,23 +456,24 @@ absl::Status Supervisor::DeleteHeldJob(const std::string& name,
   };
   const auto outcome = std::make_shared<Outcome>();
   RunInLoop([this, &name, outcome] {
-    const auto found = hosts_.find(name);
+    const auto deleted = [outcome](const absl::Status& status) {
+      outcome->status = status;
+      outcome->done.Notify();
+    };
     if (sleeping_.Has(name)) {
+      const uid_t owner = sleeping_.uid(name);
       sleeping_.Forget(name);
+      Held held = std::move(held_[name]);
       held_.erase(name);
-      return RemoveJob(name, [outcome](const absl::Status& status) {
-        outcome->status = status;
-        outcome->done.Notify();
-      });
+      held.deleted = deleted;
+      return RemoveJob(name, owner, std::move(held));
     }
+    const auto found = hosts_.find(name);
     if (found == hosts_.end()) {  // it ended by itself, and is removed
       outcome->done.Notify();
       return;
     }
-    held_[name].deleted = [outcome](const absl::Status& status) {
-      outcome->status = status;
-      outcome->done.Notify();
-    };
+    held_[name].deleted = deleted;
     found->second->Stop();
   });
   if (outcome->done.WaitForNotificationWithDeadline(deadline)) {

@@ -125,7 +125,7 @@ class Supervisor : public SupervisorControl {
   v1::SupervisorRequest::Supervise MakeSupervise() const;
   void OnAdopted(const std::string& name, int fd);
   void OnStopped(const std::string& name, bool over);
-  void RemoveJob(const JobHost& host, Held held);
+  void RemoveJob(const std::string& name, uid_t owner, Held held);
   // Routes connections that reached a job as it ended; they start the next job
   // of that name.
   void Reroute(std::deque<Waiting> waiting);
