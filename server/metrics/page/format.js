@@ -1,4 +1,4 @@
-// What stands for a value that is not there, and for one that is not known. optctl has the same.
+// Signs for a value that is absent, and for one that is not known.
 const NONE = "–";
 const UNKNOWN = "?";
 

@@ -1,4 +1,4 @@
-// What is chosen on the page. `name` is the selected job's, as in the address after "#job=".
+// The choices made on the page. `name` is the selected job's, as in the address after "#job=".
 const selection = {name: null, filter: ""};
 
 // Texts and tones of phases; the most urgent come first in the table.

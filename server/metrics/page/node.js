@@ -38,7 +38,7 @@ function diskRow(tier) {
   return tierRow(tier.directory, tier, notes, tier.free_bytes);
 }
 
-// What is neither free nor our jobs' is other users' of the file system, or beyond a limit.
+// Bytes that are neither free nor our jobs' are other users' of the file system, or beyond a limit.
 function tierRow(name, tier, notes, freeBytes) {
   const others = Math.max(0, tier.capacity_bytes - tier.used_bytes - freeBytes);
   return {

@@ -6,7 +6,7 @@ const FAILED_POLL_MS_MAX = 15000;
 const ANSWER_MS_MAX = 8000;
 const STALE_MS = 10000;
 
-// What has come of asking the daemon. Times are the browser's.
+// The outcome of asking the daemon. Times are the browser's.
 const daemon = {
   report: null,     // the last one
   answeredAt: null,
