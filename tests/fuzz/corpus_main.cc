@@ -1,6 +1,7 @@
 // NAME_corpus_test CORPUS_FOLDER [--mutations N] [--seed S]: runs a fuzz target
 // without libFuzzer, on its seeds, on each file of its corpus, and on N
-// mutations of these. The same seed gives the same inputs.
+// mutations of these. The same seed gives the same inputs. With --write-seeds
+// it writes its seeds to the folder instead.
 //
 // The input that is being run is in the file `input` of
 // $TEST_UNDECLARED_OUTPUTS_DIR (or else $TEST_TMPDIR or /tmp), which a crash
@@ -25,6 +26,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/mutator.h"
+#include "tests/fuzz/seed_files.h"
 
 namespace optstate::fuzz {
 namespace {
@@ -36,6 +38,7 @@ struct Arguments {
   std::string corpus;
   uint64_t mutations = 2000;
   uint64_t seed = 1;
+  bool write_seeds = false;
 };
 
 [[noreturn]] void Die(const std::string& what) {
@@ -54,12 +57,15 @@ Arguments Parse(int argc, char** argv) {
       if (i + 1 == argc || !absl::SimpleAtoi(argv[++i], value)) {
         Die(absl::StrCat(flag, " needs a number"));
       }
+    } else if (flag == "--write-seeds") {
+      arguments.write_seeds = true;
     } else {
       arguments.corpus = flag;
     }
   }
   if (arguments.corpus.empty()) {
-    Die("usage: NAME_corpus_test CORPUS_FOLDER [--mutations N] [--seed S]");
+    Die("usage: NAME_corpus_test CORPUS_FOLDER [--mutations N] [--seed S] "
+        "[--write-seeds]");
   }
   return arguments;
 }
@@ -135,6 +141,10 @@ int Main(int argc, char** argv) {
   // A target's many refusals are not worth their lines.
   spdlog::set_level(spdlog::level::off);
   LimitMemory();
+  if (arguments.write_seeds) {
+    WriteSeeds(arguments.corpus);
+    return 0;
+  }
   std::vector<std::string> inputs = Seeds();
   const size_t seeds = inputs.size();
   for (std::string& input : ReadCorpus(arguments.corpus)) {

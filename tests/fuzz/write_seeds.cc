@@ -3,33 +3,9 @@
 
 #include <spdlog/spdlog.h>
 
-#include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <string>
-#include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "tests/fuzz/fuzz_target.h"
-
-namespace optstate::fuzz {
-namespace {
-
-void WriteSeeds(const std::string& folder) {
-  const std::vector<std::string> seeds = Seeds();
-  for (size_t i = 0; i < seeds.size(); ++i) {
-    const std::string path = absl::StrCat(folder, "/seed_", i);
-    std::ofstream file(path, std::ios::binary);
-    file << seeds[i];
-    file.close();
-    if (file) continue;
-    std::fprintf(stderr, "%s cannot be written\n", path.c_str());
-    std::exit(2);
-  }
-}
-
-}  // namespace
-}  // namespace optstate::fuzz
+#include "tests/fuzz/seed_files.h"
 
 extern "C" __attribute__((visibility("default"))) int LLVMFuzzerInitialize(
     int* /*argc*/, char*** /*argv*/) {
