@@ -204,6 +204,12 @@ class GrpcAdminClient : public AdminClient {
       return absl::CancelledError("interrupted");
     }
     if (status.ok()) return absl::OkStatus();
+    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+      return Annotate(absl::FailedPreconditionError(
+                          "the daemon is of an older build, which remembers no "
+                          "events: `optctl upgrade` puts another in its place"),
+                      endpoint_.ToString());
+    }
     // A daemon that ends, or makes way, may have no time to say so.
     if (status.error_code() == grpc::StatusCode::CANCELLED) {
       return Annotate(absl::UnavailableError("the daemon has ended the call"),

@@ -59,14 +59,14 @@ struct Daemon {
 absl::StatusOr<Daemon> FindDaemon(const Context& context) {
   Daemon daemon;
   absl::StatusOr<std::unique_ptr<AdminClient>> client = context.Connect();
-  if (!client.ok() && !absl::IsUnavailable(client.status())) {
-    return client.status();  // no such endpoint can be
-  }
-  daemon.status = client.status();
   if (client.ok()) {
     daemon.client = *std::move(client);
     daemon.is_local = daemon.client->is_local();
     daemon.status = daemon.client->GetStatus();
+  } else if (absl::IsUnavailable(client.status())) {
+    daemon.status = client.status();
+  } else {
+    return client.status();  // no such endpoint can be
   }
   return daemon;
 }

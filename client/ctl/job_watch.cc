@@ -87,16 +87,17 @@ std::vector<std::string> JobWatch::Compare(const v1::Job& job, absl::Time now) {
 
 absl::StatusOr<WatchGoal> ParseGoal(absl::string_view text) {
   WatchGoal goal;
-  absl::string_view value = text;
+  absl::string_view step = text;
+  absl::string_view phase = text;
   if (text == "deleted") return goal;
-  if (absl::ConsumePrefix(&value, "committed_step=") &&
-      absl::SimpleAtoi(value, &goal.step)) {
+  if (absl::ConsumePrefix(&step, "committed_step=") &&
+      absl::SimpleAtoi(step, &goal.step)) {
     goal.kind = WatchGoal::Kind::kCommittedStep;
     return goal;
   }
-  if (absl::ConsumePrefix(&value, "phase=") &&
+  if (absl::ConsumePrefix(&phase, "phase=") &&
       v1::JobPhase_Parse(
-          absl::StrCat("JOB_PHASE_", absl::AsciiStrToUpper(value)),
+          absl::StrCat("JOB_PHASE_", absl::AsciiStrToUpper(phase)),
           &goal.phase) &&
       goal.phase != v1::JOB_PHASE_UNSPECIFIED) {
     goal.kind = WatchGoal::Kind::kPhase;

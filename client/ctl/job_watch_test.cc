@@ -105,9 +105,10 @@ TEST(WatchGoalTest, GoalsAreParsed) {
     EXPECT_EQ(phase->phase, v1::JOB_PHASE_FAILED);
   }
   EXPECT_EQ(ParseGoal("deleted")->kind, WatchGoal::Kind::kDeleted);
-  for (const char* text : {"", "phase", "phase=", "phase=unspecified",
-                           "phase=x", "committed_step=", "committed_step=-1",
-                           "committed_step=x", "step=4", "deleted=1"}) {
+  for (const char* text :
+       {"", "phase", "phase=", "phase=unspecified", "phase=x",
+        "committed_step=", "committed_step=-1", "committed_step=x",
+        "committed_step=phase=failed", "step=4", "deleted=1"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseGoal(text).status())) << text;
   }
 }

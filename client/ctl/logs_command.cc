@@ -30,19 +30,21 @@ bool DoesNotAnswer(const absl::Status& status) {
 // log is needed most, the packages' unit.
 absl::StatusOr<JournalUnit> FindUnit(const Context& context) {
   const auto client = context.Connect();
-  absl::StatusOr<v1::ServerStatus> status = client.status();
   if (client.ok() && !(*client)->is_local()) {
     return absl::FailedPreconditionError(absl::StrCat(
         (*client)->address(),
         ": the daemon is on another machine, and so is its log: "
         "run `optctl logs` there. `optctl events` works from here"));
   }
-  if (client.ok()) status = (*client)->GetStatus();
-  if (status.ok()) return UnitOfDaemon(static_cast<pid_t>(status->pid()));
-  if (!DoesNotAnswer(status.status())) return status.status();
-  if (::access("/run/systemd/system", F_OK) != 0) return status.status();
-  std::cerr << "optctl: " << status.status().message()
-            << "\noptctl: so this is "
+  absl::Status answered = client.status();
+  if (client.ok()) {
+    const absl::StatusOr<v1::ServerStatus> status = (*client)->GetStatus();
+    if (status.ok()) return UnitOfDaemon(static_cast<pid_t>(status->pid()));
+    answered = status.status();
+  }
+  if (!DoesNotAnswer(answered)) return answered;
+  if (::access("/run/systemd/system", F_OK) != 0) return answered;
+  std::cerr << "optctl: " << answered.message() << "\noptctl: so this is "
             << "the log of " << kPackagedUnit << ", the packages' unit"
             << std::endl;
   return JournalUnit{kPackagedUnit, false};
