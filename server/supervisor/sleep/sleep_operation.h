@@ -1,10 +1,13 @@
 #ifndef OPTSTATE_SERVER_SUPERVISOR_SLEEP_SLEEP_OPERATION_H_
 #define OPTSTATE_SERVER_SUPERVISOR_SLEEP_SLEEP_OPERATION_H_
 
+#include <cstdint>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "optstate/v1/admin.pb.h"

@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_SERVER_SUPERVISOR_SLEEP_SLEEPING_JOBS_H_
 #define OPTSTATE_SERVER_SUPERVISOR_SLEEP_SLEEPING_JOBS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
