@@ -43,7 +43,9 @@ class BoundedJob : public transport::FakeJob {
                     uint32_t /*parameter*/, uint64_t /*begin*/, uint64_t numel,
                     DType dtype, absl::Span<const std::byte> data) override {
     // Every byte is read, so that a sanitizer sees one that is not there.
-    for (const std::byte byte : data) sum_ ^= static_cast<uint8_t>(byte);
+    for (const std::byte byte : data) {
+      sum_ = static_cast<uint8_t>(sum_ ^ static_cast<uint8_t>(byte));
+    }
     Require(data.size() >= numel * std::min<uint64_t>(SizeInBytes(dtype), 2),
             "a load has the bytes of its elements");
     return absl::OkStatus();
