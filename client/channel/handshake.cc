@@ -53,6 +53,15 @@ absl::Status NoDaemonError(const absl::Status& status) {
       status.message(), "; start optstated there, or name another endpoint")));
 }
 
+// A certificate that is refused stays so, however often it is tried, and so
+// does a daemon without TLS.
+bool IsRefusedByTls(const Endpoint& endpoint, const absl::Status& status) {
+  return endpoint.kind == Endpoint::Kind::kGrpcTls &&
+         (absl::IsUnauthenticated(status) ||
+          absl::IsFailedPrecondition(status) ||
+          absl::IsInvalidArgument(status));
+}
+
 // A draining daemon is UNAVAILABLE permanently; a daemon whose last engine of
 // this job is just going away says so in these words.
 absl::Status Verdict(const absl::Status& status) {
@@ -127,6 +136,7 @@ absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
   OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
   absl::StatusOr<UniqueFd> socket = Dial(endpoint, deadline, interrupted);
   if (absl::IsCancelled(socket.status())) return socket.status();
+  if (IsRefusedByTls(endpoint, socket.status())) return socket.status();
   if (!socket.ok()) return NoDaemonError(socket.status());
   OPTSTATE_RETURN_IF_ERROR(Greet(socket->get(),
                                  MakeHello(wire, job, must_exist), two_phase,

@@ -1,5 +1,7 @@
 #include "client/ctl/admin_client.h"
 
+#include <fcntl.h>
+#include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -19,13 +21,14 @@
 #include "proto/types/grpc_status.h"
 #include "proto/types/path_owners.h"
 #include "proto/types/status_macros.h"
+#include "proto/types/unique_fd.h"
 
 namespace optstate::ctl {
 namespace {
 
 constexpr absl::string_view kNameAnother =
     "or name another with --endpoint or $OPTSTATE_ENDPOINT (unix:PATH, "
-    "grpc:HOST:PORT, grpc:unix:PATH)";
+    "grpc:HOST:PORT, grpcs:HOST:PORT, grpc:unix:PATH)";
 
 // The part of a timeout that is left for the answer of a daemon that was asked
 // to wait: at most this, and at most half of the timeout.
@@ -41,6 +44,7 @@ class GrpcAdminClient : public AdminClient {
     arguments.SetMaxReceiveMessageSize(-1);
     // A proxy of the environment is for remote hosts, not for a daemon.
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    if (uses_tls()) return;
     channel_ = grpc::CreateCustomChannel(
         target, grpc::InsecureChannelCredentials(), arguments);
     stub_ = v1::Admin::NewStub(channel_);
@@ -186,9 +190,28 @@ class GrpcAdminClient : public AdminClient {
     return Annotate(Explain(status), endpoint_.ToString());
   }
 
+  bool uses_tls() const {
+    return endpoint_.kind == client::Endpoint::Kind::kGrpcTls;
+  }
+
+  // Makes a connection for one call: a channel of a given connection does not
+  // come back when that is lost.
+  absl::Status ConnectWithTls(absl::Time deadline) {
+    absl::StatusOr<UniqueFd> socket = client::Dial(endpoint_, deadline);
+    if (!socket.ok()) return Annotate(socket.status(), endpoint_.ToString());
+    ::fcntl(socket->get(), F_SETFL, ::fcntl(socket->get(), F_GETFL) | O_NONBLOCK);
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(-1);
+    channel_ = grpc::CreateCustomInsecureChannelFromFd(
+        endpoint_.host, socket->release(), arguments);
+    stub_ = v1::Admin::NewStub(channel_);
+    return absl::OkStatus();
+  }
+
   // Waits until a gRPC server answers: the kernel also connects to a stopped
   // process, and to any other program that listens. Errors name the endpoint.
   absl::Status AwaitConnection(absl::Time deadline) {
+    if (uses_tls()) return ConnectWithTls(deadline);
     grpc_connectivity_state state = channel_->GetState(/*try_to_connect=*/true);
     while (state != GRPC_CHANNEL_READY) {
       if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) {
@@ -264,6 +287,8 @@ absl::StatusOr<std::string> GrpcTarget(const client::Endpoint& endpoint) {
       return absl::StrCat("dns:///", ipv6 ? "[" : "", endpoint.host,
                           ipv6 ? "]:" : ":", endpoint.port);
     }
+    case Kind::kGrpcTls:  // each call makes its connection
+      return std::string();
     case Kind::kEmbedded:
       break;
   }

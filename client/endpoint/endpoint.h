@@ -14,12 +14,13 @@ struct Endpoint {
     kShm,       // unix:PATH: shared memory, over a unix socket
     kGrpcUnix,  // grpc:unix:PATH
     kGrpcTcp,   // grpc:HOST:PORT; HOST may be [IPv6]
+    kGrpcTls,   // grpcs:HOST:PORT: the same over TLS, see tls_tunnel.h
     kEmbedded,  // embedded: a private daemon of this process
   };
   Kind kind = Kind::kEmbedded;
   std::string path;  // kShm, kGrpcUnix
-  std::string host;  // kGrpcTcp, without brackets
-  std::string port;  // kGrpcTcp
+  std::string host;  // kGrpcTcp, kGrpcTls, without brackets
+  std::string port;  // kGrpcTcp, kGrpcTls
 
   std::string ToString() const;
 };
