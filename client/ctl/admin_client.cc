@@ -1,6 +1,5 @@
 #include "client/ctl/admin_client.h"
 
-#include <fcntl.h>
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
 
@@ -199,7 +198,6 @@ class GrpcAdminClient : public AdminClient {
   absl::Status ConnectWithTls(absl::Time deadline) {
     absl::StatusOr<UniqueFd> socket = client::Dial(endpoint_, deadline);
     if (!socket.ok()) return Annotate(socket.status(), endpoint_.ToString());
-    ::fcntl(socket->get(), F_SETFL, ::fcntl(socket->get(), F_GETFL) | O_NONBLOCK);
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(-1);
     channel_ = grpc::CreateCustomInsecureChannelFromFd(

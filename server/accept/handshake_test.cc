@@ -16,7 +16,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const PeerCredentials kPeer = {1000, 7, true};
+constexpr uid_t kUid = 4711;
+
+PeerCredentials UnixPeer(uid_t uid) {
+  return {.caller = access::UnixCaller(uid), .pid = 7};
+}
+
 
 std::string Header(uint32_t payload_bytes) {
   std::string header(shm::kFrameMagic, 4);
@@ -41,7 +46,7 @@ class HandshakeTest : public testing::Test {
     Handshakes::Callbacks callbacks;
     callbacks.on_hello = [this](UniqueFd fd, const PeerCredentials& peer,
                                 const v1::Hello& hello) {
-      EXPECT_EQ(peer.uid, kPeer.uid);
+      EXPECT_EQ(peer.caller.uid, kUid);
       fds_.push_back(std::move(fd));
       hellos_.push_back(hello.job());
     };
@@ -53,7 +58,7 @@ class HandshakeTest : public testing::Test {
   }
 
   // Starts a handshake; returns the peer's end.
-  UniqueFd Connect(uid_t uid = kPeer.uid) { return ConnectAs({uid, 7, true}); }
+  UniqueFd Connect(uid_t uid = kUid) { return ConnectAs(UnixPeer(uid)); }
 
   UniqueFd ConnectAs(const PeerCredentials& peer) {
     int fds[2];
@@ -194,7 +199,8 @@ TEST_F(HandshakeTest, OneUserCannotTakeAllPlaces) {
 // Over TCP every peer has the daemon's uid, but does not count as its user.
 TEST_F(HandshakeTest, TcpTakesNobodysPlacesButItsOwn) {
   const auto tcp = [](std::string address) {
-    return PeerCredentials{::geteuid(), 0, false, std::move(address)};
+    return PeerCredentials{.caller = access::InsecureTcpCaller(),
+                           .address = std::move(address)};
   };
   std::vector<UniqueFd> peers;
   for (size_t i = 0; i < Handshakes::kPendingMax / 2; ++i) {

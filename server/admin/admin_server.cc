@@ -14,7 +14,6 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
-#include "server/admin/admin_calls.h"
 #include "server/admin/call_timer.h"
 #include "server/admin/grpc_gate.h"
 
@@ -42,8 +41,9 @@ constexpr absl::Duration kFlushTimeout = absl::Seconds(1);
 // them up does not delay others.
 class CallersServer {
  public:
-  CallersServer(AdminService* service, const ConnectionUids* uids)
-      : calls_(service, uids) {}
+  CallersServer(AdminService* service, const ConnectionUids* uids,
+                TokenCheck tokens)
+      : calls_(service, uids, std::move(tokens)) {}
   ~CallersServer() { Shutdown(absl::Now()); }
 
   absl::Status Start(CallTimer* timer, int threads_max) {
@@ -89,8 +89,9 @@ class CallersServer {
 
 class Server final : public AdminServer {
  public:
-  Server(AdminService* service, const Limits& limits)
+  Server(AdminService* service, const Limits& limits, TokenCheck tokens)
       : service_(service),
+        tokens_(std::move(tokens)),
         uids_(limits.connections_of_user),
         timer_(limits.calls) {}
   ~Server() override { Shutdown(absl::Now()); }
@@ -111,6 +112,7 @@ class Server final : public AdminServer {
   bool DropIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   AdminService* const service_;
+  const TokenCheck tokens_;
   ConnectionUids uids_;
   CallTimer timer_;
   std::unique_ptr<GrpcGate> gate_;
@@ -131,7 +133,7 @@ absl::Status Server::Start() {
   // The first server is started at once, so that a daemon that cannot serve
   // does not start.
   absl::MutexLock lock(&mutex_);
-  return Find(Caller{::geteuid(), true}).status();
+  return Find(access::UnixCaller(::geteuid())).status();
 }
 
 bool Server::DropIdle() {
@@ -150,7 +152,7 @@ absl::StatusOr<CallersServer*> Server::Find(const Caller& caller) {
   const bool is_shared =
       !caller.is_operator() && stranger_count_ >= kServersMax && !DropIdle();
   if (is_shared && shared_ != nullptr) return shared_.get();
-  auto server = std::make_unique<CallersServer>(service_, &uids_);
+  auto server = std::make_unique<CallersServer>(service_, &uids_, tokens_);
   OPTSTATE_RETURN_IF_ERROR(server->Start(
       &timer_, caller.is_operator() ? kOperatorThreadsMax : kThreadsMax));
   if (unhealthy_) server->SetUnhealthy();
@@ -214,8 +216,8 @@ void Server::Shutdown(absl::Time deadline) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(
-    AdminService* service, const Limits& limits) {
-  auto server = std::make_unique<Server>(service, limits);
+    AdminService* service, const Limits& limits, TokenCheck tokens) {
+  auto server = std::make_unique<Server>(service, limits, std::move(tokens));
   OPTSTATE_RETURN_IF_ERROR(server->Start());
   return server;
 }

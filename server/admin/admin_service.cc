@@ -267,9 +267,10 @@ absl::StatusOr<v1::ListParametersReply> AdminService::ListParameters(
 }
 
 absl::Status AdminService::DeleteJob(const std::string& name, bool force,
-                                     uid_t uid, absl::Time deadline) {
+                                     const access::Caller& caller,
+                                     absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
-  OPTSTATE_RETURN_IF_ERROR(control_->HoldJob(name, uid));
+  OPTSTATE_RETURN_IF_ERROR(control_->HoldJob(name, caller));
   if (!force) {
     absl::Status status = CheckNoSessions(name, deadline);
     if (!status.ok()) {
@@ -297,10 +298,10 @@ absl::Status AdminService::CheckNoSessions(const std::string& name,
                    "): try again, or force the deletion"));
 }
 
-absl::Status AdminService::RecoverJob(const std::string& name, uid_t uid,
-                                      bool to_durable, absl::Time deadline) {
+absl::Status AdminService::RecoverJob(const std::string& name,
+                                      const access::Caller& caller, bool to_durable, absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
-  return control_->RecoverJob(name, uid, FailedEngine(name, deadline),
+  return control_->RecoverJob(name, caller, FailedEngine(name, deadline),
                               to_durable);
 }
 
@@ -312,32 +313,35 @@ pid_t AdminService::FailedEngine(const std::string& name, absl::Time deadline) {
 }
 
 absl::StatusOr<v1::SetJobReply> AdminService::SetJob(
-    const v1::SetJobRequest& request, uid_t uid, absl::Time deadline) {
-  OPTSTATE_RETURN_IF_ERROR(CheckMayChange(request.name(), uid));
+    const v1::SetJobRequest& request, const access::Caller& caller,
+    absl::Time deadline) {
+  OPTSTATE_RETURN_IF_ERROR(CheckMayChange(request.name(), caller));
   absl::StatusOr<v1::SetJobReply> set = engines_->SetJob(request, deadline);
   if (!absl::IsUnimplemented(set.status())) return set;
   return TooOld(request.name(), "change settings");
 }
 
-absl::Status AdminService::CheckMayChange(const std::string& name, uid_t uid) {
+absl::Status AdminService::CheckMayChange(const std::string& name,
+                                          const access::Caller& caller) {
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindJob(name));
-  return supervisor::CheckMayChangeJob(name, summary.uid, uid);
+  return supervisor::CheckMayChangeJob(name, summary.uid, caller);
 }
 
 absl::Status AdminService::VerifyJob(
-    const std::string& name, uid_t uid, const grpc::ServerContext* caller,
+    const std::string& name, const access::Caller& caller,
+    const grpc::ServerContext* call,
     absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass) {
-  OPTSTATE_RETURN_IF_ERROR(CheckMayChange(name, uid));
-  absl::Status verified = engines_->VerifyJob(name, caller, pass);
+  OPTSTATE_RETURN_IF_ERROR(CheckMayChange(name, caller));
+  absl::Status verified = engines_->VerifyJob(name, call, pass);
   if (!absl::IsUnimplemented(verified)) return verified;
   return TooOld(name, "verify");
 }
 
 absl::StatusOr<v1::DescribeTiersReply> AdminService::DescribeTiers(
-    const v1::DescribeTiersRequest& request, uid_t uid) {
+    const v1::DescribeTiersRequest& request, const access::Caller& caller) {
   if (request.measure()) {
-    OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));
+    OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(caller));
   }
   return admin::DescribeTiers(info_.config, control_->Jobs(), request);
 }
@@ -347,27 +351,19 @@ v1::DescribeDevicesReply AdminService::DescribeDevices(absl::Time deadline) {
 }
 
 absl::StatusOr<v1::UpgradeReply> AdminService::Upgrade(
-    const std::string& binary, uid_t uid, bool is_local) {
-  OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));
-  // Over TCP every peer acts as the daemon's user, and could choose the program
-  // that runs as that user.
-  if (!is_local) {
-    return absl::PermissionDeniedError(
-        "an upgrade is asked for over the daemon's unix socket, not over TCP");
-  }
+    const std::string& binary) {
   return upgrade_->Upgrade(binary);
 }
 
 absl::StatusOr<v1::DrainReply> AdminService::Drain(
-    const v1::DrainRequest& request, uid_t uid, absl::Time deadline,
-    const grpc::ServerContext* caller) {
-  OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));
+    const v1::DrainRequest& request, absl::Time deadline,
+    const grpc::ServerContext* call) {
   OPTSTATE_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutOf(request));
   v1::DrainReply reply;
   reply.set_was_draining(control_->draining());
   OPTSTATE_RETURN_IF_ERROR(control_->SetDraining(!request.resume()));
   const absl::Status engines = engines_->DrainAll(
-      request.resume(), std::min(deadline, absl::Now() + timeout), caller);
+      request.resume(), std::min(deadline, absl::Now() + timeout), call);
   if (engines.ok()) return reply;
   return absl::Status(
       engines.code(),

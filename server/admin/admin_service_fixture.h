@@ -41,10 +41,11 @@ class FakeControl : public supervisor::SupervisorControl {
     for (const auto& [name, job] : jobs) all.push_back(job);
     return all;
   }
-  absl::Status HoldJob(const std::string& name, uid_t uid) override {
+  absl::Status HoldJob(const std::string& name,
+                       const access::Caller& caller) override {
     calls.push_back("hold " + name);
     if (!jobs.contains(name)) return absl::NotFoundError(name);
-    if (jobs[name].uid != uid) return absl::PermissionDeniedError(name);
+    if (jobs[name].uid != caller.uid) return absl::PermissionDeniedError(name);
     return absl::OkStatus();
   }
   void ReleaseJob(const std::string& name) override {
@@ -59,8 +60,8 @@ class FakeControl : public supervisor::SupervisorControl {
     absl::MutexLock lock(&mutex);
     jobs.erase(name);
   }
-  absl::Status RecoverJob(const std::string& name, uid_t, pid_t failed_engine,
-                          bool) override {
+  absl::Status RecoverJob(const std::string& name, const access::Caller&,
+                          pid_t failed_engine, bool) override {
     calls.push_back(absl::StrCat("recover ", name, " ", failed_engine));
     return absl::OkStatus();
   }

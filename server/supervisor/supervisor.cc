@@ -22,9 +22,9 @@ namespace {
 
 void Refuse(const Waiting& waiting, const absl::Status& status) {
   observe::LogOfPeer(spdlog::level::info, "session refused",
-                     absl::StrCat("uid ", waiting.adopt.peer_uid()),
-                     "session for job {} of uid {} pid {} refused: {}",
-                     waiting.adopt.hello().job(), waiting.adopt.peer_uid(),
+                     waiting.peer.quota_name(),
+                     "session for job {} of {} pid {} refused: {}",
+                     waiting.adopt.hello().job(), waiting.peer.caller.name(),
                      waiting.adopt.peer_pid(), status.ToString());
   accept::SendRefusal(waiting.fd.get(), status);
 }
@@ -79,13 +79,13 @@ void Supervisor::OnHello(UniqueFd fd, const accept::PeerCredentials& peer,
   Waiting waiting;
   waiting.fd = std::move(fd);
   waiting.peer = peer;
-  waiting.adopt.set_peer_uid(peer.uid);
+  waiting.adopt.set_peer_uid(peer.caller.uid);
   waiting.adopt.set_peer_pid(peer.pid);
   const absl::StatusOr<uint32_t> version = accept::CheckHello(hello, peer);
   if (!version.ok()) {
     observe::LogOfPeer(spdlog::level::info, "session refused",
                        peer.quota_name(),
-                       "session of uid {} pid {} refused: {}", peer.uid,
+                       "session of {} pid {} refused: {}", peer.caller.name(),
                        peer.pid, version.status().ToString());
     accept::SendRefusal(waiting.fd.get(), version.status());
     return;
@@ -115,10 +115,11 @@ absl::Status Supervisor::Route(Waiting* waiting) {
 absl::StatusOr<JobHost*> Supervisor::FindOrCreate(const Waiting& waiting) {
   const v1::AdoptConnection& adopt = waiting.adopt;
   const std::string& name = adopt.hello().job();
+  OPTSTATE_RETURN_IF_ERROR(CheckMayTrain(waiting.peer.caller));
   const auto found = hosts_.find(name);
   if (found != hosts_.end()) {
     OPTSTATE_RETURN_IF_ERROR(
-        CheckMayJoinJob(name, found->second->uid(), adopt.peer_uid()));
+        CheckMayJoinJob(name, found->second->uid(), waiting.peer.caller));
     OPTSTATE_RETURN_IF_ERROR(
         CheckRoomForSession(waiting.peer, found->second->uid()));
     return found->second.get();
@@ -140,7 +141,7 @@ absl::Status Supervisor::CheckRoomForJob(
   Counts jobs;
   jobs.all = hosts_.size();
   for (const auto& [name, host] : hosts_) {
-    if (host->uid() == peer.uid) ++jobs.of_user;
+    if (host->uid() == peer.caller.uid) ++jobs.of_user;
   }
   return CheckJobCount(limits(), peer, jobs);
 }
@@ -353,27 +354,28 @@ std::vector<JobSummary> Supervisor::Jobs() {
   return jobs;
 }
 
-absl::Status Supervisor::HoldJob(const std::string& name, uid_t uid) {
+absl::Status Supervisor::HoldJob(const std::string& name,
+                                 const access::Caller& caller) {
   absl::Status status;
-  RunInLoop([&] { status = HoldJobInLoop(name, uid); });
+  RunInLoop([&] { status = HoldJobInLoop(name, caller); });
   return status;
 }
 
-absl::StatusOr<JobHost*> Supervisor::FindToChange(const std::string& name,
-                                                  uid_t uid) {
+absl::StatusOr<JobHost*> Supervisor::FindToChange(
+    const std::string& name, const access::Caller& caller) {
   const auto found = hosts_.find(name);
   if (found == hosts_.end()) {
     return NoJob(name);
   }
-  OPTSTATE_RETURN_IF_ERROR(CheckMayChangeJob(name, found->second->uid(), uid));
+  OPTSTATE_RETURN_IF_ERROR(CheckMayChangeJob(name, found->second->uid(), caller));
   return found->second.get();
 }
 
-absl::Status Supervisor::RecoverJob(const std::string& name, uid_t uid,
-                                    pid_t failed_engine, bool to_durable) {
+absl::Status Supervisor::RecoverJob(const std::string& name,
+                                    const access::Caller& caller, pid_t failed_engine, bool to_durable) {
   absl::Status status;
   RunInLoop([&] {
-    const absl::StatusOr<JobHost*> host = FindToChange(name, uid);
+    const absl::StatusOr<JobHost*> host = FindToChange(name, caller);
     status = host.ok() ? registry_.MakeMissingDirectory(name) : host.status();
     if (status.ok()) status = (*host)->Recover(failed_engine, to_durable);
   });
@@ -443,8 +445,9 @@ absl::Status Supervisor::ReplaceEngine(const std::string& name,
       .status();
 }
 
-absl::Status Supervisor::HoldJobInLoop(const std::string& name, uid_t uid) {
-  OPTSTATE_ASSIGN_OR_RETURN(JobHost* const host, FindToChange(name, uid));
+absl::Status Supervisor::HoldJobInLoop(const std::string& name,
+                                       const access::Caller& caller) {
+  OPTSTATE_ASSIGN_OR_RETURN(JobHost* const host, FindToChange(name, caller));
   if (held_.contains(name) || host->state() == JobHost::State::kStopping) {
     return absl::UnavailableError(
         absl::StrCat("job \"", name, "\" is being deleted or stopped already"));

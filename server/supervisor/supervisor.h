@@ -15,6 +15,7 @@
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/types/unique_fd.h"
+#include "server/access/caller.h"
 #include "server/accept/peer_credentials.h"
 #include "server/os/event_loop.h"
 #include "server/os/tree_remover.h"
@@ -84,11 +85,12 @@ class Supervisor : public SupervisorControl {
   void TellEnginesToStop();
 
   std::vector<JobSummary> Jobs() override;
-  absl::Status HoldJob(const std::string& name, uid_t uid) override;
+  absl::Status HoldJob(const std::string& name,
+                       const access::Caller& caller) override;
   void ReleaseJob(const std::string& name) override;
   absl::Status DeleteHeldJob(const std::string& name,
                              absl::Time deadline) override;
-  absl::Status RecoverJob(const std::string& name, uid_t uid,
+  absl::Status RecoverJob(const std::string& name, const access::Caller& caller,
                           pid_t failed_engine, bool to_durable) override;
   absl::StatusOr<std::string> AwaitEngine(const std::string& name,
                                           absl::Time deadline) override;
@@ -130,9 +132,11 @@ class Supervisor : public SupervisorControl {
   absl::StatusOr<std::string> AwaitEngineAfter(
       const std::string& name, absl::Time deadline,
       const std::function<absl::Status(JobHost*)>& begin);
-  // Finds a job that `uid` may change. NOT_FOUND, or PERMISSION_DENIED.
-  absl::StatusOr<JobHost*> FindToChange(const std::string& name, uid_t uid);
-  absl::Status HoldJobInLoop(const std::string& name, uid_t uid);
+  // Finds a job that `caller` may change. NOT_FOUND, or PERMISSION_DENIED.
+  absl::StatusOr<JobHost*> FindToChange(const std::string& name,
+                                        const access::Caller& caller);
+  absl::Status HoldJobInLoop(const std::string& name,
+                             const access::Caller& caller);
 
   os::EventLoop* const loop_;
   Options options_;

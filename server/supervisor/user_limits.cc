@@ -37,7 +37,7 @@ absl::Status Check(const v1::Limits& limits,
       limit.user_max != 0 ? limit.user_max : std::max(limit.max / 2, 1u);
   if (counts.of_user >= of_user) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "uid ", peer.uid, " already has ", counts.of_user, " ", limit.things,
+        "uid ", peer.caller.uid, " already has ", counts.of_user, " ", limit.things,
         " on this node (limits.user_", limit.things, "_max): ", limit.advice));
   }
   const uint32_t kept = KeptForOperators(limits, limit.max);
@@ -45,7 +45,8 @@ absl::Status Check(const v1::Limits& limits,
   return absl::ResourceExhaustedError(absl::StrCat(
       "the node already has ", counts.all, " of ", limit.max, " ", limit.things,
       ", and the last ", kept,
-      " are root's and the daemon's user's (limits.operator_reserve_percent): ",
+      " are operators' (root's, the daemon's user's; "
+      "limits.operator_reserve_percent): ",
       limit.advice));
 }
 

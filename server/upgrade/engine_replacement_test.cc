@@ -70,14 +70,15 @@ class FakeControl : public supervisor::SupervisorControl {
   std::vector<supervisor::JobSummary> Jobs() override {
     return {{.name = "job", .reason = "", .directory = ""}};
   }
-  absl::Status HoldJob(const std::string&, uid_t) override {
+  absl::Status HoldJob(const std::string&, const access::Caller&) override {
     return absl::OkStatus();
   }
   void ReleaseJob(const std::string&) override {}
   absl::Status DeleteHeldJob(const std::string&, absl::Time) override {
     return absl::OkStatus();
   }
-  absl::Status RecoverJob(const std::string&, uid_t, pid_t, bool) override {
+  absl::Status RecoverJob(const std::string&, const access::Caller&, pid_t,
+                          bool) override {
     return absl::OkStatus();
   }
   absl::StatusOr<std::string> AwaitEngine(const std::string&,
