@@ -35,10 +35,10 @@ std::string Variable(const char* name) {
 }
 
 absl::StatusOr<std::shared_ptr<const tls::TlsContext>> MakeContext() {
-  const tls::TlsFiles files = {.certificate =
-                                   Variable("OPTSTATE_TLS_CERTIFICATE"),
-                               .key = Variable("OPTSTATE_TLS_KEY"),
-                               .ca = Variable("OPTSTATE_TLS_CA")};
+  const tls::TlsFiles files = {
+      .certificate = Variable("OPTSTATE_TLS_CERTIFICATE"),
+      .key = Variable("OPTSTATE_TLS_KEY"),
+      .ca = Variable("OPTSTATE_TLS_CA")};
   auto context = tls::TlsContext::Client(files);
   if (context.ok()) return context;
   return Annotate(context.status(),

@@ -79,8 +79,8 @@ class Tunnel {
       if (relay_->is_ending() && end == absl::InfiniteFuture()) {
         end = absl::Now() + kEndTimeout;
       }
-      entries[0] = Entry(network_, relay_->watches_network(),
-                         relay_->network_events());
+      entries[0] =
+          Entry(network_, relay_->watches_network(), relay_->network_events());
       entries[1] =
           Entry(inside_, relay_->watches_inside(), relay_->inside_events());
       entries[2] = Entry(stop_.get(), true, POLLIN);
@@ -94,9 +94,9 @@ class Tunnel {
 
   static int WaitMs(absl::Time end) {
     if (end == absl::InfiniteFuture()) return -1;
-    return static_cast<int>(absl::ToInt64Milliseconds(absl::Ceil(
-        std::max(end - absl::Now(), absl::ZeroDuration()),
-        absl::Milliseconds(1))));
+    return static_cast<int>(absl::ToInt64Milliseconds(
+        absl::Ceil(std::max(end - absl::Now(), absl::ZeroDuration()),
+                   absl::Milliseconds(1))));
   }
 
   std::unique_ptr<tls::TlsRelay> relay_;

@@ -26,9 +26,8 @@ std::string TextName(absl::string_view kind, const ASN1_STRING* value) {
       static_cast<size_t>(ASN1_STRING_length(value)));
   const bool is_plain =
       !text.empty() && text.size() <= kNameBytesMax &&
-      std::all_of(text.begin(), text.end(), [](unsigned char c) {
-        return absl::ascii_isgraph(c);
-      });
+      std::all_of(text.begin(), text.end(),
+                  [](unsigned char c) { return absl::ascii_isgraph(c); });
   return is_plain ? absl::StrCat(kind, text) : "";
 }
 

@@ -15,13 +15,14 @@ namespace optstate::tls {
 
 // PEM files. An empty path means that there is no such file.
 struct TlsFiles {
-  std::string certificate;  // this side's, followed by its intermediate CAs
-  std::string key;          // of `certificate`
-  std::string ca;           // the CAs that sign the other side's certificates
+  // This side's certificate, followed by its intermediate CAs.
+  std::string certificate = "";
+  std::string key = "";  // of `certificate`
+  std::string ca = "";   // the CAs that sign the other side's certificates
 };
 
-// What OpenSSL's callbacks tell about a connection; SSL_set_app_data() points at
-// it.
+// What OpenSSL's callbacks tell about a connection; SSL_set_app_data() points
+// at it.
 struct TlsFacts {
   // The daemon has sent a session ticket.
   bool is_confirmed = false;

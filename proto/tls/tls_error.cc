@@ -20,18 +20,18 @@ absl::Status NoTls() {
 }
 
 std::string CasOf(const TlsContext& context) {
-  return context.files().ca.empty() ? "the system's CAs"
-                                    : absl::StrCat("CA file ",
-                                                   context.files().ca);
+  return context.files().ca.empty()
+             ? "the system's CAs"
+             : absl::StrCat("CA file ", context.files().ca);
 }
 
 // The other side's certificate was refused here.
 absl::Status ExplainVerification(long result, const TlsContext& context,
                                  absl::string_view expected_name,
                                  const std::vector<std::string>& names) {
-  const absl::string_view whose =
-      context.is_server() ? "the client's certificate"
-                          : "the daemon's certificate";
+  const absl::string_view whose = context.is_server()
+                                      ? "the client's certificate"
+                                      : "the daemon's certificate";
   switch (result) {
     case X509_V_ERR_CERT_HAS_EXPIRED:
       return absl::UnauthenticatedError(absl::StrCat(whose, " has expired"));
@@ -40,11 +40,11 @@ absl::Status ExplainVerification(long result, const TlsContext& context,
           whose, " is not valid yet: compare the clocks of both machines"));
     case X509_V_ERR_HOSTNAME_MISMATCH:
     case X509_V_ERR_IP_ADDRESS_MISMATCH:
-      return absl::UnauthenticatedError(absl::StrCat(
-          whose, " is not for \"", expected_name, "\" but for ",
-          absl::StrJoin(names, ", "),
-          ": name the daemon as its certificate does, or set "
-          "OPTSTATE_TLS_SERVER_NAME"));
+      return absl::UnauthenticatedError(
+          absl::StrCat(whose, " is not for \"", expected_name, "\" but for ",
+                       absl::StrJoin(names, ", "),
+                       ": name the daemon as its certificate does, or set "
+                       "OPTSTATE_TLS_SERVER_NAME"));
     case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT:
     case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY:
     case X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE:
@@ -64,8 +64,9 @@ absl::Status ExplainVerification(long result, const TlsContext& context,
 }
 
 std::string OwnCertificate(const TlsContext& context) {
-  const absl::string_view whose = context.is_server() ? "the daemon's certificate"
-                                                      : "this client's certificate";
+  const absl::string_view whose = context.is_server()
+                                      ? "the daemon's certificate"
+                                      : "this client's certificate";
   return absl::StrCat(whose, " ", context.files().certificate);
 }
 
@@ -83,9 +84,9 @@ absl::Status ExplainAlert(int reason, const TlsContext& context) {
           OwnCertificate(context),
           " has expired, or is not valid yet, says the other side"));
     case SSL_R_TLSV1_ALERT_UNKNOWN_CA:
-      return absl::UnauthenticatedError(absl::StrCat(
-          OwnCertificate(context),
-          " is not signed by a CA that the other side trusts"));
+      return absl::UnauthenticatedError(
+          absl::StrCat(OwnCertificate(context),
+                       " is not signed by a CA that the other side trusts"));
     case SSL_R_SSLV3_ALERT_BAD_CERTIFICATE:
     case SSL_R_SSLV3_ALERT_UNSUPPORTED_CERTIFICATE:
     case SSL_R_SSLV3_ALERT_CERTIFICATE_REVOKED:

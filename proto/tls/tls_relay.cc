@@ -22,9 +22,9 @@ bool Send(int socket, std::string* bytes) {
   size_t sent = 0;
   bool open = true;
   while (sent < bytes->size()) {
-    const ssize_t count = ::send(socket, bytes->data() + sent,
-                                 bytes->size() - sent,
-                                 MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t count =
+        ::send(socket, bytes->data() + sent, bytes->size() - sent,
+               MSG_DONTWAIT | MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
       open = errno == EAGAIN;

@@ -76,7 +76,7 @@ class TlsRelay {
   const UniqueFd network_;
   const UniqueFd inside_;
   const std::unique_ptr<TlsStream> stream_;
-  std::string plain_;  // for inside_
+  std::string plain_;             // for inside_
   bool network_is_over_ = false;  // it sends nothing more
   bool inside_is_over_ = false;
   bool network_was_shut_ = false;  // it was told that nothing more comes

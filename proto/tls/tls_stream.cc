@@ -72,9 +72,8 @@ absl::Status TlsStream::SetExpectedName(const std::string& server_name) {
           SSL_set_tlsext_host_name(ssl_, server_name.c_str()) == 1;
   }
   if (set) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("\"", server_name,
-                   "\" is no name that a daemon's certificate can have"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "\"", server_name, "\" is no name that a daemon's certificate can have"));
 }
 
 absl::Status TlsStream::Failure() {

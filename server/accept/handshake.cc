@@ -220,14 +220,13 @@ Handshakes::Pending Handshakes::Take(int fd) {
 void Handshakes::Refuse(int fd, const absl::Status& status) {
   const Pending pending = Take(fd);
   // What the operator or the client has to change is worth a line.
-  observe::LogOfPeer(absl::IsFailedPrecondition(status) ||
-                             absl::IsUnauthenticated(status)
-                         ? spdlog::level::info
-                         : spdlog::level::debug,
-                     "connection refused", pending.peer.quota_name(),
-                     "connection of {} pid {} refused: {}",
-                     pending.peer.quota_name(), pending.peer.pid,
-                     status.ToString());
+  observe::LogOfPeer(
+      absl::IsFailedPrecondition(status) || absl::IsUnauthenticated(status)
+          ? spdlog::level::info
+          : spdlog::level::debug,
+      "connection refused", pending.peer.quota_name(),
+      "connection of {} pid {} refused: {}", pending.peer.quota_name(),
+      pending.peer.pid, status.ToString());
   SendRefusal(pending.fd.get(), status);
 }
 

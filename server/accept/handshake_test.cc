@@ -22,7 +22,6 @@ PeerCredentials UnixPeer(uid_t uid) {
   return {.caller = access::UnixCaller(uid), .pid = 7};
 }
 
-
 std::string Header(uint32_t payload_bytes) {
   std::string header(shm::kFrameMagic, 4);
   for (int shift = 0; shift < 32; shift += 8) {

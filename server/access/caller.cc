@@ -26,17 +26,15 @@ std::string Caller::name() const {
 }
 
 Caller UnixCaller(uid_t uid, bool in_operator_group) {
-  const bool is_operator =
-      uid == 0 || uid == ::geteuid() || in_operator_group;
+  const bool is_operator = uid == 0 || uid == ::geteuid() || in_operator_group;
   return {.uid = uid,
           .role = is_operator ? Role::kOperator : Role::kTrainer,
           .via = Via::kUnix};
 }
 
 Caller InsecureTcpCaller() {
-  return {.uid = ::geteuid(),
-          .role = Role::kOperator,
-          .via = Via::kInsecureTcp};
+  return {
+      .uid = ::geteuid(), .role = Role::kOperator, .via = Via::kInsecureTcp};
 }
 
 }  // namespace optstate::access

@@ -22,9 +22,8 @@ absl::Status CheckSan(absl::string_view san) {
       return absl::OkStatus();
     }
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("san \"", san,
-                   "\" is no URI:NAME, DNS:NAME, EMAIL:NAME or IP:ADDRESS"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "san \"", san, "\" is no URI:NAME, DNS:NAME, EMAIL:NAME or IP:ADDRESS"));
 }
 
 }  // namespace

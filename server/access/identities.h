@@ -27,7 +27,7 @@ class Identities {
 
  private:
   struct Entry {
-    std::string name;       // without the *
+    std::string name;        // without the *
     bool is_prefix = false;  // names that begin with `name` fit
     uid_t uid = 0;
     Role role = Role::kNone;

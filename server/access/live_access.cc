@@ -31,7 +31,7 @@ absl::Status CheckMode(const std::string& path, mode_t forbidden,
 
 absl::StatusOr<Caller> AccessRules::FindByNames(
     const std::vector<std::string>& names) const {
-  if (client_cas_.empty()) return Caller{.via = Via::kTls};
+  if (!asks_for_certificates_) return Caller{.via = Via::kTls};
   return identities_.Find(names);
 }
 
@@ -53,10 +53,10 @@ std::vector<LiveAccess::Stamp> LiveAccess::Stamps() const {
     Stamp stamp;
     struct stat info;
     if (!path->empty() && ::stat(path->c_str(), &info) == 0) {
-      stamp = {info.st_dev, info.st_ino,
-               int64_t{info.st_mtim.tv_sec} * 1'000'000'000 +
-                   info.st_mtim.tv_nsec,
-               info.st_size};
+      stamp = {
+          info.st_dev, info.st_ino,
+          int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec,
+          info.st_size};
     }
     stamps.push_back(stamp);
   }
@@ -68,15 +68,16 @@ absl::StatusOr<std::shared_ptr<const AccessRules>> LiveAccess::Read() const {
       tls_.key_file(), S_IRWXO,
       "chmod o= it (in Kubernetes: defaultMode: 0440 of the secret's volume)"));
   OPTSTATE_ASSIGN_OR_RETURN(
-      auto context, tls::TlsContext::Server({.certificate =
-                                                 tls_.certificate_file(),
-                                             .key = tls_.key_file(),
-                                             .ca = tls_.client_ca_file()}));
-  std::string client_cas;
+      auto context,
+      tls::TlsContext::Server({.certificate = tls_.certificate_file(),
+                               .key = tls_.key_file(),
+                               .ca = tls_.client_ca_file()}));
+  const bool asks_for_certificates = !tls_.client_ca_file().empty();
+  std::string trust;
   Identities identities;
-  if (!tls_.client_ca_file().empty()) {
+  if (asks_for_certificates) {
     OPTSTATE_ASSIGN_OR_RETURN(
-        client_cas, os::ReadSmallFile(tls_.client_ca_file(), kFileBytesMax));
+        trust, os::ReadSmallFile(tls_.client_ca_file(), kFileBytesMax));
     const std::string& file = access_.identities_file();
     OPTSTATE_ASSIGN_OR_RETURN(const std::string text,
                               os::ReadSmallFile(file, kFileBytesMax));
@@ -87,13 +88,12 @@ absl::StatusOr<std::shared_ptr<const AccessRules>> LiveAccess::Read() const {
     const std::string& file = access_.tokens_file();
     OPTSTATE_RETURN_IF_ERROR(
         CheckMode(file, S_IRWXG | S_IRWXO, "chmod 0600 it"));
-    OPTSTATE_ASSIGN_OR_RETURN(const std::string text,
-                              os::ReadSmallFile(file, kFileBytesMax));
-    OPTSTATE_ASSIGN_OR_RETURN(tokens, Tokens::Parse(text, file));
+    OPTSTATE_ASSIGN_OR_RETURN(trust, os::ReadSmallFile(file, kFileBytesMax));
+    OPTSTATE_ASSIGN_OR_RETURN(tokens, Tokens::Parse(trust, file));
   }
   return std::make_shared<const AccessRules>(
       std::move(context), std::move(identities), std::move(tokens),
-      std::move(client_cas));
+      std::move(trust), asks_for_certificates);
 }
 
 std::shared_ptr<const AccessRules> LiveAccess::Current() {

@@ -28,11 +28,13 @@ namespace optstate::access {
 class AccessRules {
  public:
   AccessRules(std::shared_ptr<const tls::TlsContext> context,
-              Identities identities, Tokens tokens, std::string client_cas)
+              Identities identities, Tokens tokens, std::string trust,
+              bool asks_for_certificates)
       : context_(std::move(context)),
         identities_(std::move(identities)),
         tokens_(std::move(tokens)),
-        client_cas_(std::move(client_cas)) {}
+        trust_(std::move(trust)),
+        asks_for_certificates_(asks_for_certificates) {}
 
   const std::shared_ptr<const tls::TlsContext>& context() const {
     return context_;
@@ -44,14 +46,17 @@ class AccessRules {
   absl::StatusOr<Caller> FindByToken(absl::string_view token) const {
     return tokens_.Find(token);
   }
-  // The content of tls.client_ca_file.
-  const std::string& client_cas() const { return client_cas_; }
+  // The content of the files that make clients believed: rules that differ in
+  // it would not let in the same ones.
+  const std::string& trust() const { return trust_; }
+  bool asks_for_certificates() const { return asks_for_certificates_; }
 
  private:
   const std::shared_ptr<const tls::TlsContext> context_;
   const Identities identities_;
   const Tokens tokens_;
-  const std::string client_cas_;
+  const std::string trust_;
+  const bool asks_for_certificates_;
 };
 
 // The files of `tls` and `access`, read anew when they change. Files that are

@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
 
 namespace optstate::access {
 namespace {
@@ -21,8 +22,7 @@ constexpr size_t kEntryBytesMax = 1 << 20;
 // Calls getpwnam_r or getgrnam_r with more and more memory.
 template <typename Entry, typename Lookup>
 absl::StatusOr<Entry> LookUp(const char* kind, const std::string& name,
-                             const Lookup& lookup,
-                             std::vector<char>* memory) {
+                             const Lookup& lookup, std::vector<char>* memory) {
   Entry entry;
   Entry* found = nullptr;
   int error = ERANGE;
@@ -33,8 +33,8 @@ absl::StatusOr<Entry> LookUp(const char* kind, const std::string& name,
   }
   if (error != 0) return OsError(error, absl::StrCat("looking up ", name));
   if (found != nullptr) return entry;
-  return absl::NotFoundError(absl::StrCat(
-      "this machine has no ", kind, " \"", name, "\": name one, or its number"));
+  return absl::NotFoundError(absl::StrCat("this machine has no ", kind, " \"",
+                                          name, "\": name one, or its number"));
 }
 
 }  // namespace
@@ -58,6 +58,17 @@ absl::StatusOr<gid_t> FindGroup(const std::string& text) {
   return found->gr_gid;
 }
 
+absl::StatusOr<std::set<gid_t>> FindOperatorGroups(
+    const v1::AccessSettings& access) {
+  std::set<gid_t> groups;
+  for (const std::string& text : access.operator_groups()) {
+    const absl::StatusOr<gid_t> found = FindGroup(text);
+    if (!found.ok()) return Annotate(found.status(), "access.operator_groups");
+    groups.insert(*found);
+  }
+  return groups;
+}
+
 bool PeerIsIn(int socket, gid_t gid, const std::set<gid_t>& groups) {
   if (groups.empty()) return false;
   if (groups.contains(gid)) return true;
@@ -73,9 +84,8 @@ bool PeerIsIn(int socket, gid_t gid, const std::set<gid_t>& groups) {
     if (errno != ERANGE || size <= further.size() * sizeof(gid_t)) return false;
     further.resize(size / sizeof(gid_t));
   }
-  return std::any_of(further.begin(), further.end(), [&groups](gid_t each) {
-    return groups.contains(each);
-  });
+  return std::any_of(further.begin(), further.end(),
+                     [&groups](gid_t each) { return groups.contains(each); });
 }
 
 }  // namespace optstate::access

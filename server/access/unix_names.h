@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "optstate/v1/config.pb.h"
 
 namespace optstate::access {
 
@@ -14,6 +15,10 @@ namespace optstate::access {
 // entry in its tables. NOT_FOUND: no such name.
 absl::StatusOr<uid_t> FindUser(const std::string& text);
 absl::StatusOr<gid_t> FindGroup(const std::string& text);
+
+// Finds access.operator_groups.
+absl::StatusOr<std::set<gid_t>> FindOperatorGroups(
+    const v1::AccessSettings& access);
 
 // Returns whether the process at the other end of a unix socket was in one of
 // `groups` when it connected; its own group is `gid` (SO_PEERCRED).

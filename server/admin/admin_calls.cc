@@ -63,8 +63,8 @@ absl::StatusOr<Caller> AdminCalls::FindCaller(
   return tokens_(token);
 }
 
-absl::StatusOr<Caller> AdminCalls::Authorize(
-    const grpc::ServerContext& context, absl::string_view method) const {
+absl::StatusOr<Caller> AdminCalls::Authorize(const grpc::ServerContext& context,
+                                             absl::string_view method) const {
   OPTSTATE_ASSIGN_OR_RETURN(Caller caller, FindCaller(context));
   OPTSTATE_RETURN_IF_ERROR(CheckMethod(method, caller));
   return caller;
@@ -156,13 +156,12 @@ grpc::Status AdminCalls::RecoverJob(grpc::ServerContext* context,
                                     const v1::RecoverJobRequest* request,
                                     v1::RecoverJobReply* reply) {
   reply->set_to_durable(request->to_durable());
-  return Act(*context, "RecoverJob", request->name(),
-             Flag("to_durable", request->to_durable()),
-             [&](const Caller& caller) {
-               return service_->RecoverJob(request->name(), caller,
-                                           request->to_durable(),
-                                           Deadline(*context));
-             });
+  return Act(
+      *context, "RecoverJob", request->name(),
+      Flag("to_durable", request->to_durable()), [&](const Caller& caller) {
+        return service_->RecoverJob(request->name(), caller,
+                                    request->to_durable(), Deadline(*context));
+      });
 }
 
 grpc::Status AdminCalls::SetJob(grpc::ServerContext* context,
@@ -210,14 +209,13 @@ grpc::Status AdminCalls::DescribeDevices(grpc::ServerContext* context,
 grpc::Status AdminCalls::Upgrade(grpc::ServerContext* context,
                                  const v1::UpgradeRequest* request,
                                  v1::UpgradeReply* reply) {
-  const std::string detail = absl::StrCat(
-      "binary=\"", absl::CHexEscape(request->binary()), "\"");
-  return Act(*context, "Upgrade", "", detail,
-             [&](const Caller&) -> absl::Status {
-               OPTSTATE_ASSIGN_OR_RETURN(*reply,
-                                         service_->Upgrade(request->binary()));
-               return absl::OkStatus();
-             });
+  const std::string detail =
+      absl::StrCat("binary=\"", absl::CHexEscape(request->binary()), "\"");
+  return Act(
+      *context, "Upgrade", "", detail, [&](const Caller&) -> absl::Status {
+        OPTSTATE_ASSIGN_OR_RETURN(*reply, service_->Upgrade(request->binary()));
+        return absl::OkStatus();
+      });
 }
 
 grpc::Status AdminCalls::Drain(grpc::ServerContext* context,

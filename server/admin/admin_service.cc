@@ -299,7 +299,8 @@ absl::Status AdminService::CheckNoSessions(const std::string& name,
 }
 
 absl::Status AdminService::RecoverJob(const std::string& name,
-                                      const access::Caller& caller, bool to_durable, absl::Time deadline) {
+                                      const access::Caller& caller,
+                                      bool to_durable, absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
   return control_->RecoverJob(name, caller, FailedEngine(name, deadline),
                               to_durable);

@@ -10,8 +10,8 @@ namespace optstate::admin {
 // A change that somebody has asked for through Admin.
 struct Change {
   std::string method;
-  std::string actor;  // Caller::name()
-  std::string job;    // empty: it concerns the node
+  std::string actor;   // Caller::name()
+  std::string job;     // empty: it concerns the node
   std::string detail;  // what the request says besides, as key=value words
 };
 

@@ -113,9 +113,10 @@ TEST_F(ConnectionUidsTest, StrangersTogetherLeaveRoomForOperators) {
     ASSERT_TRUE(uids_.CheckRoom(caller).ok());
     fds.emplace_back(Move(caller.uid));
   }
-  EXPECT_TRUE(absl::IsResourceExhausted(uids_.CheckRoom(access::UnixCaller(7))));
-  EXPECT_TRUE(absl::IsResourceExhausted(
-      uids_.CheckRoom(access::InsecureTcpCaller())));
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(uids_.CheckRoom(access::UnixCaller(7))));
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(uids_.CheckRoom(access::InsecureTcpCaller())));
   EXPECT_TRUE(uids_.CheckRoom(access::UnixCaller(0)).ok());
   EXPECT_TRUE(uids_.CheckRoom(access::UnixCaller(::geteuid())).ok());
 }

@@ -31,8 +31,9 @@ absl::Status CheckMethod(absl::string_view method, const Caller& caller) {
   }
   if (caller.via == Via::kInsecureTcp && !row->over_insecure_tcp) {
     return absl::PermissionDeniedError(absl::StrCat(
-        method, " is asked for over the daemon's unix socket or over TLS, not "
-                "over TCP, which names no user"));
+        method,
+        " is asked for over the daemon's unix socket or over TLS, not "
+        "over TCP, which names no user"));
   }
   return absl::OkStatus();
 }

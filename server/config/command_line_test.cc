@@ -27,7 +27,7 @@ TEST(CommandLineTest, OfADaemon) {
   ASSERT_EQ(Parse({"optstated", "--config", "c.yaml", "--state-dir", "/s",
                    "--socket", "/x", "--listen", "a:1", "--listen", "b:2",
                    "--nvme-dir", "/d", "--log-level", "debug", "--lock-memory",
-                   "always", "--devices", "emulated:2"},
+                   "always", "--devices", "emulated:2", "--insecure"},
                   &line),
             std::nullopt);
   EXPECT_EQ(line.config_file, "c.yaml");
@@ -38,6 +38,7 @@ TEST(CommandLineTest, OfADaemon) {
   EXPECT_EQ(line.config.log_level, "debug");
   EXPECT_EQ(line.config.lock_memory, "always");
   EXPECT_EQ(line.config.devices, "emulated:2");
+  EXPECT_TRUE(line.config.insecure_tcp);
   EXPECT_EQ(line.lifeline_fd, -1);
   EXPECT_TRUE(line.engine_job.empty());
   EXPECT_FALSE(line.format_versions);

@@ -33,6 +33,7 @@ struct ConfigFlags {
   std::vector<std::string> nvme_directories;  // see ParseNvmeDirectory()
   std::string lock_memory;                    // auto, always or never
   std::string devices;                        // see ParseDeviceSetting()
+  bool insecure_tcp = false;
 };
 
 // Returns INVALID_ARGUMENT, naming the flag, when a flag's value is wrong

@@ -11,10 +11,9 @@ namespace {
 
 absl::Status BelongsToAnother(absl::string_view job, uid_t owner,
                               const Caller& caller, absl::string_view advice) {
-  return absl::PermissionDeniedError(
-      absl::StrCat("job \"", job, "\" belongs to uid ", owner,
-                   " and the request comes from ", caller.name(), ": ",
-                   advice));
+  return absl::PermissionDeniedError(absl::StrCat(
+      "job \"", job, "\" belongs to uid ", owner,
+      " and the request comes from ", caller.name(), ": ", advice));
 }
 
 }  // namespace

@@ -29,8 +29,7 @@ Caller TlsCaller(uid_t uid, Role role) {
 TEST(PermissionsTest, JoinTakesOwnerOrRoot) {
   EXPECT_TRUE(CheckMayJoinJob("j", kOwner, UnixCaller(kOwner)).ok());
   EXPECT_TRUE(CheckMayJoinJob("j", kOwner, UnixCaller(0)).ok());
-  const absl::Status status =
-      CheckMayJoinJob("j", kOwner, UnixCaller(kOther));
+  const absl::Status status = CheckMayJoinJob("j", kOwner, UnixCaller(kOther));
   EXPECT_TRUE(absl::IsPermissionDenied(status));
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("4711"), HasSubstr("4712"), HasSubstr("\"j\"")));
@@ -40,8 +39,8 @@ TEST(PermissionsTest, ChangeIsAlsoTheOperators) {
   EXPECT_TRUE(CheckMayChangeJob("j", kOwner, UnixCaller(kOwner)).ok());
   EXPECT_TRUE(CheckMayChangeJob("j", kOwner, UnixCaller(0)).ok());
   EXPECT_TRUE(CheckMayChangeJob("j", kOwner, UnixCaller(::geteuid())).ok());
-  EXPECT_TRUE(CheckMayChangeJob(
-                  "j", kOwner, UnixCaller(kOther, /*in_operator_group=*/true))
+  EXPECT_TRUE(CheckMayChangeJob("j", kOwner,
+                                UnixCaller(kOther, /*in_operator_group=*/true))
                   .ok());
   const absl::Status status =
       CheckMayChangeJob("j", kOwner, UnixCaller(kOther));

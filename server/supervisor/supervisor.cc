@@ -84,9 +84,9 @@ void Supervisor::OnHello(UniqueFd fd, const accept::PeerCredentials& peer,
   const absl::StatusOr<uint32_t> version = accept::CheckHello(hello, peer);
   if (!version.ok()) {
     observe::LogOfPeer(spdlog::level::info, "session refused",
-                       peer.quota_name(),
-                       "session of {} pid {} refused: {}", peer.caller.name(),
-                       peer.pid, version.status().ToString());
+                       peer.quota_name(), "session of {} pid {} refused: {}",
+                       peer.caller.name(), peer.pid,
+                       version.status().ToString());
     accept::SendRefusal(waiting.fd.get(), version.status());
     return;
   }
@@ -367,12 +367,14 @@ absl::StatusOr<JobHost*> Supervisor::FindToChange(
   if (found == hosts_.end()) {
     return NoJob(name);
   }
-  OPTSTATE_RETURN_IF_ERROR(CheckMayChangeJob(name, found->second->uid(), caller));
+  OPTSTATE_RETURN_IF_ERROR(
+      CheckMayChangeJob(name, found->second->uid(), caller));
   return found->second.get();
 }
 
 absl::Status Supervisor::RecoverJob(const std::string& name,
-                                    const access::Caller& caller, pid_t failed_engine, bool to_durable) {
+                                    const access::Caller& caller,
+                                    pid_t failed_engine, bool to_durable) {
   absl::Status status;
   RunInLoop([&] {
     const absl::StatusOr<JobHost*> host = FindToChange(name, caller);

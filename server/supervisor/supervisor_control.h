@@ -40,8 +40,8 @@ class SupervisorControl {
   // Holds a job for deletion. Deletion has two halves, so that no rank can
   // attach between the check for attached ranks and the end of the engine.
   // After HoldJob, new connections wait; ReleaseJob lets them go on. NOT_FOUND;
-  // PERMISSION_DENIED when `caller` may not change the job; UNAVAILABLE when the
-  // job is held or stopping already.
+  // PERMISSION_DENIED when `caller` may not change the job; UNAVAILABLE when
+  // the job is held or stopping already.
   virtual absl::Status HoldJob(const std::string& name,
                                const access::Caller& caller) = 0;
   virtual void ReleaseJob(const std::string& name) = 0;
@@ -54,8 +54,8 @@ class SupervisorControl {
   // when that engine says so: then `failed_engine` is the pid that the engine
   // gave, else 0. With `to_durable` the engine gives up what is in memory and
   // goes on at the last durable step. NOT_FOUND; PERMISSION_DENIED when the
-  // caller may not change the job; FAILED_PRECONDITION when the job is not FAILED, or
-  // has no durable step.
+  // caller may not change the job; FAILED_PRECONDITION when the job is not
+  // FAILED, or has no durable step.
   virtual absl::Status RecoverJob(const std::string& name,
                                   const access::Caller& caller,
                                   pid_t failed_engine, bool to_durable) = 0;

@@ -57,8 +57,7 @@ TEST(UserLimitsTest, UsersTogetherLeaveThePartOfOperators) {
 // A peer over TCP has the daemon's uid, though its user is unknown.
 TEST(UserLimitsTest, TcpIsNoOperator) {
   ExpectRefused(
-      CheckJobCount(Limits(), {.caller = access::InsecureTcpCaller()},
-                    {0, 88}),
+      CheckJobCount(Limits(), {.caller = access::InsecureTcpCaller()}, {0, 88}),
       "limits.operator_reserve_percent");
 }
 
