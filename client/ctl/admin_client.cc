@@ -124,6 +124,7 @@ class GrpcAdminClient : public AdminClient {
       absl::FunctionRef<void(const v1::VerifyJobProgress&)> progress) override {
     OPTSTATE_RETURN_IF_ERROR(AwaitConnection(absl::Now() + timeout_));
     grpc::ClientContext context;
+    SayWhoCalls(&context);
     StreamWatch watch(&context, timeout_, interrupt);
     v1::VerifyJobRequest request;
     request.set_name(name);
@@ -181,12 +182,19 @@ class GrpcAdminClient : public AdminClient {
   absl::StatusOr<Reply> Ask(Method<Request, Reply> method,
                             const Request& request, absl::Time deadline) {
     grpc::ClientContext context;
+    SayWhoCalls(&context);
     context.set_deadline(absl::ToChronoTime(deadline));
     Reply reply;
     const grpc::Status status =
         (stub_.get()->*method)(&context, request, &reply);
     if (status.ok()) return reply;
     return Annotate(Explain(status), endpoint_.ToString());
+  }
+
+  void SayWhoCalls(grpc::ClientContext* context) const {
+    const std::string token = client::TokenFor(endpoint_);
+    if (token.empty()) return;
+    context->AddMetadata("authorization", absl::StrCat("Bearer ", token));
   }
 
   bool uses_tls() const {

@@ -171,6 +171,12 @@ absl::StatusOr<Endpoint> ParseEndpoint(absl::string_view text) {
   return BadEndpoint(text, kForms);
 }
 
+std::string TokenFor(const Endpoint& endpoint) {
+  const char* const token = std::getenv("OPTSTATE_TOKEN");
+  const bool is_hidden = endpoint.kind == Endpoint::Kind::kGrpcTls;
+  return is_hidden && token != nullptr ? token : "";
+}
+
 std::string DescribeNodeSockets() {
   std::vector<std::string> found;
   for (std::string& path : NodeSockets()) {

@@ -43,6 +43,11 @@ enum class AwayDaemon {
 absl::StatusOr<Endpoint> ResolveEndpoint(absl::string_view text,
                                          AwayDaemon away);
 
+// Returns the token ($OPTSTATE_TOKEN) that says who this client is, where the
+// daemon asks for no certificate; "": there is none, or the way to the daemon
+// is not encrypted.
+std::string TokenFor(const Endpoint& endpoint);
+
 // Describes, for people, what exists at each place where ResolveEndpoint("")
 // looks for the node's daemon: "/run/optstate/optstated.sock (no such file),
 // ...".

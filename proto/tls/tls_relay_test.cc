@@ -48,7 +48,7 @@ Pair SocketPair(int flags = 0) {
 }
 
 // Runs a relay as its owners do, until the connection is over.
-absl::Status Run(TlsRelay* relay) {
+absl::Status RunToEnd(TlsRelay* relay) {
   bool goes_on = relay->Pump();
   while (goes_on) {
     pollfd entries[2] = {
@@ -128,11 +128,11 @@ class TlsRelayTest : public testing::Test {
   // Starts both relays; each closes its sockets when it is over.
   void Start() {
     threads_[0] = std::thread([this] {
-      server_status_ = Run(server_.get());
+      server_status_ = RunToEnd(server_.get());
       server_.reset();
     });
     threads_[1] = std::thread([this] {
-      client_status_ = Run(client_.get());
+      client_status_ = RunToEnd(client_.get());
       client_.reset();
     });
   }
