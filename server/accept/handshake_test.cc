@@ -53,18 +53,22 @@ class HandshakeTest : public testing::Test {
       fds_.push_back(std::move(fd));
       ++grpc_;
     };
+    callbacks.on_grpc_refused = [this](UniqueFd, const absl::Status& why) {
+      refused_grpc_.push_back(why);
+    };
     handshakes_.emplace(loop_.get(), timeout, std::move(callbacks));
   }
 
   // Starts a handshake; returns the peer's end.
   UniqueFd Connect(uid_t uid = kUid) { return ConnectAs(UnixPeer(uid)); }
 
-  UniqueFd ConnectAs(const PeerCredentials& peer) {
+  UniqueFd ConnectAs(const PeerCredentials& peer,
+                     const absl::Status& verdict = absl::OkStatus()) {
     int fds[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK,
                            0, fds),
               0);
-    handshakes_->Start(UniqueFd(fds[0]), peer);
+    handshakes_->Start(UniqueFd(fds[0]), peer, verdict);
     return UniqueFd(fds[1]);
   }
 
@@ -105,6 +109,7 @@ class HandshakeTest : public testing::Test {
   std::optional<Handshakes> handshakes_;
   std::vector<UniqueFd> fds_;
   std::vector<std::string> hellos_;
+  std::vector<absl::Status> refused_grpc_;
   int grpc_ = 0;
 };
 
@@ -138,8 +143,7 @@ TEST_F(HandshakeTest, AHelloMayBeEmpty) {
 TEST_F(HandshakeTest, RefusesGarbage) {
   std::vector<UniqueFd> peers;
   for (const absl::string_view garbage :
-       {absl::string_view("GET / HTTP/1.1\r\n"),
-        absl::string_view("\x16\x03\x01\x02"), absl::string_view("OPSX"),
+       {absl::string_view("GET / HTTP/1.1\r\n"), absl::string_view("OPSX"),
         absl::string_view("PRX"), absl::string_view("\0", 1)}) {
     peers.push_back(Connect());
     Send(peers.back(), garbage);
@@ -151,6 +155,38 @@ TEST_F(HandshakeTest, RefusesGarbage) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("optstated's socket"));
   }
   EXPECT_THAT(hellos_, testing::IsEmpty());
+}
+
+TEST_F(HandshakeTest, TlsWhereThereIsNoneIsSaid) {
+  const UniqueFd peer = Connect();
+  Send(peer, "\x16\x03\x01\x02");
+  RunLoop();
+  const absl::Status status = Refusal(peer);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("began with TLS"));
+}
+
+// Such a peer is told in its own protocol, however its bytes arrive.
+TEST_F(HandshakeTest, AVerdictIsToldOnceTheProtocolIsKnown) {
+  const absl::Status verdict = absl::UnauthenticatedError("nobody known");
+  const UniqueFd session = ConnectAs(UnixPeer(kUid), verdict);
+  Send(session, HelloFrame("a"));
+  const UniqueFd in_parts = ConnectAs(UnixPeer(kUid), verdict);
+  Send(in_parts, "OP");
+  const UniqueFd grpc = ConnectAs(UnixPeer(kUid), verdict);
+  Send(grpc, "PRI * HTTP/2.0");
+  loop_->Post([this, &in_parts] {
+    loop_->Post([this, &in_parts] {
+      Send(in_parts, "ST");
+      Turn(4);
+    });
+  });
+  loop_->Run();
+  EXPECT_EQ(Refusal(session), verdict);
+  EXPECT_EQ(Refusal(in_parts), verdict);
+  EXPECT_THAT(refused_grpc_, testing::ElementsAre(verdict));
+  EXPECT_THAT(hellos_, testing::IsEmpty());
+  EXPECT_EQ(grpc_, 0);
 }
 
 TEST_F(HandshakeTest, RefusesOversizedAndMalformedHellos) {

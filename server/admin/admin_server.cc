@@ -24,8 +24,8 @@ namespace {
 // until it ends.
 constexpr int kOperatorThreadsMax = 16;
 constexpr int kThreadsMax = 6;
-// Number of callers with a server of their own, besides operators; further
-// callers share one.
+// Number of callers with a server of their own, besides root and the daemon's
+// user; further callers share one.
 constexpr size_t kServersMax = 16;
 // A request is a name and a few numbers.
 constexpr int kRequestBytesMax = 64 << 10;
@@ -36,6 +36,13 @@ constexpr int kStreamsMax = 16;
 constexpr int kIdleMs = 60'000;
 // Time to pass on gRPC's last bytes when the server ends.
 constexpr absl::Duration kFlushTimeout = absl::Seconds(1);
+
+// Returns whether the caller has a server of its own for good: there are few
+// such callers, while certificates may make any number of operators.
+bool KeepsServer(const Caller& caller) {
+  return caller.is_operator() && caller.is_local() &&
+         (caller.uid == 0 || caller.uid == ::geteuid());
+}
 
 // The gRPC server of one caller, with threads of its own: a caller that uses
 // them up does not delay others.
@@ -138,7 +145,7 @@ absl::Status Server::Start() {
 
 bool Server::DropIdle() {
   for (auto it = servers_.begin(); it != servers_.end(); ++it) {
-    if (it->first.is_operator() || uids_.CountOpen(it->first) != 0) continue;
+    if (KeepsServer(it->first) || uids_.CountOpen(it->first) != 0) continue;
     servers_.erase(it);
     --stranger_count_;
     return true;
@@ -150,7 +157,7 @@ absl::StatusOr<CallersServer*> Server::Find(const Caller& caller) {
   const auto found = servers_.find(caller);
   if (found != servers_.end()) return found->second.get();
   const bool is_shared =
-      !caller.is_operator() && stranger_count_ >= kServersMax && !DropIdle();
+      !KeepsServer(caller) && stranger_count_ >= kServersMax && !DropIdle();
   if (is_shared && shared_ != nullptr) return shared_.get();
   auto server = std::make_unique<CallersServer>(service_, &uids_, tokens_);
   OPTSTATE_RETURN_IF_ERROR(server->Start(
@@ -161,7 +168,7 @@ absl::StatusOr<CallersServer*> Server::Find(const Caller& caller) {
     shared_ = std::move(server);
   } else {
     servers_[caller] = std::move(server);
-    if (!caller.is_operator()) ++stranger_count_;
+    if (!KeepsServer(caller)) ++stranger_count_;
   }
   return raw;
 }
