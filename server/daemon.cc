@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -17,6 +18,11 @@
 #include "server/accept/acceptor.h"
 #include "server/accept/configured_listeners.h"
 #include "server/accept/handshake.h"
+#include "server/accept/refusal.h"
+#include "server/accept/tls/tls_gate.h"
+#include "server/access/caller.h"
+#include "server/access/live_access.h"
+#include "server/access/unix_names.h"
 #include "server/admin/admin_server.h"
 #include "server/admin/admin_service.h"
 #include "server/admin/engine_channels.h"
@@ -70,6 +76,10 @@ void Notify(absl::string_view state) {
   if (!status.ok()) spdlog::warn("{}", status.ToString());
 }
 
+bool SpeaksTls(const v1::DaemonConfig& config) {
+  return !config.tls().certificate_file().empty();
+}
+
 // Removes a private daemon's files: such a daemon leaves nothing behind.
 void RemoveTraces(const v1::DaemonConfig& config) {
   const absl::Status status = os::RemoveTree(config.state_dir());
@@ -98,6 +108,12 @@ class Daemon {
   std::unique_ptr<upgrade::InPlaceUpgrade> MakeUpgrade();
   std::unique_ptr<Supervisor> MakeSupervisor();
   std::unique_ptr<accept::Handshakes> MakeHandshakes();
+  absl::Status BuildTls();
+  void OnConnection(UniqueFd fd, PeerCredentials peer);
+  // Takes a connection from the gate of TLS, on that gate's thread.
+  void OnTlsConnection(UniqueFd fd, const PeerCredentials& peer,
+                       const absl::Status& verdict);
+  void OnHello(UniqueFd fd, PeerCredentials peer, v1::Hello hello);
   absl::Status BuildAdmin(const accept::Listeners& listeners);
   absl::Status RestartAdmin();
   absl::Status StartMetrics();
@@ -112,6 +128,7 @@ class Daemon {
       const v1::DaemonConfig& next) const;
   void GoOnAfterUpgrade();
 
+  void EndCalls();
   void BeginEnd(const std::string& why, absl::Duration patience);
   void PauseAndStop(absl::Duration patience);
 
@@ -125,12 +142,14 @@ class Daemon {
   admin::EngineChannels engines_;
   upgrade::UpgradeRecord upgrade_record_;
   std::unique_ptr<upgrade::InPlaceUpgrade> upgrade_;
+  std::unique_ptr<access::LiveAccess> access_;  // null: no TLS
   std::unique_ptr<Supervisor> supervisor_;
   std::unique_ptr<admin::AdminService> admin_service_;
   std::unique_ptr<admin::AdminServer> admin_server_;
   std::optional<metrics::AdminSource> node_source_;
   std::unique_ptr<metrics::MetricsServer> metrics_;  // null: off
   std::unique_ptr<accept::Handshakes> handshakes_;
+  std::unique_ptr<accept::TlsGate> tls_gate_;  // null: no TLS
   std::unique_ptr<accept::Acceptor> acceptor_;
   std::unique_ptr<os::SignalWatch> signals_;
   std::unique_ptr<os::Lifeline> lifeline_;
@@ -168,6 +187,11 @@ absl::Status Daemon::Build() {
   NoteStart();
   // From here on the fd is owned.
   UniqueFd lifeline(options_.lifeline_fd);
+  OPTSTATE_ASSIGN_OR_RETURN(std::set<gid_t> operator_groups,
+                            access::FindOperatorGroups(config().access()));
+  if (SpeaksTls(config())) {
+    OPTSTATE_ASSIGN_OR_RETURN(access_, access::LiveAccess::Load(config()));
+  }
   OPTSTATE_ASSIGN_OR_RETURN(
       accept::Listeners listeners,
       accept::OpenListeners(config(), options_.handover.has_value()
@@ -191,14 +215,16 @@ absl::Status Daemon::Build() {
   // A build that has taken over goes on all the same: jobs depend on it.
   if (!options_.handover.has_value()) OPTSTATE_RETURN_IF_ERROR(started);
   handshakes_ = MakeHandshakes();
+  OPTSTATE_RETURN_IF_ERROR(BuildTls());
   acceptor_ = std::make_unique<accept::Acceptor>(
       loop_.get(), std::move(listeners),
       [this](UniqueFd fd, const PeerCredentials& peer) {
-        handshakes_->Start(std::move(fd), peer);
-      });
+        OnConnection(std::move(fd), peer);
+      },
+      std::move(operator_groups));
   // A trainer's private daemon has a new state directory each time.
   if (!is_private()) {
-    WarnOfFewFds(config().limits());
+    WarnOfFewFds(config());
     meter_.emplace(config().state_dir(), static_cast<int>(WorkersOf(config())),
                    scheduler::MeasureMemoryBandwidth);
   }
@@ -243,11 +269,7 @@ std::unique_ptr<upgrade::InPlaceUpgrade> Daemon::MakeUpgrade() {
                 return OpenMissing(next);
               },
           .pause = [this] { acceptor_->Hold(); },
-          .end_calls =
-              [this] {
-                metrics_.reset();
-                admin_server_->Shutdown(absl::Now() + kCallsEnd);
-              },
+          .end_calls = [this] { EndCalls(); },
           .hand_over =
               [this](const accept::ListenersByAddress& missing,
                      v1::SupervisorHandover* handover) {
@@ -287,7 +309,7 @@ std::unique_ptr<accept::Handshakes> Daemon::MakeHandshakes() {
       loop_.get(), absl::Milliseconds(config().limits().handshake_timeout_ms()),
       accept::Handshakes::Callbacks{
           [this](UniqueFd fd, const PeerCredentials& peer, v1::Hello hello) {
-            supervisor_->OnHello(std::move(fd), peer, std::move(hello));
+            OnHello(std::move(fd), peer, std::move(hello));
           },
           [this](UniqueFd fd, const PeerCredentials& peer) {
             OnGrpc(std::move(fd), peer);
@@ -295,6 +317,54 @@ std::unique_ptr<accept::Handshakes> Daemon::MakeHandshakes() {
           [this](UniqueFd fd, const absl::Status& why) {
             admin_server_->Refuse(std::move(fd), why);
           }});
+}
+
+absl::Status Daemon::BuildTls() {
+  if (access_ == nullptr) return absl::OkStatus();
+  OPTSTATE_ASSIGN_OR_RETURN(
+      tls_gate_,
+      accept::TlsGate::Start(
+          access_.get(),
+          absl::Milliseconds(config().limits().handshake_timeout_ms()),
+          [this](UniqueFd fd, const PeerCredentials& peer,
+                 const absl::Status& verdict) {
+            OnTlsConnection(std::move(fd), peer, verdict);
+          }));
+  return absl::OkStatus();
+}
+
+void Daemon::OnConnection(UniqueFd fd, PeerCredentials peer) {
+  if (peer.is_unix()) return handshakes_->Start(std::move(fd), peer);
+  if (tls_gate_ != nullptr) return tls_gate_->Accept(std::move(fd), peer);
+  // The configuration has no TCP address without this permission.
+  if (config().insecure_tcp()) peer.caller = access::InsecureTcpCaller();
+  handshakes_->Start(std::move(fd), peer);
+}
+
+void Daemon::OnTlsConnection(UniqueFd fd, const PeerCredentials& peer,
+                             const absl::Status& verdict) {
+  // std::function needs a copyable callable.
+  const auto shared = std::make_shared<UniqueFd>(std::move(fd));
+  loop_->Post([this, shared, peer, verdict] {
+    handshakes_->Start(std::move(*shared), peer, verdict);
+  });
+}
+
+void Daemon::OnHello(UniqueFd fd, PeerCredentials peer, v1::Hello hello) {
+  const std::string token = std::move(*hello.mutable_token());
+  hello.clear_token();
+  if (peer.caller.via == access::Via::kTls && peer.caller.identity.empty()) {
+    absl::StatusOr<access::Caller> caller =
+        access_->Current()->FindByToken(token);
+    if (!caller.ok()) {
+      observe::LogOfPeer(spdlog::level::info, "session refused",
+                         peer.quota_name(), "session of {} refused: {}",
+                         peer.quota_name(), caller.status().ToString());
+      return accept::SendRefusal(fd.get(), caller.status());
+    }
+    peer.caller = *std::move(caller);
+  }
+  supervisor_->OnHello(std::move(fd), peer, std::move(hello));
 }
 
 absl::Status Daemon::BuildAdmin(const accept::Listeners& listeners) {
@@ -308,8 +378,15 @@ absl::Status Daemon::BuildAdmin(const accept::Listeners& listeners) {
 absl::Status Daemon::RestartAdmin() {
   admin::AdminServer::Limits limits;
   limits.connections_of_user = config().limits().user_grpc_connections_max();
+  admin::TokenCheck tokens;
+  if (access_ != nullptr) {
+    tokens = [this](absl::string_view token) {
+      return access_->Current()->FindByToken(token);
+    };
+  }
   OPTSTATE_ASSIGN_OR_RETURN(
-      admin_server_, admin::AdminServer::Start(admin_service_.get(), limits));
+      admin_server_, admin::AdminServer::Start(admin_service_.get(), limits,
+                                               std::move(tokens)));
   return absl::OkStatus();
 }
 
@@ -328,14 +405,13 @@ absl::Status Daemon::StartMetrics() {
 }
 
 void Daemon::OnGrpc(UniqueFd fd, const PeerCredentials& peer) {
-  const absl::Status status = admin_server_->Serve(
-      std::move(fd), {.uid = peer.uid, .is_local = peer.is_unix},
-      peer.quota_name());
+  const absl::Status status =
+      admin_server_->Serve(std::move(fd), peer.caller, peer.quota_name());
   if (!status.ok()) {
     observe::LogOfPeer(spdlog::level::warn, "gRPC connection refused",
                        peer.quota_name(),
-                       "gRPC connection of uid {} pid {} refused: {}", peer.uid,
-                       peer.pid, status.ToString());
+                       "gRPC connection of {} pid {} refused: {}",
+                       peer.quota_name(), peer.pid, status.ToString());
   }
 }
 
@@ -392,6 +468,12 @@ void Daemon::GoOnAfterUpgrade() {
   acceptor_->Release();
 }
 
+void Daemon::EndCalls() {
+  metrics_.reset();  // it asks the loop, which runs until all is done
+  admin_server_->Shutdown(absl::Now() + kCallsEnd);
+  if (tls_gate_ != nullptr) tls_gate_->Flush(absl::Now() + kCallsEnd);
+}
+
 void Daemon::BeginEnd(const std::string& why, absl::Duration patience) {
   if (ending_) return;
   ending_ = true;
@@ -415,8 +497,7 @@ void Daemon::PauseAndStop(absl::Duration patience) {
       spdlog::warn("ending with a step open: {}", status.ToString());
     }
   }
-  metrics_.reset();  // it asks the loop, which runs until all is done
-  admin_server_->Shutdown(absl::Now() + kCallsEnd);
+  EndCalls();
   loop_->Post([this] {
     supervisor_->Stop([this] { loop_->Stop(); },
                       [] { Notify(kExtendTimeout); });
@@ -424,6 +505,13 @@ void Daemon::PauseAndStop(absl::Duration patience) {
 }
 
 }  // namespace
+
+absl::Status CheckNamedThings(const v1::DaemonConfig& config) {
+  OPTSTATE_RETURN_IF_ERROR(
+      access::FindOperatorGroups(config.access()).status());
+  if (!SpeaksTls(config)) return absl::OkStatus();
+  return access::LiveAccess::Load(config).status();
+}
 
 absl::Status RunDaemon(DaemonOptions options) {
   const bool embedded = options.lifeline_fd >= 0;

@@ -37,6 +37,10 @@ struct DaemonOptions {
 // an orderly end.
 absl::Status RunDaemon(DaemonOptions options);
 
+// Checks what the configuration names beyond itself: the files of `tls` and
+// `access`, users and groups. RunDaemon() checks the same.
+absl::Status CheckNamedThings(const v1::DaemonConfig& config);
+
 }  // namespace optstate::server
 
 #endif  // OPTSTATE_SERVER_DAEMON_H_

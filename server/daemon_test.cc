@@ -211,7 +211,7 @@ TEST_F(DaemonTest, StoppedEngineHoldsUpItsJobAlone) {
 }
 
 TEST_F(DaemonTest, AdminOverTheUnixSocketAndTcp) {
-  const pid_t pid = StartDaemon({"--listen", "127.0.0.1:0"});
+  const pid_t pid = StartDaemon({"--listen", "127.0.0.1:0", "--insecure"});
   grpc::ClientContext context;
   v1::ServerStatus status;
   ASSERT_TRUE(Admin()->GetStatus(&context, {}, &status).ok());

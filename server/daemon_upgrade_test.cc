@@ -57,7 +57,7 @@ TEST_F(DaemonTest, SighupReadsTheConfigurationAndKeepsEngines) {
 }
 
 TEST_F(DaemonTest, UpgradeToAnotherBinary) {
-  const pid_t pid = StartDaemon({"--listen", "127.0.0.1:0"});
+  const pid_t pid = StartDaemon({"--listen", "127.0.0.1:0", "--insecure"});
   const auto session = Open("a");
   ASSERT_TRUE(session.ok()) << session.status();
   const int64_t engine_pid = GetJob("a").engine_pid();
@@ -249,9 +249,10 @@ TEST_F(DaemonTest, WhatTheNextBuildCannotHaveIsRefusedBefore) {
   const pid_t pid = StartDaemon({"--config", file});
   const std::pair<std::string, std::string> faults[] = {
       {absl::StrCat("listen: ['unix:", root(),
-                    "/new.sock', '127.0.0.1:", ntohs(address.sin_port), "']\n"),
+                    "/new.sock', '127.0.0.1:", ntohs(address.sin_port),
+                    "']\ninsecure_tcp: true\n"),
        "Address already in use"},
-      {"listen: ['no such host:1']\n", "no such host"},
+      {"listen: ['127.0.0.1:1']\n", "insecure_tcp: true"},
       {"limits: {jobs_max: nonsense}\n", "jobs_max"},
       {"huge_pages: mount\n", "huge_pages"},
       {absl::StrCat("listen: ['unix:", socket(), "']\n"), "already"}};
@@ -292,8 +293,8 @@ TEST_F(DaemonTest, AnEmptyJobGoesThoughItsEngineWasReplaced) {
       << Log();
 }
 
-TEST_F(DaemonTest, NobodyUpgradesOverTcp) {
-  StartDaemon({"--listen", "127.0.0.1:0"});
+TEST_F(DaemonTest, NobodyUpgradesOverTcpWithoutTls) {
+  StartDaemon({"--listen", "127.0.0.1:0", "--insecure"});
   grpc::ClientContext context;
   v1::UpgradeReply reply;
   const grpc::Status status =

@@ -71,6 +71,8 @@ int RunEngineMode(const CommandLine& line) {
 }
 
 int CheckConfig(const CommandLine& line, const v1::DaemonConfig& config) {
+  const absl::Status named = CheckNamedThings(config);
+  if (!named.ok()) return Fail(named);
   std::cout << (line.config_file.empty() ? "defaults" : line.config_file)
             << ": ok\n";
   if (config.log_level() == "debug" || config.log_level() == "trace") {

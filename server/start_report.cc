@@ -43,18 +43,27 @@ void LogStart(const admin::ServerInfo& info) {
                absl::StrJoin(info.listen, ", "));
   for (const std::string& address : info.listen) {
     if (absl::StartsWith(address, "unix:")) continue;
-    spdlog::warn(
-        "{}: TCP has no users and no TLS: whoever reaches it, every local user "
-        "of loopback too, may use and delete every job",
-        address);
+    if (info.config.insecure_tcp()) {
+      spdlog::warn(
+          "{}: TCP without TLS has no users: every local user may use and "
+          "delete every job (--insecure)",
+          address);
+    } else {
+      spdlog::info("{}: TLS, clients say who they are by {}", address,
+                   info.config.tls().client_ca_file().empty() ? "tokens"
+                                                              : "certificates");
+    }
   }
   spdlog::info("{} workers per engine, instruction set {}", info.workers,
                info.instruction_set);
 }
 
-void WarnOfFewFds(const v1::Limits& limits) {
+void WarnOfFewFds(const v1::DaemonConfig& config) {
+  const v1::Limits& limits = config.limits();
+  // A session over TLS leaves a socket and an end of a socket pair here.
+  const uint64_t of_session = config.tls().certificate_file().empty() ? 1 : 2;
   const uint64_t needed =
-      3 * uint64_t{limits.jobs_max()} + limits.sessions_max();
+      3 * uint64_t{limits.jobs_max()} + of_session * limits.sessions_max();
   const uint64_t limit = os::FdLimit();
   if (limit >= needed) return;
   spdlog::warn(

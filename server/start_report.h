@@ -23,9 +23,10 @@ admin::ServerInfo DescribeServer(const v1::DaemonConfig& config,
 // Logs a line on each of state directory, addresses, workers.
 void LogStart(const admin::ServerInfo& info);
 
-// Warns when the limit of open files is below what `limits` may need. An engine
-// takes three fds: its control socket, its process and its gRPC connection.
-void WarnOfFewFds(const v1::Limits& limits);
+// Warns when the limit of open files is below what `config.limits` may need. An
+// engine takes three fds: its control socket, its process and its gRPC
+// connection.
+void WarnOfFewFds(const v1::DaemonConfig& config);
 
 }  // namespace optstate::server
 

@@ -31,6 +31,7 @@ absl::StatusOr<std::unique_ptr<Channel>> MakeChannel(const Endpoint& endpoint,
       return std::make_unique<ShmChannel>(endpoint, std::move(setup));
     case Endpoint::Kind::kGrpcUnix:
     case Endpoint::Kind::kGrpcTcp:
+    case Endpoint::Kind::kGrpcTls:
       return MakeGrpcChannel(endpoint, std::move(setup));
     case Endpoint::Kind::kEmbedded:
       break;

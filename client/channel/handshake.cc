@@ -32,7 +32,8 @@ static_assert(static_cast<int>(StateArray::kGradientNorm) ==
 static_assert(static_cast<int>(StateArray::kPreparedSum) ==
               v1::STATE_ARRAY_PREPARED_SUM);
 
-v1::Hello MakeHello(v1::Wire wire, const std::string& job, bool must_exist) {
+v1::Hello MakeHello(const Endpoint& endpoint, v1::Wire wire,
+                    const std::string& job, bool must_exist) {
   v1::Hello hello;
   hello.set_protocol_version_min(shm::kProtocolVersion);
   hello.set_protocol_version_max(shm::kProtocolVersion);
@@ -41,6 +42,7 @@ v1::Hello MakeHello(v1::Wire wire, const std::string& job, bool must_exist) {
   hello.set_pid(getpid());
   hello.set_client_version(std::string(kVersion));
   hello.set_must_exist(must_exist);
+  hello.set_token(TokenFor(endpoint));
   return hello;
 }
 
@@ -51,6 +53,15 @@ absl::Status NoDaemonError(const absl::Status& status) {
   }
   return UnreachableError(absl::UnavailableError(absl::StrCat(
       status.message(), "; start optstated there, or name another endpoint")));
+}
+
+// A certificate that is refused stays so, however often it is tried, and so
+// does a daemon without TLS.
+bool IsRefusedByTls(const Endpoint& endpoint, const absl::Status& status) {
+  return endpoint.kind == Endpoint::Kind::kGrpcTls &&
+         (absl::IsUnauthenticated(status) ||
+          absl::IsFailedPrecondition(status) ||
+          absl::IsInvalidArgument(status));
 }
 
 // A draining daemon is UNAVAILABLE permanently; a daemon whose last engine of
@@ -127,10 +138,11 @@ absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
   OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
   absl::StatusOr<UniqueFd> socket = Dial(endpoint, deadline, interrupted);
   if (absl::IsCancelled(socket.status())) return socket.status();
+  if (IsRefusedByTls(endpoint, socket.status())) return socket.status();
   if (!socket.ok()) return NoDaemonError(socket.status());
   OPTSTATE_RETURN_IF_ERROR(Greet(socket->get(),
-                                 MakeHello(wire, job, must_exist), two_phase,
-                                 deadline, interrupted));
+                                 MakeHello(endpoint, wire, job, must_exist),
+                                 two_phase, deadline, interrupted));
   return socket;
 }
 

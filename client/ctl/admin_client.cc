@@ -1,5 +1,6 @@
 #include "client/ctl/admin_client.h"
 
+#include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -19,13 +20,14 @@
 #include "proto/types/grpc_status.h"
 #include "proto/types/path_owners.h"
 #include "proto/types/status_macros.h"
+#include "proto/types/unique_fd.h"
 
 namespace optstate::ctl {
 namespace {
 
 constexpr absl::string_view kNameAnother =
     "or name another with --endpoint or $OPTSTATE_ENDPOINT (unix:PATH, "
-    "grpc:HOST:PORT, grpc:unix:PATH)";
+    "grpc:HOST:PORT, grpcs:HOST:PORT, grpc:unix:PATH)";
 
 constexpr absl::string_view kGoesOn =
     "the daemon goes on; `optctl describe job` says how far it is";
@@ -47,6 +49,7 @@ class GrpcAdminClient : public AdminClient {
     arguments.SetMaxReceiveMessageSize(-1);
     // A proxy of the environment is for remote hosts, not for a daemon.
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    if (uses_tls()) return;
     channel_ = grpc::CreateCustomChannel(
         target, grpc::InsecureChannelCredentials(), arguments);
     stub_ = v1::Admin::NewStub(channel_);
@@ -135,6 +138,7 @@ class GrpcAdminClient : public AdminClient {
       absl::FunctionRef<void(const v1::VerifyJobProgress&)> progress) override {
     OPTSTATE_RETURN_IF_ERROR(AwaitConnection(absl::Now() + timeout_));
     grpc::ClientContext context;
+    SayWhoCalls(&context);
     StreamWatch watch(&context, timeout_, interrupt);
     v1::VerifyJobRequest request;
     request.set_name(name);
@@ -255,6 +259,7 @@ class GrpcAdminClient : public AdminClient {
   absl::StatusOr<Reply> Ask(Method<Request, Reply> method,
                             const Request& request, absl::Time deadline) {
     grpc::ClientContext context;
+    SayWhoCalls(&context);
     context.set_deadline(absl::ToChronoTime(deadline));
     Reply reply;
     const grpc::Status status =
@@ -263,9 +268,33 @@ class GrpcAdminClient : public AdminClient {
     return Annotate(Explain(status), endpoint_.ToString());
   }
 
+  void SayWhoCalls(grpc::ClientContext* context) const {
+    const std::string token = client::TokenFor(endpoint_);
+    if (token.empty()) return;
+    context->AddMetadata("authorization", absl::StrCat("Bearer ", token));
+  }
+
+  bool uses_tls() const {
+    return endpoint_.kind == client::Endpoint::Kind::kGrpcTls;
+  }
+
+  // Makes a connection for one call: a channel of a given connection does not
+  // come back when that is lost.
+  absl::Status ConnectWithTls(absl::Time deadline) {
+    absl::StatusOr<UniqueFd> socket = client::Dial(endpoint_, deadline);
+    if (!socket.ok()) return Annotate(socket.status(), endpoint_.ToString());
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(-1);
+    channel_ = grpc::CreateCustomInsecureChannelFromFd(
+        endpoint_.host, socket->release(), arguments);
+    stub_ = v1::Admin::NewStub(channel_);
+    return absl::OkStatus();
+  }
+
   // Waits until a gRPC server answers: the kernel also connects to a stopped
   // process, and to any other program that listens. Errors name the endpoint.
   absl::Status AwaitConnection(absl::Time deadline) {
+    if (uses_tls()) return ConnectWithTls(deadline);
     grpc_connectivity_state state = channel_->GetState(/*try_to_connect=*/true);
     while (state != GRPC_CHANNEL_READY) {
       if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) {
@@ -341,6 +370,8 @@ absl::StatusOr<std::string> GrpcTarget(const client::Endpoint& endpoint) {
       return absl::StrCat("dns:///", ipv6 ? "[" : "", endpoint.host,
                           ipv6 ? "]:" : ":", endpoint.port);
     }
+    case Kind::kGrpcTls:  // each call makes its connection
+      return std::string();
     case Kind::kEmbedded:
       break;
   }

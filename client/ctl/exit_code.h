@@ -25,6 +25,7 @@ inline int ExitCode(const absl::Status& status) {
       return kExitNotFound;
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated:
     case absl::StatusCode::kAlreadyExists:
       return kExitRefused;
     case absl::StatusCode::kUnavailable:

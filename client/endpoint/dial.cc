@@ -15,10 +15,12 @@
 #include <memory>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "client/endpoint/interrupt.h"
+#include "client/endpoint/tls_tunnel.h"
 #include "proto/types/os_error.h"
 #include "proto/types/path_owners.h"
 #include "proto/types/status_macros.h"
@@ -199,6 +201,11 @@ absl::StatusOr<UniqueFd> Dial(const Endpoint& endpoint, absl::Time deadline,
       return DialUnix(endpoint, deadline);
     case Endpoint::Kind::kGrpcTcp:
       return DialTcp(endpoint, deadline, interrupted);
+    case Endpoint::Kind::kGrpcTls: {
+      OPTSTATE_ASSIGN_OR_RETURN(UniqueFd socket,
+                                DialTcp(endpoint, deadline, interrupted));
+      return OpenTlsTunnel(std::move(socket), endpoint, deadline, interrupted);
+    }
     case Endpoint::Kind::kEmbedded:
       break;
   }

@@ -12,7 +12,9 @@ namespace optstate::client {
 // Connects a stream socket (close-on-exec, blocking) to an endpoint other than
 // embedded. The error names the call and the address: NOT_FOUND when the
 // socket's path or the host does not exist, UNAVAILABLE when nothing listens,
-// PERMISSION_DENIED, DEADLINE_EXCEEDED, CANCELLED when interrupted.
+// PERMISSION_DENIED, DEADLINE_EXCEEDED, CANCELLED when interrupted. With TLS
+// the socket leads to the daemon by way of a thread; further errors are those
+// of OpenTlsTunnel().
 //
 // The lookup of a host name may outlast the deadline and cannot be interrupted:
 // getaddrinfo supports neither.

@@ -23,7 +23,8 @@ namespace optstate::client {
 namespace {
 
 constexpr absl::string_view kForms =
-    "expected unix:PATH, grpc:HOST:PORT, grpc:unix:PATH or embedded";
+    "expected unix:PATH, grpc:HOST:PORT, grpcs:HOST:PORT, grpc:unix:PATH or "
+    "embedded";
 constexpr absl::string_view kSystemSocket = "/run/optstate/optstated.sock";
 constexpr absl::string_view kUserSocket = "/optstate/optstated.sock";
 // The socket of a live daemon accepts at once.
@@ -50,11 +51,14 @@ absl::StatusOr<Endpoint> UnixEndpoint(Endpoint::Kind kind,
   return endpoint;
 }
 
-absl::StatusOr<Endpoint> TcpEndpoint(absl::string_view address,
+absl::StatusOr<Endpoint> TcpEndpoint(Endpoint::Kind kind,
+                                     absl::string_view address,
                                      absl::string_view text) {
   const size_t colon = address.rfind(':');
   if (colon == absl::string_view::npos) {
-    return BadEndpoint(text, "expected grpc:HOST:PORT");
+    return BadEndpoint(text, kind == Endpoint::Kind::kGrpcTls
+                                 ? "expected grpcs:HOST:PORT"
+                                 : "expected grpc:HOST:PORT");
   }
   absl::string_view host = address.substr(0, colon);
   const absl::string_view port = address.substr(colon + 1);
@@ -72,7 +76,7 @@ absl::StatusOr<Endpoint> TcpEndpoint(absl::string_view address,
     return BadEndpoint(text, "a host has no slash and no space");
   }
   Endpoint endpoint;
-  endpoint.kind = Endpoint::Kind::kGrpcTcp;
+  endpoint.kind = kind;
   endpoint.host = std::string(host);
   endpoint.port = std::string(port);
   return endpoint;
@@ -138,9 +142,11 @@ std::string Endpoint::ToString() const {
     case Kind::kGrpcUnix:
       return absl::StrCat("grpc:unix:", path);
     case Kind::kGrpcTcp:
-      return absl::StrContains(host, ':')
-                 ? absl::StrCat("grpc:[", host, "]:", port)
-                 : absl::StrCat("grpc:", host, ":", port);
+    case Kind::kGrpcTls: {
+      const bool ipv6 = absl::StrContains(host, ':');
+      return absl::StrCat(kind == Kind::kGrpcTls ? "grpcs:" : "grpc:",
+                          ipv6 ? "[" : "", host, ipv6 ? "]:" : ":", port);
+    }
     case Kind::kEmbedded:
       break;
   }
@@ -156,8 +162,19 @@ absl::StatusOr<Endpoint> ParseEndpoint(absl::string_view text) {
   if (absl::ConsumePrefix(&rest, "grpc:unix:")) {
     return UnixEndpoint(Endpoint::Kind::kGrpcUnix, rest, text);
   }
-  if (absl::ConsumePrefix(&rest, "grpc:")) return TcpEndpoint(rest, text);
+  if (absl::ConsumePrefix(&rest, "grpc:")) {
+    return TcpEndpoint(Endpoint::Kind::kGrpcTcp, rest, text);
+  }
+  if (absl::ConsumePrefix(&rest, "grpcs:")) {
+    return TcpEndpoint(Endpoint::Kind::kGrpcTls, rest, text);
+  }
   return BadEndpoint(text, kForms);
+}
+
+std::string TokenFor(const Endpoint& endpoint) {
+  const char* const token = std::getenv("OPTSTATE_TOKEN");
+  const bool is_hidden = endpoint.kind == Endpoint::Kind::kGrpcTls;
+  return is_hidden && token != nullptr ? token : "";
 }
 
 std::string DescribeNodeSockets() {

@@ -14,12 +14,13 @@ struct Endpoint {
     kShm,       // unix:PATH: shared memory, over a unix socket
     kGrpcUnix,  // grpc:unix:PATH
     kGrpcTcp,   // grpc:HOST:PORT; HOST may be [IPv6]
+    kGrpcTls,   // grpcs:HOST:PORT: the same over TLS, see tls_tunnel.h
     kEmbedded,  // embedded: a private daemon of this process
   };
   Kind kind = Kind::kEmbedded;
   std::string path;  // kShm, kGrpcUnix
-  std::string host;  // kGrpcTcp, without brackets
-  std::string port;  // kGrpcTcp
+  std::string host;  // kGrpcTcp, kGrpcTls, without brackets
+  std::string port;  // kGrpcTcp, kGrpcTls
 
   std::string ToString() const;
 };
@@ -41,6 +42,11 @@ enum class AwayDaemon {
 // embedded.
 absl::StatusOr<Endpoint> ResolveEndpoint(absl::string_view text,
                                          AwayDaemon away);
+
+// Returns the token ($OPTSTATE_TOKEN) that says who this client is, where the
+// daemon asks for no certificate; "": there is none, or the way to the daemon
+// is not encrypted.
+std::string TokenFor(const Endpoint& endpoint);
 
 // Describes, for people, what exists at each place where ResolveEndpoint("")
 // looks for the node's daemon: "/run/optstate/optstated.sock (no such file),

@@ -39,6 +39,11 @@ TEST(EndpointTest, ParsesEveryForm) {
   EXPECT_EQ(tcp->kind, Kind::kGrpcTcp);
   EXPECT_EQ(tcp->host, "node7");
   EXPECT_EQ(tcp->port, "50051");
+  const auto tls = ParseEndpoint("grpcs:node7:50051");
+  ASSERT_TRUE(tls.ok()) << tls.status();
+  EXPECT_EQ(tls->kind, Kind::kGrpcTls);
+  EXPECT_EQ(tls->host, "node7");
+  EXPECT_EQ(tls->port, "50051");
   const auto ipv6 = ParseEndpoint("grpc:[::1]:1");
   ASSERT_TRUE(ipv6.ok()) << ipv6.status();
   EXPECT_EQ(ipv6->host, "::1");
@@ -47,7 +52,8 @@ TEST(EndpointTest, ParsesEveryForm) {
 
 TEST(EndpointTest, PrintsWhatItParses) {
   for (const char* text :
-       {"unix:/a", "grpc:unix:/a", "grpc:h:1", "grpc:[::1]:2", "embedded"}) {
+       {"unix:/a", "grpc:unix:/a", "grpc:h:1", "grpc:[::1]:2", "grpcs:h:1",
+        "grpcs:[::1]:2", "embedded"}) {
     const auto endpoint = ParseEndpoint(text);
     ASSERT_TRUE(endpoint.ok()) << endpoint.status();
     EXPECT_EQ(endpoint->ToString(), text);
@@ -69,7 +75,8 @@ TEST(EndpointTest, BadPartsAreRefused) {
         std::string("grpc:host"), std::string("grpc:host:"),
         std::string("grpc:host:0"), std::string("grpc:host:65536"),
         std::string("grpc:host:http"), std::string("grpc::1"),
-        std::string("grpc:::1:50051")}) {
+        std::string("grpc:::1:50051"), std::string("grpcs:host"),
+        std::string("grpcs:unix:/a")}) {
     EXPECT_EQ(ParseEndpoint(text).status().code(),
               absl::StatusCode::kInvalidArgument)
         << text;

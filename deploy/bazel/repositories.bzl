@@ -117,6 +117,12 @@ def _libraries():
         },
     )
     system_library(
+        name = "openssl",
+        apt = "libssl-dev",
+        # gRPC needs it too, so this adds nothing to what is shipped.
+        targets = {"openssl": ["libssl", "libcrypto"]},
+    )
+    system_library(
         name = "benchmark",
         apt = "libbenchmark-dev",
         targets = {

@@ -52,10 +52,11 @@ UniqueFd OpenSpareFd() {
 
 Acceptor::Acceptor(os::EventLoop* loop,
                    std::vector<std::unique_ptr<Listener>> listeners,
-                   Callback on_connection)
+                   Callback on_connection, std::set<gid_t> operator_groups)
     : loop_(loop),
       listeners_(std::move(listeners)),
       on_connection_(std::move(on_connection)),
+      operator_groups_(std::move(operator_groups)),
       spare_fd_(OpenSpareFd()) {}
 
 Acceptor::~Acceptor() { Stop(); }
@@ -98,7 +99,7 @@ bool Acceptor::AcceptOne(const Listener& listener) {
   observe::Count(observe::Counted::kConnectionAccepted);
   if (!listener.is_unix()) TuneTcp(fd.get());
   const absl::StatusOr<PeerCredentials> peer =
-      GetPeerCredentials(fd.get(), listener.is_unix());
+      GetPeerCredentials(fd.get(), listener.is_unix(), operator_groups_);
   if (!peer.ok()) {
     spdlog::warn("connection on {} dropped: {}", listener.name(),
                  peer.status().ToString());

@@ -1,8 +1,11 @@
 #ifndef OPTSTATE_SERVER_ACCEPT_ACCEPTOR_H_
 #define OPTSTATE_SERVER_ACCEPT_ACCEPTOR_H_
 
+#include <sys/types.h>
+
 #include <functional>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,9 +31,10 @@ class Acceptor {
  public:
   using Callback = std::function<void(UniqueFd, const PeerCredentials&)>;
 
+  // Members of `operator_groups` are operators, see GetPeerCredentials().
   Acceptor(os::EventLoop* loop,
            std::vector<std::unique_ptr<Listener>> listeners,
-           Callback on_connection);
+           Callback on_connection, std::set<gid_t> operator_groups = {});
   ~Acceptor();
 
   absl::Status Start();
@@ -58,6 +62,7 @@ class Acceptor {
   os::EventLoop* const loop_;
   std::vector<std::unique_ptr<Listener>> listeners_;
   const Callback on_connection_;
+  const std::set<gid_t> operator_groups_;
   UniqueFd spare_fd_;
   bool paused_ = false;
   bool held_ = false;

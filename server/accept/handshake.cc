@@ -14,6 +14,7 @@
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "server/accept/refusal.h"
+#include "server/observe/peer_log.h"
 
 namespace optstate::accept {
 namespace {
@@ -22,6 +23,8 @@ constexpr size_t kMagicBytes = sizeof(shm::kFrameMagic);
 constexpr size_t kHeaderBytes = kMagicBytes + sizeof(uint32_t);
 // HTTP/2's preface starts "PRI * HTTP/2.0".
 constexpr char kHttp2Magic[kMagicBytes] = {'P', 'R', 'I', ' '};
+// A TLS connection starts with a record of this type.
+constexpr char kTlsRecord = 0x16;
 
 uint32_t PayloadBytes(const std::string& header) {
   uint32_t size = 0;
@@ -51,7 +54,13 @@ bool SpeaksHttp2(int fd) {
          std::memcmp(begin, kHttp2Magic, sizeof(begin)) == 0;
 }
 
-absl::Status NotOurProtocol() {
+absl::Status NotOurProtocol(absl::string_view begin) {
+  if (begin[0] == kTlsRecord) {
+    return absl::FailedPreconditionError(
+        "the connection began with TLS, and the daemon speaks none there: use "
+        "grpc:HOST:PORT, or give the daemon a certificate (tls in its "
+        "configuration)");
+  }
   return absl::InvalidArgumentError(
       "this is optstated's socket; the connection began neither with an "
       "optstate session nor with gRPC (HTTP/2 without TLS)");
@@ -85,7 +94,8 @@ absl::Status Handshakes::CheckRoom(const PeerCredentials& peer) const {
       "too many connections that have not said yet what they want; try again");
 }
 
-void Handshakes::Start(UniqueFd fd, const PeerCredentials& peer) {
+void Handshakes::Start(UniqueFd fd, const PeerCredentials& peer,
+                       const absl::Status& verdict) {
   absl::Status status = CheckRoom(peer);
   const int raw = fd.get();
   if (status.ok()) {
@@ -95,8 +105,8 @@ void Handshakes::Start(UniqueFd fd, const PeerCredentials& peer) {
                           [this, raw](uint32_t) { OnEvents(raw); });
   }
   if (!status.ok()) {
-    spdlog::debug("connection of uid {} pid {} refused: {}", peer.uid, peer.pid,
-                  status.ToString());
+    spdlog::debug("connection of {} pid {} refused: {}", peer.quota_name(),
+                  peer.pid, status.ToString());
     if (callbacks_.on_grpc_refused != nullptr && SpeaksHttp2(raw)) {
       callbacks_.on_grpc_refused(std::move(fd), status);
     } else {
@@ -104,7 +114,7 @@ void Handshakes::Start(UniqueFd fd, const PeerCredentials& peer) {
     }
     return;
   }
-  Pending pending{std::move(fd), peer, {}, ""};
+  Pending pending{std::move(fd), peer, verdict, {}, ""};
   pending.timer = loop_->RunAfter(timeout_, [this, raw] {
     Refuse(raw, absl::DeadlineExceededError(
                     "no complete Hello arrived in time after connecting"));
@@ -123,21 +133,26 @@ void Handshakes::OnEvents(int fd) {
   if (progress == Progress::kWaiting) return;
 
   Pending done = Take(fd);
-  if (done.received.empty()) {
-    callbacks_.on_grpc(std::move(done.fd), done.peer);
-    return;
-  }
+  if (done.received.empty()) return FinishGrpc(std::move(done));
   v1::Hello hello;
   if (!hello.ParseFromArray(
           done.received.data() + kHeaderBytes,
           static_cast<int>(done.received.size() - kHeaderBytes))) {
-    spdlog::debug("malformed Hello of uid {} pid {}", done.peer.uid,
+    spdlog::debug("malformed Hello of {} pid {}", done.peer.quota_name(),
                   done.peer.pid);
     SendRefusal(done.fd.get(),
                 absl::InvalidArgumentError("the Hello is malformed"));
     return;
   }
   callbacks_.on_hello(std::move(done.fd), done.peer, std::move(hello));
+}
+
+void Handshakes::FinishGrpc(Pending done) {
+  if (done.verdict.ok()) {
+    callbacks_.on_grpc(std::move(done.fd), done.peer);
+  } else if (callbacks_.on_grpc_refused != nullptr) {
+    callbacks_.on_grpc_refused(std::move(done.fd), done.verdict);
+  }
 }
 
 absl::Status Handshakes::Advance(Pending* pending, Progress* progress) {
@@ -154,7 +169,9 @@ absl::Status Handshakes::Advance(Pending* pending, Progress* progress) {
   if (std::memcmp(begin, shm::kFrameMagic, size) == 0) {
     return ReadHello(pending, progress);
   }
-  if (std::memcmp(begin, kHttp2Magic, size) != 0) return NotOurProtocol();
+  if (std::memcmp(begin, kHttp2Magic, size) != 0) {
+    return NotOurProtocol({begin, size});
+  }
   if (size == kMagicBytes) *progress = Progress::kDone;
   return absl::OkStatus();
 }
@@ -181,7 +198,10 @@ absl::Status Handshakes::ReadHello(Pending* pending, Progress* progress) {
     pending->received.append(buffer, static_cast<size_t>(count));
     if (std::memcmp(pending->received.data(), shm::kFrameMagic,
                     std::min(pending->received.size(), kMagicBytes)) != 0) {
-      return NotOurProtocol();
+      return NotOurProtocol(pending->received);
+    }
+    if (pending->received.size() >= kMagicBytes) {
+      OPTSTATE_RETURN_IF_ERROR(pending->verdict);
     }
   }
 }
@@ -199,8 +219,14 @@ Handshakes::Pending Handshakes::Take(int fd) {
 
 void Handshakes::Refuse(int fd, const absl::Status& status) {
   const Pending pending = Take(fd);
-  spdlog::debug("connection of uid {} pid {} refused: {}", pending.peer.uid,
-                pending.peer.pid, status.ToString());
+  // What the operator or the client has to change is worth a line.
+  observe::LogOfPeer(
+      absl::IsFailedPrecondition(status) || absl::IsUnauthenticated(status)
+          ? spdlog::level::info
+          : spdlog::level::debug,
+      "connection refused", pending.peer.quota_name(),
+      "connection of {} pid {} refused: {}", pending.peer.quota_name(),
+      pending.peer.pid, status.ToString());
   SendRefusal(pending.fd.get(), status);
 }
 

@@ -45,8 +45,11 @@ class Handshakes {
   Handshakes(os::EventLoop* loop, absl::Duration timeout, Callbacks callbacks);
   ~Handshakes();
 
-  // Starts the handshake of a connection; `fd` is non-blocking.
-  void Start(UniqueFd fd, const PeerCredentials& peer);
+  // Starts the handshake of a connection; `fd` is non-blocking. Unless
+  // `verdict` is OK, the peer is refused with it as soon as it is known which
+  // protocol it would understand that in.
+  void Start(UniqueFd fd, const PeerCredentials& peer,
+             const absl::Status& verdict = absl::OkStatus());
 
  private:
   enum class Progress { kWaiting, kDone };
@@ -54,6 +57,7 @@ class Handshakes {
   struct Pending {
     UniqueFd fd;
     PeerCredentials peer;
+    absl::Status verdict;
     os::EventLoop::TimerId timer;
     // The header, then the Hello, as far as it has arrived.
     std::string received;
@@ -65,6 +69,8 @@ class Handshakes {
   // connection is refused.
   absl::Status Advance(Pending* pending, Progress* progress);
   absl::Status ReadHello(Pending* pending, Progress* progress);
+  // Ends the handshake of a connection that speaks HTTP/2.
+  void FinishGrpc(Pending done);
   Pending Take(int fd);
   void Refuse(int fd, const absl::Status& status);
 

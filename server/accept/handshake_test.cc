@@ -16,7 +16,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const PeerCredentials kPeer = {1000, 7, true};
+constexpr uid_t kUid = 4711;
+
+PeerCredentials UnixPeer(uid_t uid) {
+  return {.caller = access::UnixCaller(uid), .pid = 7};
+}
 
 std::string Header(uint32_t payload_bytes) {
   std::string header(shm::kFrameMagic, 4);
@@ -41,7 +45,7 @@ class HandshakeTest : public testing::Test {
     Handshakes::Callbacks callbacks;
     callbacks.on_hello = [this](UniqueFd fd, const PeerCredentials& peer,
                                 const v1::Hello& hello) {
-      EXPECT_EQ(peer.uid, kPeer.uid);
+      EXPECT_EQ(peer.caller.uid, kUid);
       fds_.push_back(std::move(fd));
       hellos_.push_back(hello.job());
     };
@@ -49,18 +53,22 @@ class HandshakeTest : public testing::Test {
       fds_.push_back(std::move(fd));
       ++grpc_;
     };
+    callbacks.on_grpc_refused = [this](UniqueFd, const absl::Status& why) {
+      refused_grpc_.push_back(why);
+    };
     handshakes_.emplace(loop_.get(), timeout, std::move(callbacks));
   }
 
   // Starts a handshake; returns the peer's end.
-  UniqueFd Connect(uid_t uid = kPeer.uid) { return ConnectAs({uid, 7, true}); }
+  UniqueFd Connect(uid_t uid = kUid) { return ConnectAs(UnixPeer(uid)); }
 
-  UniqueFd ConnectAs(const PeerCredentials& peer) {
+  UniqueFd ConnectAs(const PeerCredentials& peer,
+                     const absl::Status& verdict = absl::OkStatus()) {
     int fds[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK,
                            0, fds),
               0);
-    handshakes_->Start(UniqueFd(fds[0]), peer);
+    handshakes_->Start(UniqueFd(fds[0]), peer, verdict);
     return UniqueFd(fds[1]);
   }
 
@@ -101,6 +109,7 @@ class HandshakeTest : public testing::Test {
   std::optional<Handshakes> handshakes_;
   std::vector<UniqueFd> fds_;
   std::vector<std::string> hellos_;
+  std::vector<absl::Status> refused_grpc_;
   int grpc_ = 0;
 };
 
@@ -134,8 +143,7 @@ TEST_F(HandshakeTest, AHelloMayBeEmpty) {
 TEST_F(HandshakeTest, RefusesGarbage) {
   std::vector<UniqueFd> peers;
   for (const absl::string_view garbage :
-       {absl::string_view("GET / HTTP/1.1\r\n"),
-        absl::string_view("\x16\x03\x01\x02"), absl::string_view("OPSX"),
+       {absl::string_view("GET / HTTP/1.1\r\n"), absl::string_view("OPSX"),
         absl::string_view("PRX"), absl::string_view("\0", 1)}) {
     peers.push_back(Connect());
     Send(peers.back(), garbage);
@@ -147,6 +155,38 @@ TEST_F(HandshakeTest, RefusesGarbage) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("optstated's socket"));
   }
   EXPECT_THAT(hellos_, testing::IsEmpty());
+}
+
+TEST_F(HandshakeTest, TlsWhereThereIsNoneIsSaid) {
+  const UniqueFd peer = Connect();
+  Send(peer, "\x16\x03\x01\x02");
+  RunLoop();
+  const absl::Status status = Refusal(peer);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("began with TLS"));
+}
+
+// Such a peer is told in its own protocol, however its bytes arrive.
+TEST_F(HandshakeTest, AVerdictIsToldOnceTheProtocolIsKnown) {
+  const absl::Status verdict = absl::UnauthenticatedError("nobody known");
+  const UniqueFd session = ConnectAs(UnixPeer(kUid), verdict);
+  Send(session, HelloFrame("a"));
+  const UniqueFd in_parts = ConnectAs(UnixPeer(kUid), verdict);
+  Send(in_parts, "OP");
+  const UniqueFd grpc = ConnectAs(UnixPeer(kUid), verdict);
+  Send(grpc, "PRI * HTTP/2.0");
+  loop_->Post([this, &in_parts] {
+    loop_->Post([this, &in_parts] {
+      Send(in_parts, "ST");
+      Turn(4);
+    });
+  });
+  loop_->Run();
+  EXPECT_EQ(Refusal(session), verdict);
+  EXPECT_EQ(Refusal(in_parts), verdict);
+  EXPECT_THAT(refused_grpc_, testing::ElementsAre(verdict));
+  EXPECT_THAT(hellos_, testing::IsEmpty());
+  EXPECT_EQ(grpc_, 0);
 }
 
 TEST_F(HandshakeTest, RefusesOversizedAndMalformedHellos) {
@@ -194,7 +234,8 @@ TEST_F(HandshakeTest, OneUserCannotTakeAllPlaces) {
 // Over TCP every peer has the daemon's uid, but does not count as its user.
 TEST_F(HandshakeTest, TcpTakesNobodysPlacesButItsOwn) {
   const auto tcp = [](std::string address) {
-    return PeerCredentials{::geteuid(), 0, false, std::move(address)};
+    return PeerCredentials{.caller = access::InsecureTcpCaller(),
+                           .address = std::move(address)};
   };
   std::vector<UniqueFd> peers;
   for (size_t i = 0; i < Handshakes::kPendingMax / 2; ++i) {

@@ -73,7 +73,7 @@ absl::StatusOr<uint32_t> CheckHello(const v1::Hello& hello,
     return absl::InvalidArgumentError(
         absl::StrCat("unknown wire ", static_cast<int>(hello.wire())));
   }
-  if (hello.wire() == v1::WIRE_SHM && !peer.is_unix) {
+  if (hello.wire() == v1::WIRE_SHM && !peer.is_unix()) {
     return absl::InvalidArgumentError(
         "shared memory needs a unix socket, and this connection is TCP: use "
         "the endpoint unix:PATH on the daemon's node, or grpc:HOST:PORT");

@@ -12,8 +12,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const PeerCredentials kUnixPeer = {1000, 7, true};
-const PeerCredentials kTcpPeer = {1000, 0, false};
+const PeerCredentials kUnixPeer = {.caller = access::UnixCaller(1000)};
+const PeerCredentials kTcpPeer = {.caller = access::InsecureTcpCaller()};
 
 v1::Hello GoodHello() {
   v1::Hello hello;

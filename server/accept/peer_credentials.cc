@@ -3,13 +3,13 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/os_error.h"
+#include "server/access/unix_names.h"
 
 namespace optstate::accept {
 namespace {
@@ -45,23 +45,27 @@ std::string AddressOf(int fd) {
 
 }  // namespace
 
-bool PeerCredentials::is_operator() const {
-  return is_unix && (uid == 0 || uid == ::geteuid());
-}
-
 std::string PeerCredentials::quota_name() const {
-  return is_unix ? absl::StrCat("uid ", uid)
-                 : absl::StrCat("address ", address);
+  const bool is_named = is_unix() || !caller.identity.empty();
+  return is_named ? caller.name() : absl::StrCat("address ", address);
 }
 
-absl::StatusOr<PeerCredentials> GetPeerCredentials(int fd, bool is_unix) {
-  if (!is_unix) return PeerCredentials{::geteuid(), 0, false, AddressOf(fd)};
+absl::StatusOr<PeerCredentials> GetPeerCredentials(
+    int fd, bool is_unix, const std::set<gid_t>& operator_groups) {
+  if (!is_unix) {
+    return PeerCredentials{.caller = {.via = access::Via::kInsecureTcp},
+                           .address = AddressOf(fd)};
+  }
   ucred credentials{};
   socklen_t size = sizeof(credentials);
   if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
     return OsError(errno, "getsockopt SO_PEERCRED");
   }
-  return PeerCredentials{credentials.uid, credentials.pid, true};
+  return PeerCredentials{
+      .caller = access::UnixCaller(
+          credentials.uid,
+          access::PeerIsIn(fd, credentials.gid, operator_groups)),
+      .pid = credentials.pid};
 }
 
 }  // namespace optstate::accept

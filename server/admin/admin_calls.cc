@@ -1,15 +1,17 @@
 #include "server/admin/admin_calls.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "proto/types/grpc_status.h"
-#include "server/observe/peer_log.h"
+#include "proto/types/status_macros.h"
+#include "server/admin/audit.h"
+#include "server/admin/method_roles.h"
 
 namespace optstate::admin {
 namespace {
@@ -28,195 +30,236 @@ absl::Time Deadline(const grpc::ServerContext& context) {
   return now + patience - std::min(patience / 4, kAnswerTimeMax);
 }
 
-// Converts a result to gRPC's status and reply.
-template <typename T>
-grpc::Status Answer(absl::StatusOr<T> result, T* reply) {
+// Returns the call's token; "": it has none.
+absl::string_view TokenOf(const grpc::ServerContext& context) {
+  const auto& metadata = context.client_metadata();
+  const auto found = metadata.find("authorization");
+  if (found == metadata.end()) return "";
+  absl::string_view value(found->second.data(), found->second.size());
+  return absl::ConsumePrefix(&value, "Bearer ") ? value : "";
+}
+
+std::string Flag(const char* name, bool is_set) {
+  return is_set ? absl::StrCat(name, "=true") : "";
+}
+
+// Returns what the request sets, in words of a log line.
+std::string DetailOf(const v1::SetJobRequest& request) {
+  v1::SetJobRequest settings = request;
+  settings.clear_name();
+  return absl::StrCat("settings=\"",
+                      absl::CHexEscape(settings.ShortDebugString()), "\"");
+}
+
+}  // namespace
+
+absl::StatusOr<Caller> AdminCalls::FindCaller(
+    const grpc::ServerContext& context) const {
+  OPTSTATE_ASSIGN_OR_RETURN(Caller caller, uids_->Find(context.peer()));
+  const bool is_unknown =
+      caller.via == access::Via::kTls && caller.identity.empty();
+  const absl::string_view token = TokenOf(context);
+  if (!is_unknown || token.empty() || tokens_ == nullptr) return caller;
+  return tokens_(token);
+}
+
+absl::StatusOr<Caller> AdminCalls::Authorize(const grpc::ServerContext& context,
+                                             absl::string_view method) const {
+  OPTSTATE_ASSIGN_OR_RETURN(Caller caller, FindCaller(context));
+  OPTSTATE_RETURN_IF_ERROR(CheckMethod(method, caller));
+  return caller;
+}
+
+template <typename Reply, typename Function>
+grpc::Status AdminCalls::Look(const grpc::ServerContext& context,
+                              absl::string_view method, Reply* reply,
+                              const Function& answer) const {
+  const absl::StatusOr<Caller> caller = Authorize(context, method);
+  if (!caller.ok()) return ToGrpc(caller.status());
+  absl::StatusOr<Reply> result = answer(*caller);
   if (!result.ok()) return ToGrpc(result.status());
   *reply = *std::move(result);
   return grpc::Status::OK;
 }
 
-}  // namespace
+template <typename Function>
+grpc::Status AdminCalls::Act(const grpc::ServerContext& context,
+                             absl::string_view method, const std::string& job,
+                             const std::string& detail,
+                             const Function& change) const {
+  const absl::StatusOr<Caller> caller = FindCaller(context);
+  absl::Status status = caller.status();
+  if (status.ok()) status = CheckMethod(method, *caller);
+  if (status.ok()) status = change(*caller);
+  Audit({.method = std::string(method),
+         .actor = caller.ok() ? caller->name() : "unknown",
+         .job = job,
+         .detail = detail},
+        status);
+  return ToGrpc(status);
+}
 
 grpc::Status AdminCalls::GetStatus(grpc::ServerContext* context,
                                    const v1::GetStatusRequest*,
                                    v1::ServerStatus* reply) {
-  *reply = service_->GetStatus(Deadline(*context));
-  return grpc::Status::OK;
+  return Look(*context, "GetStatus", reply,
+              [&](const Caller&) -> absl::StatusOr<v1::ServerStatus> {
+                return service_->GetStatus(Deadline(*context));
+              });
 }
 
 grpc::Status AdminCalls::ListJobs(grpc::ServerContext* context,
                                   const v1::ListJobsRequest*,
                                   v1::ListJobsReply* reply) {
-  *reply = service_->ListJobs(Deadline(*context));
-  return grpc::Status::OK;
+  return Look(*context, "ListJobs", reply,
+              [&](const Caller&) -> absl::StatusOr<v1::ListJobsReply> {
+                return service_->ListJobs(Deadline(*context));
+              });
 }
 
 grpc::Status AdminCalls::GetJob(grpc::ServerContext* context,
                                 const v1::GetJobRequest* request,
                                 v1::Job* reply) {
-  return Answer(
-      service_->GetJob(request->name(), Deadline(*context), request->memory()),
-      reply);
+  return Look(*context, "GetJob", reply, [&](const Caller&) {
+    return service_->GetJob(request->name(), Deadline(*context),
+                            request->memory());
+  });
 }
 
 grpc::Status AdminCalls::ListSessions(grpc::ServerContext* context,
                                       const v1::ListSessionsRequest* request,
                                       v1::ListSessionsReply* reply) {
-  return Answer(service_->ListSessions(request->job(), Deadline(*context)),
-                reply);
+  return Look(*context, "ListSessions", reply, [&](const Caller&) {
+    return service_->ListSessions(request->job(), Deadline(*context));
+  });
 }
 
 grpc::Status AdminCalls::ListParameters(
     grpc::ServerContext* context, const v1::ListParametersRequest* request,
     v1::ListParametersReply* reply) {
-  return Answer(service_->ListParameters(*request, Deadline(*context)), reply);
+  return Look(*context, "ListParameters", reply, [&](const Caller&) {
+    return service_->ListParameters(*request, Deadline(*context));
+  });
 }
 
 grpc::Status AdminCalls::DeleteJob(grpc::ServerContext* context,
                                    const v1::DeleteJobRequest* request,
                                    v1::DeleteJobReply*) {
-  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
-  if (!caller.ok()) return ToGrpc(caller.status());
-  const absl::Status status = service_->DeleteJob(
-      request->name(), request->force(), caller->uid, Deadline(*context));
-  observe::LogOfPeer(
-      spdlog::level::info, "delete job", absl::StrCat("uid ", caller->uid),
-      "delete job \"{}\"{} by uid {}: {}", absl::CHexEscape(request->name()),
-      request->force() ? " (forced)" : "", caller->uid, status.ToString());
-  return ToGrpc(status);
+  return Act(*context, "DeleteJob", request->name(),
+             Flag("force", request->force()), [&](const Caller& caller) {
+               return service_->DeleteJob(request->name(), request->force(),
+                                          caller, Deadline(*context));
+             });
 }
 
 grpc::Status AdminCalls::RecoverJob(grpc::ServerContext* context,
                                     const v1::RecoverJobRequest* request,
                                     v1::RecoverJobReply* reply) {
-  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
-  if (!caller.ok()) return ToGrpc(caller.status());
-  const absl::Status status = service_->RecoverJob(
-      request->name(), caller->uid, request->to_durable(), Deadline(*context));
   reply->set_to_durable(request->to_durable());
-  observe::LogOfPeer(
-      spdlog::level::info, "recover job", absl::StrCat("uid ", caller->uid),
-      "recover job \"{}\"{} by uid {}: {}", absl::CHexEscape(request->name()),
-      request->to_durable() ? " at its durable step" : "", caller->uid,
-      status.ToString());
-  return ToGrpc(status);
+  return Act(
+      *context, "RecoverJob", request->name(),
+      Flag("to_durable", request->to_durable()), [&](const Caller& caller) {
+        return service_->RecoverJob(request->name(), caller,
+                                    request->to_durable(), Deadline(*context));
+      });
 }
 
 grpc::Status AdminCalls::SetJob(grpc::ServerContext* context,
                                 const v1::SetJobRequest* request,
                                 v1::SetJobReply* reply) {
-  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
-  if (!caller.ok()) return ToGrpc(caller.status());
-  auto result = service_->SetJob(*request, caller->uid, Deadline(*context));
-  observe::LogOfPeer(
-      spdlog::level::info, "set job", absl::StrCat("uid ", caller->uid),
-      "set job \"{}\" by uid {}: {}", absl::CHexEscape(request->name()),
-      caller->uid, result.status().ToString());
-  return Answer(std::move(result), reply);
+  return Act(*context, "SetJob", request->name(), DetailOf(*request),
+             [&](const Caller& caller) -> absl::Status {
+               OPTSTATE_ASSIGN_OR_RETURN(
+                   *reply,
+                   service_->SetJob(*request, caller, Deadline(*context)));
+               return absl::OkStatus();
+             });
 }
 
 grpc::Status AdminCalls::SleepJob(
     grpc::ServerContext* context, const v1::SleepJobRequest* request,
     grpc::ServerWriter<v1::SleepProgress>* writer) {
-  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
-  if (!caller.ok()) return ToGrpc(caller.status());
-  const absl::Status status =
-      service_->SleepJob(request->name(), caller->uid, Deadline(*context),
-                         [writer](const v1::SleepProgress& progress) {
-                           return writer->Write(progress);
-                         });
-  observe::LogOfPeer(
-      spdlog::level::info, "sleep job", absl::StrCat("uid ", caller->uid),
-      "sleep job \"{}\" by uid {}: {}", absl::CHexEscape(request->name()),
-      caller->uid, status.ToString());
-  return ToGrpc(status);
+  return Act(
+      *context, "SleepJob", request->name(), "", [&](const Caller& caller) {
+        return service_->SleepJob(request->name(), caller, Deadline(*context),
+                                  [writer](const v1::SleepProgress& progress) {
+                                    return writer->Write(progress);
+                                  });
+      });
 }
 
 grpc::Status AdminCalls::WakeJob(
     grpc::ServerContext* context, const v1::WakeJobRequest* request,
     grpc::ServerWriter<v1::SleepProgress>* writer) {
-  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
-  if (!caller.ok()) return ToGrpc(caller.status());
-  const absl::Status status =
-      service_->WakeJob(request->name(), caller->uid,
-                        [writer](const v1::SleepProgress& progress) {
-                          return writer->Write(progress);
-                        });
-  observe::LogOfPeer(
-      spdlog::level::info, "wake job", absl::StrCat("uid ", caller->uid),
-      "wake job \"{}\" by uid {}: {}", absl::CHexEscape(request->name()),
-      caller->uid, status.ToString());
-  return ToGrpc(status);
+  return Act(
+      *context, "WakeJob", request->name(), "", [&](const Caller& caller) {
+        return service_->WakeJob(request->name(), caller,
+                                 [writer](const v1::SleepProgress& progress) {
+                                   return writer->Write(progress);
+                                 });
+      });
 }
 
 grpc::Status AdminCalls::VerifyJob(
     grpc::ServerContext* context, const v1::VerifyJobRequest* request,
     grpc::ServerWriter<v1::VerifyJobProgress>* writer) {
-  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
-  if (!caller.ok()) return ToGrpc(caller.status());
-  const auto log = [&](const std::string& what) {
-    observe::LogOfPeer(spdlog::level::info, "verify job",
-                       absl::StrCat("uid ", caller->uid),
-                       "verify job \"{}\" by uid {}: {}",
-                       absl::CHexEscape(request->name()), caller->uid, what);
-  };
-  log("asked for");
-  const absl::Status status =
-      service_->VerifyJob(request->name(), caller->uid, context,
-                          [writer](const v1::VerifyJobProgress& progress) {
-                            return writer->Write(progress);
-                          });
-  log(status.ToString());
-  return ToGrpc(status);
+  return Act(*context, "VerifyJob", request->name(), "",
+             [&](const Caller& caller) {
+               return service_->VerifyJob(
+                   request->name(), caller, context,
+                   [writer](const v1::VerifyJobProgress& progress) {
+                     return writer->Write(progress);
+                   });
+             });
 }
 
 grpc::Status AdminCalls::DescribeTiers(grpc::ServerContext* context,
                                        const v1::DescribeTiersRequest* request,
                                        v1::DescribeTiersReply* reply) {
-  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
-  if (!caller.ok()) return ToGrpc(caller.status());
-  return Answer(service_->DescribeTiers(*request, caller->uid), reply);
+  return Look(*context, "DescribeTiers", reply, [&](const Caller& caller) {
+    return service_->DescribeTiers(*request, caller);
+  });
 }
 
 grpc::Status AdminCalls::DescribeDevices(grpc::ServerContext* context,
                                          const v1::DescribeDevicesRequest*,
                                          v1::DescribeDevicesReply* reply) {
-  *reply = service_->DescribeDevices(Deadline(*context));
-  return grpc::Status::OK;
+  return Look(*context, "DescribeDevices", reply,
+              [&](const Caller&) -> absl::StatusOr<v1::DescribeDevicesReply> {
+                return service_->DescribeDevices(Deadline(*context));
+              });
 }
 
 grpc::Status AdminCalls::Upgrade(grpc::ServerContext* context,
                                  const v1::UpgradeRequest* request,
                                  v1::UpgradeReply* reply) {
-  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
-  if (!caller.ok()) return ToGrpc(caller.status());
-  auto result =
-      service_->Upgrade(request->binary(), caller->uid, caller->is_local);
-  observe::LogOfPeer(
-      spdlog::level::info, "upgrade", absl::StrCat("uid ", caller->uid),
-      "upgrade to \"{}\" by uid {}: {}", absl::CHexEscape(request->binary()),
-      caller->uid, result.status().ToString());
-  return Answer(std::move(result), reply);
+  const std::string detail =
+      absl::StrCat("binary=\"", absl::CHexEscape(request->binary()), "\"");
+  return Act(*context, "Upgrade", "", detail,
+             [&](const Caller& caller) -> absl::Status {
+               OPTSTATE_ASSIGN_OR_RETURN(
+                   *reply, service_->Upgrade(request->binary(), caller));
+               return absl::OkStatus();
+             });
 }
 
 grpc::Status AdminCalls::Drain(grpc::ServerContext* context,
                                const v1::DrainRequest* request,
                                v1::DrainReply* reply) {
-  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
-  if (!caller.ok()) return ToGrpc(caller.status());
-  absl::StatusOr<v1::DrainReply> result =
-      service_->Drain(*request, caller->uid, Deadline(*context), context);
-  observe::LogOfPeer(spdlog::level::info, "drain",
-                     absl::StrCat("uid ", caller->uid), "{} by uid {}: {}",
-                     request->resume() ? "resume" : "drain", caller->uid,
-                     result.status().ToString());
-  return Answer(std::move(result), reply);
+  return Act(*context, "Drain", "", Flag("resume", request->resume()),
+             [&](const Caller& caller) -> absl::Status {
+               OPTSTATE_ASSIGN_OR_RETURN(
+                   *reply, service_->Drain(*request, caller, Deadline(*context),
+                                           context));
+               return absl::OkStatus();
+             });
 }
 
 grpc::Status AdminCalls::WatchEvents(grpc::ServerContext* context,
                                      const v1::WatchEventsRequest* request,
                                      grpc::ServerWriter<v1::Event>* writer) {
+  const absl::StatusOr<Caller> caller = Authorize(*context, "WatchEvents");
+  if (!caller.ok()) return ToGrpc(caller.status());
   return ToGrpc(event_streams_.Send(
       *request, Deadline(*context), context,
       [writer](const v1::Event& event) { return writer->Write(event); }));

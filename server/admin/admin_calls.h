@@ -4,7 +4,12 @@
 #include <grpcpp/grpcpp.h>
 
 #include <cstddef>
+#include <functional>
+#include <string>
+#include <utility>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "optstate/v1/admin.grpc.pb.h"
 #include "server/admin/admin_service.h"
 #include "server/admin/connection_uids.h"
@@ -13,18 +18,25 @@
 
 namespace optstate::admin {
 
+// Finds who shows a token. UNAUTHENTICATED: nobody that the daemon knows.
+using TokenCheck = std::function<absl::StatusOr<Caller>(absl::string_view)>;
+
 // The Admin service as gRPC calls it: determines each call's caller and
-// deadline, and passes the call to AdminService. Events are sent from here.
+// deadline, checks the caller's role (method_roles.h), passes the call to
+// AdminService, and writes down who asked for which change. Events are sent
+// from here.
 //
 // Threads: thread-safe.
 class AdminCalls final : public v1::Admin::Service {
  public:
-  // `service` and `uids` outlive the object. `event_streams_max`: how many
-  // WatchEvents may run at once, each on a thread.
+  // `service` and `uids` outlive the object. `tokens` is null where callers
+  // have none. `event_streams_max`: how many WatchEvents may run at once, each
+  // on a thread.
   AdminCalls(AdminService* service, const ConnectionUids* uids,
-             size_t event_streams_max)
+             TokenCheck tokens, size_t event_streams_max)
       : service_(service),
         uids_(uids),
+        tokens_(std::move(tokens)),
         event_streams_(&observe::Events(), event_streams_max) {}
 
   // Ends all WatchEvents, now and later.
@@ -80,8 +92,27 @@ class AdminCalls final : public v1::Admin::Service {
                            grpc::ServerWriter<v1::Event>* writer) override;
 
  private:
+  absl::StatusOr<Caller> FindCaller(const grpc::ServerContext& context) const;
+  // Finds the caller, who may call the method. Every call begins with this, or
+  // with one of the two below.
+  absl::StatusOr<Caller> Authorize(const grpc::ServerContext& context,
+                                   absl::string_view method) const;
+  // Answers a call that changes nothing; `answer` takes the caller and returns
+  // a StatusOr of the reply.
+  template <typename Reply, typename Function>
+  grpc::Status Look(const grpc::ServerContext& context,
+                    absl::string_view method, Reply* reply,
+                    const Function& answer) const;
+  // Answers a call that changes something, and writes that down; `change` takes
+  // the caller and returns a Status.
+  template <typename Function>
+  grpc::Status Act(const grpc::ServerContext& context, absl::string_view method,
+                   const std::string& job, const std::string& detail,
+                   const Function& change) const;
+
   AdminService* const service_;
   const ConnectionUids* const uids_;
+  const TokenCheck tokens_;
   EventStreams event_streams_;
 };
 

@@ -29,8 +29,8 @@ constexpr int kOperatorThreadsMax = 16;
 constexpr int kThreadsMax = 6;
 // The part of these that may watch events at once: each does for minutes.
 constexpr int kEventStreamsDivisor = 2;
-// Number of callers with a server of their own, besides operators; further
-// callers share one.
+// Number of callers with a server of their own, besides root and the daemon's
+// user; further callers share one.
 constexpr size_t kServersMax = 16;
 // A request is a name and a few numbers.
 constexpr int kRequestBytesMax = 64 << 10;
@@ -42,14 +42,21 @@ constexpr int kIdleMs = 60'000;
 // Time to pass on gRPC's last bytes when the server ends.
 constexpr absl::Duration kFlushTimeout = absl::Seconds(1);
 
+// Returns whether the caller has a server of its own for good: there are few
+// such callers, while certificates may make any number of operators.
+bool KeepsServer(const Caller& caller) {
+  return caller.is_operator() && caller.is_local() &&
+         (caller.uid == 0 || caller.uid == ::geteuid());
+}
+
 // The gRPC server of one caller, with threads of its own: a caller that uses
 // them up does not delay others.
 class CallersServer {
  public:
   CallersServer(AdminService* service, const ConnectionUids* uids,
-                int threads_max)
+                TokenCheck tokens, int threads_max)
       : threads_max_(threads_max),
-        calls_(service, uids,
+        calls_(service, uids, std::move(tokens),
                static_cast<size_t>(threads_max / kEventStreamsDivisor)) {}
   ~CallersServer() { Shutdown(absl::Now()); }
 
@@ -103,8 +110,9 @@ class CallersServer {
 
 class Server final : public AdminServer {
  public:
-  Server(AdminService* service, const Limits& limits)
+  Server(AdminService* service, const Limits& limits, TokenCheck tokens)
       : service_(service),
+        tokens_(std::move(tokens)),
         uids_(limits.connections_of_user),
         timer_(limits.calls) {}
   ~Server() override { Shutdown(absl::Now()); }
@@ -125,6 +133,7 @@ class Server final : public AdminServer {
   bool DropIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   AdminService* const service_;
+  const TokenCheck tokens_;
   ConnectionUids uids_;
   CallTimer timer_;
   std::unique_ptr<GrpcGate> gate_;
@@ -145,12 +154,12 @@ absl::Status Server::Start() {
   // The first server is started at once, so that a daemon that cannot serve
   // does not start.
   absl::MutexLock lock(&mutex_);
-  return Find(Caller{::geteuid(), true}).status();
+  return Find(access::UnixCaller(::geteuid())).status();
 }
 
 bool Server::DropIdle() {
   for (auto it = servers_.begin(); it != servers_.end(); ++it) {
-    if (it->first.is_operator() || uids_.CountOpen(it->first) != 0) continue;
+    if (KeepsServer(it->first) || uids_.CountOpen(it->first) != 0) continue;
     servers_.erase(it);
     --stranger_count_;
     return true;
@@ -162,10 +171,10 @@ absl::StatusOr<CallersServer*> Server::Find(const Caller& caller) {
   const auto found = servers_.find(caller);
   if (found != servers_.end()) return found->second.get();
   const bool is_shared =
-      !caller.is_operator() && stranger_count_ >= kServersMax && !DropIdle();
+      !KeepsServer(caller) && stranger_count_ >= kServersMax && !DropIdle();
   if (is_shared && shared_ != nullptr) return shared_.get();
   auto server = std::make_unique<CallersServer>(
-      service_, &uids_,
+      service_, &uids_, tokens_,
       caller.is_operator() ? kOperatorThreadsMax : kThreadsMax);
   OPTSTATE_RETURN_IF_ERROR(server->Start(&timer_));
   if (unhealthy_) server->SetUnhealthy();
@@ -174,7 +183,7 @@ absl::StatusOr<CallersServer*> Server::Find(const Caller& caller) {
     shared_ = std::move(server);
   } else {
     servers_[caller] = std::move(server);
-    if (!caller.is_operator()) ++stranger_count_;
+    if (!KeepsServer(caller)) ++stranger_count_;
   }
   return raw;
 }
@@ -229,8 +238,8 @@ void Server::Shutdown(absl::Time deadline) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(
-    AdminService* service, const Limits& limits) {
-  auto server = std::make_unique<Server>(service, limits);
+    AdminService* service, const Limits& limits, TokenCheck tokens) {
+  auto server = std::make_unique<Server>(service, limits, std::move(tokens));
   OPTSTATE_RETURN_IF_ERROR(server->Start());
   return server;
 }

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/types/unique_fd.h"
+#include "server/admin/admin_calls.h"
 #include "server/admin/admin_service.h"
 #include "server/admin/call_timer.h"
 #include "server/admin/connection_uids.h"
@@ -26,9 +27,10 @@ class AdminServer {
     size_t connections_of_user = 64;  // limits.user_grpc_connections_max
     CallTimer::Limits calls = {};
   };
-  // `service` outlives the server.
+  // `service` outlives the server. `tokens` finds who shows a token instead of
+  // a certificate; null: nobody has one.
   static absl::StatusOr<std::unique_ptr<AdminServer>> Start(
-      AdminService* service, const Limits& limits);
+      AdminService* service, const Limits& limits, TokenCheck tokens = nullptr);
   virtual ~AdminServer() = default;
 
   // Serves gRPC on a connection whose first bytes are HTTP/2's preface; its

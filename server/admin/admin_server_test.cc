@@ -34,12 +34,15 @@ constexpr char kMessage[] = {0, 0, 0, 0, 0};  // empty, uncompressed
 class NoJobs : public supervisor::SupervisorControl {
  public:
   std::vector<supervisor::JobSummary> Jobs() override { return {}; }
-  absl::Status HoldJob(const std::string&, uid_t) override { return None(); }
+  absl::Status HoldJob(const std::string&, const Caller&) override {
+    return None();
+  }
   void ReleaseJob(const std::string&) override {}
   absl::Status DeleteHeldJob(const std::string&, absl::Time) override {
     return None();
   }
-  absl::Status RecoverJob(const std::string&, uid_t, pid_t, bool) override {
+  absl::Status RecoverJob(const std::string&, const Caller&, pid_t,
+                          bool) override {
     return None();
   }
   absl::StatusOr<std::string> AwaitEngine(const std::string&,
@@ -103,7 +106,7 @@ std::string Opening() {
 
 class AdminServerTest : public testing::Test {
  protected:
-  static constexpr Caller kStranger = {4711, true};
+  const Caller kStranger = access::UnixCaller(4711);
 
   void Start(const AdminServer::Limits& limits = {}) {
     ServerInfo info;
@@ -182,8 +185,9 @@ class AdminServerTest : public testing::Test {
 
 TEST_F(AdminServerTest, AnswersEverybody) {
   Start();
-  for (const Caller& caller : {kStranger, Caller{0}, Caller{::geteuid()},
-                               Caller{::geteuid(), false}}) {
+  for (const Caller& caller :
+       {kStranger, access::UnixCaller(0), access::UnixCaller(::geteuid()),
+        access::InsecureTcpCaller()}) {
     ExpectAnswered(caller);
     ExpectAnswered(caller);
   }
@@ -193,7 +197,7 @@ TEST_F(AdminServerTest, ManyUsersAreServed) {
   Start();
   std::vector<std::shared_ptr<grpc::Channel>> channels;
   for (uid_t uid = 1000; uid < 1040; ++uid) {
-    channels.push_back(Channel({uid}));
+    channels.push_back(Channel(access::UnixCaller(uid)));
     EXPECT_TRUE(GetStatus(channels.back()).ok()) << uid;
   }
   for (const auto& channel : channels) EXPECT_TRUE(GetStatus(channel).ok());
@@ -218,9 +222,9 @@ TEST_F(AdminServerTest, SilentStreamsOfAStrangerTakeNobodyElsesThreads) {
       return frames.opened_stream() != 0;
     });
   }
-  ExpectAnswered({0});
-  ExpectAnswered({::geteuid()});
-  ExpectAnswered({4712});
+  ExpectAnswered(access::UnixCaller(0));
+  ExpectAnswered(access::UnixCaller(::geteuid()));
+  ExpectAnswered(access::UnixCaller(4712));
 }
 
 TEST_F(AdminServerTest, ResetCallsOfAStrangerTakeNobodyElsesThreads) {
@@ -232,16 +236,16 @@ TEST_F(AdminServerTest, ResetCallsOfAStrangerTakeNobodyElsesThreads) {
                     Data(stream, {kMessage, sizeof(kMessage)}), Reset(stream));
   }
   Send(stranger, bytes);
-  ExpectAnswered({0});
-  ExpectAnswered({::geteuid()});
-  ExpectAnswered({4712});
+  ExpectAnswered(access::UnixCaller(0));
+  ExpectAnswered(access::UnixCaller(::geteuid()));
+  ExpectAnswered(access::UnixCaller(4712));
 }
 
 TEST_F(AdminServerTest, ASilentReflectionStreamEnds) {
   AdminServer::Limits limits;
   limits.calls.reflection = absl::Milliseconds(1);
   Start(limits);
-  const UniqueFd stranger = Connect({0});
+  const UniqueFd stranger = Connect(access::UnixCaller(0));
   Send(stranger, Opening() + Call(1, kReflection));
   Http2Frames frames(Http2Frames::Sender::kServer);
   size_t taken = 0;
@@ -269,7 +273,7 @@ TEST_F(AdminServerTest, ARefusedConnectionIsAnsweredInGrpc) {
   EXPECT_THAT(refused.error_message(),
               HasSubstr("uid 4711 already has 2 gRPC connections to this "
                         "daemon (limits.user_grpc_connections_max)"));
-  ExpectAnswered({4712});
+  ExpectAnswered(access::UnixCaller(4712));
 }
 
 // gRPC 1.51 needs 7 s for one header of 16 MiB, on a thread that serves others.
@@ -288,7 +292,7 @@ TEST_F(AdminServerTest, HugeMetadataNeverReachesGrpc) {
     Send(stranger, Frame(9, i == 1023 ? 4 : 0, 1, std::string(16 << 10, 'x')));
   }
   EXPECT_THAT(Receive(stranger), HasSubstr("a call's metadata may have 16384"));
-  ExpectAnswered({0});
+  ExpectAnswered(access::UnixCaller(0));
   ExpectAnswered(kStranger);
 }
 
@@ -300,8 +304,8 @@ TEST_F(AdminServerTest, AFloodOfFramesIsSlowedDownAndNothingElse) {
   std::string pings;
   for (int i = 0; i < 2000; ++i) pings += ping;
   Send(stranger, pings);
-  ExpectAnswered({0});
-  ExpectAnswered({4712});
+  ExpectAnswered(access::UnixCaller(0));
+  ExpectAnswered(access::UnixCaller(4712));
 }
 
 TEST_F(AdminServerTest, EndsWithConnectionsOpen) {

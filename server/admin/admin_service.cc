@@ -301,9 +301,10 @@ absl::StatusOr<v1::ListParametersReply> AdminService::ListParameters(
 }
 
 absl::Status AdminService::DeleteJob(const std::string& name, bool force,
-                                     uid_t uid, absl::Time deadline) {
+                                     const access::Caller& caller,
+                                     absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
-  OPTSTATE_RETURN_IF_ERROR(control_->HoldJob(name, uid));
+  OPTSTATE_RETURN_IF_ERROR(control_->HoldJob(name, caller));
   if (!force) {
     absl::Status status = CheckNoSessions(name, deadline);
     if (!status.ok()) {
@@ -331,10 +332,11 @@ absl::Status AdminService::CheckNoSessions(const std::string& name,
                    "): try again, or force the deletion"));
 }
 
-absl::Status AdminService::RecoverJob(const std::string& name, uid_t uid,
+absl::Status AdminService::RecoverJob(const std::string& name,
+                                      const access::Caller& caller,
                                       bool to_durable, absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
-  return control_->RecoverJob(name, uid, FailedEngine(name, deadline),
+  return control_->RecoverJob(name, caller, FailedEngine(name, deadline),
                               to_durable);
 }
 
@@ -346,46 +348,50 @@ pid_t AdminService::FailedEngine(const std::string& name, absl::Time deadline) {
 }
 
 absl::StatusOr<v1::SetJobReply> AdminService::SetJob(
-    const v1::SetJobRequest& request, uid_t uid, absl::Time deadline) {
+    const v1::SetJobRequest& request, const access::Caller& caller,
+    absl::Time deadline) {
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary,
-                            FindToChange(request.name(), uid));
+                            FindToChange(request.name(), caller));
   absl::StatusOr<v1::SetJobReply> set = engines_->SetJob(request, deadline);
   if (absl::IsUnimplemented(set.status())) {
     return TooOld(request.name(), "change settings");
   }
-  if (set.ok()) EventsOf(summary).SettingsChanged(uid, SettingsIn(request));
+  if (set.ok())
+    EventsOf(summary).SettingsChanged(caller.name(), SettingsIn(request));
   return set;
 }
 
-absl::StatusOr<JobSummary> AdminService::FindToChange(const std::string& name,
-                                                      uid_t uid) {
+absl::StatusOr<JobSummary> AdminService::FindToChange(
+    const std::string& name, const access::Caller& caller) {
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
   OPTSTATE_ASSIGN_OR_RETURN(JobSummary summary, FindJob(name));
   OPTSTATE_RETURN_IF_ERROR(
-      supervisor::CheckMayChangeJob(name, summary.uid, uid));
+      supervisor::CheckMayChangeJob(name, summary.uid, caller));
   OPTSTATE_RETURN_IF_ERROR(CheckAwake(summary));
   return summary;
 }
 
 absl::Status AdminService::VerifyJob(
-    const std::string& name, uid_t uid, const grpc::ServerContext* caller,
+    const std::string& name, const access::Caller& caller,
+    const grpc::ServerContext* call,
     absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass) {
-  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindToChange(name, uid));
+  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary,
+                            FindToChange(name, caller));
   uint64_t damaged = 0;
   absl::Status verified = engines_->VerifyJob(
-      name, caller, [pass, &damaged](const v1::VerifyJobProgress& progress) {
+      name, call, [pass, &damaged](const v1::VerifyJobProgress& progress) {
         damaged = progress.damaged();
         return pass(progress);
       });
-  if (damaged != 0) EventsOf(summary).DamageFound(uid, damaged);
+  if (damaged != 0) EventsOf(summary).DamageFound(caller.name(), damaged);
   if (!absl::IsUnimplemented(verified)) return verified;
   return TooOld(name, "verify");
 }
 
 absl::StatusOr<v1::DescribeTiersReply> AdminService::DescribeTiers(
-    const v1::DescribeTiersRequest& request, uid_t uid) {
+    const v1::DescribeTiersRequest& request, const access::Caller& caller) {
   if (request.measure()) {
-    OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));
+    OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(caller));
   }
   return admin::DescribeTiers(info_.config, control_->Jobs(), request);
 }
@@ -407,34 +413,26 @@ v1::NodeReport AdminService::DescribeNode(absl::Time deadline) {
 }
 
 absl::StatusOr<v1::UpgradeReply> AdminService::Upgrade(
-    const std::string& binary, uid_t uid, bool is_local) {
-  OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));
-  // Over TCP every peer acts as the daemon's user, and could choose the program
-  // that runs as that user.
-  if (!is_local) {
-    return absl::PermissionDeniedError(
-        "an upgrade is asked for over the daemon's unix socket, not over TCP");
-  }
+    const std::string& binary, const access::Caller& caller) {
   absl::StatusOr<v1::UpgradeReply> begun = upgrade_->Upgrade(binary);
   if (begun.ok()) {
     observe::NoteNodeEvent(
         v1::EVENT_SEVERITY_INFO, "upgrade_begun",
         absl::StrCat("upgrading to optstated ", begun->version(),
                      binary.empty() ? "" : ", ", binary),
-        observe::ActorName(uid));
+        caller.name());
   } else {
     observe::NoteNodeEvent(
         v1::EVENT_SEVERITY_WARNING, "upgrade_failed",
         absl::StrCat("not upgraded: ", begun.status().message()),
-        observe::ActorName(uid));
+        caller.name());
   }
   return begun;
 }
 
 absl::StatusOr<v1::DrainReply> AdminService::Drain(
-    const v1::DrainRequest& request, uid_t uid, absl::Time deadline,
-    const grpc::ServerContext* caller) {
-  OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));
+    const v1::DrainRequest& request, const access::Caller& caller,
+    absl::Time deadline, const grpc::ServerContext* call) {
   OPTSTATE_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutOf(request));
   v1::DrainReply reply;
   reply.set_was_draining(control_->draining());
@@ -445,10 +443,10 @@ absl::StatusOr<v1::DrainReply> AdminService::Drain(
                            request.resume()
                                ? "new steps and sessions are taken again"
                                : "new steps and sessions are refused",
-                           observe::ActorName(uid));
+                           caller.name());
   }
   const absl::Status engines = engines_->DrainAll(
-      request.resume(), std::min(deadline, absl::Now() + timeout), caller);
+      request.resume(), std::min(deadline, absl::Now() + timeout), call);
   if (engines.ok()) return reply;
   return absl::Status(
       engines.code(),

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "optstate/v1/admin.pb.h"
+#include "server/access/caller.h"
 #include "server/admin/engine_channels.h"
 #include "server/admin/server_info.h"
 #include "server/admin/upgrade_control.h"
@@ -20,7 +21,8 @@
 namespace optstate::admin {
 
 // Implements each call of the Admin service, without gRPC: admin_calls.cc wraps
-// it. `uid` is the caller's; the answer is due at `deadline`.
+// it, and has checked the caller's role (method_roles.h). The answer is due at
+// `deadline`.
 //
 // A job whose engine does not answer is still listed, as the supervisor and the
 // job's files know it: phase FAILED with the reason when the job is FAILED,
@@ -49,37 +51,39 @@ class AdminService {
                                                      absl::Time deadline);
   absl::StatusOr<v1::ListParametersReply> ListParameters(
       const v1::ListParametersRequest& request, absl::Time deadline);
-  absl::Status DeleteJob(const std::string& name, bool force, uid_t uid,
-                         absl::Time deadline);
-  absl::Status RecoverJob(const std::string& name, uid_t uid, bool to_durable,
-                          absl::Time deadline);
+  absl::Status DeleteJob(const std::string& name, bool force,
+                         const access::Caller& caller, absl::Time deadline);
+  absl::Status RecoverJob(const std::string& name, const access::Caller& caller,
+                          bool to_durable, absl::Time deadline);
   absl::StatusOr<v1::SetJobReply> SetJob(const v1::SetJobRequest& request,
-                                         uid_t uid, absl::Time deadline);
+                                         const access::Caller& caller,
+                                         absl::Time deadline);
   // Put a job to sleep and wake it. Call `pass` several times a second, until
   // the end or until it returns false (CANCELLED); the job goes on either way.
-  absl::Status SleepJob(const std::string& name, uid_t uid, absl::Time deadline,
+  absl::Status SleepJob(const std::string& name, const access::Caller& caller,
+                        absl::Time deadline,
                         absl::FunctionRef<bool(const v1::SleepProgress&)> pass);
-  absl::Status WakeJob(const std::string& name, uid_t uid,
+  absl::Status WakeJob(const std::string& name, const access::Caller& caller,
                        absl::FunctionRef<bool(const v1::SleepProgress&)> pass);
   // Passes on what the engine tells, see EngineChannels::VerifyJob.
   absl::Status VerifyJob(
-      const std::string& name, uid_t uid, const grpc::ServerContext* caller,
+      const std::string& name, const access::Caller& caller,
+      const grpc::ServerContext* call,
       absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass);
-  // PERMISSION_DENIED: the user may not have directories measured.
+  // PERMISSION_DENIED: the caller may not have directories measured.
   absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
-      const v1::DescribeTiersRequest& request, uid_t uid);
+      const v1::DescribeTiersRequest& request, const access::Caller& caller);
   v1::DescribeDevicesReply DescribeDevices(absl::Time deadline);
   // Returns status, jobs, tiers and devices at once, for the HTTP server: each
   // engine is asked once. The report's events and time are not set.
   v1::NodeReport DescribeNode(absl::Time deadline);
-  // `is_local`: the call came over a unix socket.
-  absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary, uid_t uid,
-                                           bool is_local);
-  // Waits no longer than `caller`, unless that is null. When engines do not
+  absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary,
+                                           const access::Caller& caller);
+  // Waits no longer than `call`, unless that is null. When engines do not
   // answer, the request is in force all the same, and the error says so.
   absl::StatusOr<v1::DrainReply> Drain(
-      const v1::DrainRequest& request, uid_t uid, absl::Time deadline,
-      const grpc::ServerContext* caller = nullptr);
+      const v1::DrainRequest& request, const access::Caller& caller,
+      absl::Time deadline, const grpc::ServerContext* call = nullptr);
 
  private:
   v1::ServerStatus StatusOf(const v1::ListJobsReply& list) const;
@@ -88,9 +92,9 @@ class AdminService {
       const std::vector<supervisor::JobSummary>& summaries,
       absl::Time deadline);
   absl::StatusOr<supervisor::JobSummary> FindJob(const std::string& name);
-  // Returns PERMISSION_DENIED when the user may not change the job.
-  absl::StatusOr<supervisor::JobSummary> FindToChange(const std::string& name,
-                                                      uid_t uid);
+  // Returns PERMISSION_DENIED when the caller may not change the job.
+  absl::StatusOr<supervisor::JobSummary> FindToChange(
+      const std::string& name, const access::Caller& caller);
   absl::Status CheckNoSessions(const std::string& name, absl::Time deadline);
   // Returns the pid of the engine of a job that can be put to sleep just now.
   absl::StatusOr<pid_t> CheckCanSleep(const std::string& name,

@@ -41,10 +41,11 @@ class FakeControl : public supervisor::SupervisorControl {
     for (const auto& [name, job] : jobs) all.push_back(job);
     return all;
   }
-  absl::Status HoldJob(const std::string& name, uid_t uid) override {
+  absl::Status HoldJob(const std::string& name,
+                       const access::Caller& caller) override {
     calls.push_back("hold " + name);
     if (!jobs.contains(name)) return absl::NotFoundError(name);
-    if (jobs[name].uid != uid) return absl::PermissionDeniedError(name);
+    if (jobs[name].uid != caller.uid) return absl::PermissionDeniedError(name);
     return absl::OkStatus();
   }
   void ReleaseJob(const std::string& name) override {
@@ -65,12 +66,12 @@ class FakeControl : public supervisor::SupervisorControl {
     return Operation(supervisor::SleepOperation::Kind::kSleep);
   }
   absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> WakeJob(
-      const std::string& name, uid_t) override {
+      const std::string& name, const access::Caller&) override {
     calls.push_back("wake " + name);
     return Operation(supervisor::SleepOperation::Kind::kWake);
   }
-  absl::Status RecoverJob(const std::string& name, uid_t, pid_t failed_engine,
-                          bool) override {
+  absl::Status RecoverJob(const std::string& name, const access::Caller&,
+                          pid_t failed_engine, bool) override {
     calls.push_back(absl::StrCat("recover ", name, " ", failed_engine));
     return absl::OkStatus();
   }

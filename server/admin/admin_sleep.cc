@@ -96,10 +96,10 @@ absl::StatusOr<pid_t> AdminService::CheckCanSleep(const std::string& name,
 }
 
 absl::Status AdminService::SleepJob(
-    const std::string& name, uid_t uid, absl::Time deadline,
+    const std::string& name, const access::Caller& caller, absl::Time deadline,
     absl::FunctionRef<bool(const v1::SleepProgress&)> pass) {
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
-  OPTSTATE_RETURN_IF_ERROR(control_->HoldJob(name, uid));
+  OPTSTATE_RETURN_IF_ERROR(control_->HoldJob(name, caller));
   // No rank can attach while the job is held.
   absl::StatusOr<std::shared_ptr<SleepOperation>> operation;
   const absl::StatusOr<pid_t> engine = CheckCanSleep(name, deadline);
@@ -116,11 +116,11 @@ absl::Status AdminService::SleepJob(
 }
 
 absl::Status AdminService::WakeJob(
-    const std::string& name, uid_t uid,
+    const std::string& name, const access::Caller& caller,
     absl::FunctionRef<bool(const v1::SleepProgress&)> pass) {
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
   OPTSTATE_ASSIGN_OR_RETURN(const std::shared_ptr<SleepOperation> operation,
-                            control_->WakeJob(name, uid));
+                            control_->WakeJob(name, caller));
   return Follow(name, operation.get(), pass);
 }
 

@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 class AdminSleepTest : public AdminServiceTest {
  protected:
   absl::Status Sleep(const std::string& job) {
-    return service_->SleepJob(job, ::geteuid(), Soon(),
+    return service_->SleepJob(job, access::UnixCaller(::geteuid()), Soon(),
                               [this](const v1::SleepProgress& progress) {
                                 last_ = progress;
                                 return !caller_is_gone_;
@@ -97,11 +97,11 @@ TEST_F(AdminSleepTest, ASleepingJobIsDescribedByItsFilesOnDisk) {
   v1::SetJobRequest set;
   set.set_name("a");
   const absl::Status refused =
-      service_->SetJob(set, ::geteuid(), Soon()).status();
+      service_->SetJob(set, access::UnixCaller(::geteuid()), Soon()).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("asleep"));
   EXPECT_TRUE(absl::IsFailedPrecondition(
-      service_->VerifyJob("a", ::geteuid(), nullptr,
+      service_->VerifyJob("a", access::UnixCaller(::geteuid()), nullptr,
                           [](const v1::VerifyJobProgress&) { return true; })));
   v1::ListParametersRequest list;
   list.set_job("a");

@@ -21,7 +21,7 @@ class AdminVerifyTest : public AdminServiceTest {
  protected:
   absl::Status Verify(const std::string& job, uid_t uid = ::geteuid()) {
     seen_.clear();
-    return service_->VerifyJob(job, uid, /*caller=*/nullptr,
+    return service_->VerifyJob(job, access::UnixCaller(uid), /*call=*/nullptr,
                                [this](const v1::VerifyJobProgress& progress) {
                                  seen_.push_back(progress);
                                  return true;
@@ -66,7 +66,7 @@ TEST_F(AdminVerifyTest, ACallerThatDoesNotListenEndsIt) {
   FakeEngineService& engine = AddJob("a", 1, /*hangs=*/true);
   int messages = 0;
   const absl::Status status = service_->VerifyJob(
-      "a", ::geteuid(), /*caller=*/nullptr,
+      "a", access::UnixCaller(::geteuid()), /*call=*/nullptr,
       [&messages](const v1::VerifyJobProgress&) { return ++messages < 3; });
   EXPECT_TRUE(absl::IsCancelled(status)) << status;
   EXPECT_EQ(messages, 3);

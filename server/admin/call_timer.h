@@ -40,8 +40,9 @@ class CallTimer {
   Interceptors();
 
   // How long a call of this method may take. Health checks have no limit,
-  // because they keep no thread; nor has a verification, or a job's way to sleep
-  // or awake, which only those who may change the job begin, one at a time.
+  // because they keep no thread; nor has a verification, or a job's way to
+  // sleep or awake, which only those who may change the job begin, one at a
+  // time.
   absl::Duration LimitOf(absl::string_view method) const;
   void Add(grpc::ServerContextBase* call, absl::Time deadline);
   // Stops timing the call, which is not touched afterwards. Idempotent.

@@ -45,17 +45,13 @@ size_t ConnectionUids::CountOpenIf(const Counts& counts) const {
   return count;
 }
 
-bool Caller::is_operator() const {
-  return is_local && (uid == 0 || uid == ::geteuid());
-}
-
 absl::Status ConnectionUids::CheckRoom(const Caller& caller) const {
   absl::MutexLock lock(&mutex_);
   const size_t own =
       CountOpenIf([&](const Caller& each) { return each == caller; });
   if (own >= connections_of_user_) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        caller.is_local ? absl::StrCat("uid ", caller.uid) : "TCP",
+        caller.via == access::Via::kInsecureTcp ? "TCP" : caller.name(),
         " already has ", own,
         " gRPC connections to this daemon (limits.user_grpc_connections_max): "
         "close some"));
@@ -66,8 +62,8 @@ absl::Status ConnectionUids::CheckRoom(const Caller& caller) const {
   if (strangers < kStrangersConnectionsMax) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("users of this daemon already have ", strangers,
-                   " gRPC connections, all that there are but for root's and "
-                   "the daemon's own: try again"));
+                   " gRPC connections, all that there are but for operators': "
+                   "try again"));
 }
 
 size_t ConnectionUids::CountOpen(const Caller& caller) const {

@@ -3,7 +3,6 @@
 
 #include <sys/types.h>
 
-#include <compare>
 #include <string>
 #include <vector>
 
@@ -12,29 +11,20 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/types/unique_fd.h"
+#include "server/access/caller.h"
 
 namespace optstate::admin {
 
-// The user who makes a call. `is_local`: over a unix socket, where the kernel
-// names the user.
-struct Caller {
-  uid_t uid = 0;
-  bool is_local = true;
+using access::Caller;
 
-  // Returns whether the caller is known to be root or the daemon's own user.
-  bool is_operator() const;
-
-  friend auto operator<=>(const Caller&, const Caller&) = default;
-};
-
-// Remembers which user is behind which gRPC connection.
+// Remembers which caller is behind which gRPC connection.
 //
 // gRPC shows a call's connection only as "fd:N" (of a server that was given
 // fds), and closes the fd at any time. So a call that is still running could
-// find that N belongs to another user by now. Therefore a number that one user
-// has had is never given to a connection of another (nor one that came over TCP
-// to one that did not), as long as the process lives: connections are moved
-// (dup) to numbers of their user.
+// find that N belongs to another caller by now. Therefore a number that one
+// caller has had is never given to a connection of another (who may differ in
+// the role or the way alone), as long as the process lives: connections are
+// moved (dup) to numbers of their caller.
 //
 // The connections of one user are bounded, and those of strangers together by
 // kStrangersConnectionsMax, which bounds the numbers taken. Numbers from

@@ -19,13 +19,16 @@ UniqueFd Connection() {
 
 class ConnectionUidsTest : public testing::Test {
  protected:
-  int Move(uid_t uid, bool is_local = true) {
-    const auto fd = uids_.Move(Connection(), {uid, is_local});
+  int Move(uid_t uid) { return Move(access::UnixCaller(uid)); }
+  int Move(const Caller& caller) {
+    const auto fd = uids_.Move(Connection(), caller);
     EXPECT_TRUE(fd.ok()) << fd.status();
     return fd.value_or(-1);
   }
   uid_t Find(int fd) {
-    return uids_.Find(absl::StrCat("fd:", fd)).value_or(Caller{~uid_t{0}}).uid;
+    return uids_.Find(absl::StrCat("fd:", fd))
+        .value_or(Caller{.uid = ~uid_t{0}})
+        .uid;
   }
 
   static constexpr size_t kConnectionsMax = 64;
@@ -50,7 +53,7 @@ TEST_F(ConnectionUidsTest, AProcessThatMayOpenFewFilesHasRoomToo) {
   const rlimit tight = {256, limit.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
   ConnectionUids uids(kConnectionsMax);
-  const auto moved = uids.Move(Connection(), {1, true});
+  const auto moved = uids.Move(Connection(), access::UnixCaller(1));
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
   ASSERT_TRUE(moved.ok()) << moved.status();
   const UniqueFd fd(*moved);
@@ -68,9 +71,19 @@ TEST_F(ConnectionUidsTest, AClosedConnectionsNumberNeverGoesToAnotherUser) {
     EXPECT_FALSE(of_user_1.contains(other.get()));
   }
   for (const int fd : of_user_1) EXPECT_EQ(Find(fd), 1u);
-  const UniqueFd remote(Move(1, /*is_local=*/false));
-  EXPECT_FALSE(of_user_1.contains(remote.get()));
-  EXPECT_FALSE(uids_.Find(absl::StrCat("fd:", remote.get()))->is_local);
+  // Nor does it go to the same user with less or more to say.
+  const Caller remotes[] = {
+      {.uid = 1, .role = access::Role::kTrainer, .via = access::Via::kTls},
+      {.uid = 1, .role = access::Role::kOperator, .via = access::Via::kUnix},
+      {.uid = 1,
+       .role = access::Role::kTrainer,
+       .via = access::Via::kUnix,
+       .identity = "DNS:a"}};
+  for (const Caller& caller : remotes) {
+    const UniqueFd remote(Move(caller));
+    EXPECT_FALSE(of_user_1.contains(remote.get()));
+    EXPECT_EQ(*uids_.Find(absl::StrCat("fd:", remote.get())), caller);
+  }
   const UniqueFd again(Move(1));
   EXPECT_TRUE(of_user_1.contains(again.get()));
 }
@@ -78,32 +91,34 @@ TEST_F(ConnectionUidsTest, AClosedConnectionsNumberNeverGoesToAnotherUser) {
 TEST_F(ConnectionUidsTest, LimitsOpenConnectionsOfOneUser) {
   std::vector<UniqueFd> fds;
   for (size_t i = 0; i < kConnectionsMax; ++i) fds.emplace_back(Move(1));
-  const absl::Status refused = uids_.CheckRoom({1});
+  const absl::Status refused = uids_.CheckRoom(access::UnixCaller(1));
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
   EXPECT_TRUE(
       absl::StrContains(refused.message(), "limits.user_grpc_connections_max"));
-  EXPECT_TRUE(uids_.CheckRoom({2}).ok());
+  EXPECT_TRUE(uids_.CheckRoom(access::UnixCaller(2)).ok());
   // The connection is closed by its holder, and its number taken by another
   // file.
   const int number = fds.back().get();
   fds.pop_back();
   ASSERT_EQ(::dup2(STDERR_FILENO, number), number);
   fds.emplace_back(number);
-  EXPECT_TRUE(uids_.CheckRoom({1}).ok());
+  EXPECT_TRUE(uids_.CheckRoom(access::UnixCaller(1)).ok());
 }
 
 // One user of a container has thousands of uids.
 TEST_F(ConnectionUidsTest, StrangersTogetherLeaveRoomForOperators) {
   std::vector<UniqueFd> fds;
   for (size_t i = 0; i < ConnectionUids::kStrangersConnectionsMax; ++i) {
-    const Caller caller = {100000 + static_cast<uid_t>(i)};
+    const Caller caller = access::UnixCaller(100000 + static_cast<uid_t>(i));
     ASSERT_TRUE(uids_.CheckRoom(caller).ok());
     fds.emplace_back(Move(caller.uid));
   }
-  EXPECT_TRUE(absl::IsResourceExhausted(uids_.CheckRoom({7})));
-  EXPECT_TRUE(absl::IsResourceExhausted(uids_.CheckRoom({::geteuid(), false})));
-  EXPECT_TRUE(uids_.CheckRoom({0}).ok());
-  EXPECT_TRUE(uids_.CheckRoom({::geteuid()}).ok());
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(uids_.CheckRoom(access::UnixCaller(7))));
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(uids_.CheckRoom(access::InsecureTcpCaller())));
+  EXPECT_TRUE(uids_.CheckRoom(access::UnixCaller(0)).ok());
+  EXPECT_TRUE(uids_.CheckRoom(access::UnixCaller(::geteuid())).ok());
 }
 
 }  // namespace

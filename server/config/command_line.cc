@@ -53,10 +53,13 @@ void AddFlags(CLI::App* app, CommandLine* line) {
       ->type_name("PATH")
       ->check(CheckGiven);
   app->add_option("--listen", line->config.listen,
-                  "Further address, HOST:PORT or unix:PATH; repeatable. "
-                  "Whoever reaches a TCP address acts as the daemon's user")
+                  "Further address, HOST:PORT or unix:PATH; repeatable. TCP "
+                  "takes a certificate (tls in the file), or --insecure")
       ->type_name("ADDRESS")
       ->allow_extra_args(false);
+  app->add_flag("--insecure", line->config.insecure_tcp,
+                "TCP without TLS, on loopback addresses alone: every local "
+                "user who reaches the port acts as the daemon's user");
   app->add_option("--nvme-dir", line->config.nvme_directories,
                   "Directory on a disk for jobs whose state is larger than "
                   "memory, or durable; with a device, their records lie there, "

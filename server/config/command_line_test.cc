@@ -29,7 +29,7 @@ TEST(CommandLineTest, OfADaemon) {
                    "a:1",       "--listen",    "b:2",        "--nvme-dir",
                    "/d",        "--log-level", "debug",      "--lock-memory",
                    "always",    "--devices",   "emulated:2", "--sleep-dir",
-                   "/z",        "--metrics",   "m:3"},
+                   "/z",        "--metrics",   "m:3",        "--insecure"},
                   &line),
             std::nullopt);
   EXPECT_EQ(line.config_file, "c.yaml");
@@ -42,6 +42,7 @@ TEST(CommandLineTest, OfADaemon) {
   EXPECT_EQ(line.config.devices, "emulated:2");
   EXPECT_EQ(line.config.sleep_directory, "/z");
   EXPECT_EQ(line.config.metrics, "m:3");
+  EXPECT_TRUE(line.config.insecure_tcp);
   EXPECT_EQ(line.lifeline_fd, -1);
   EXPECT_TRUE(line.engine_job.empty());
   EXPECT_FALSE(line.format_versions);

@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "server/config/access_setting.h"
 #include "server/config/device_setting.h"
 #include "server/config/job_weight.h"
 #include "server/config/listen_address.h"
@@ -226,6 +227,15 @@ std::vector<Fault> Check(const v1::DaemonConfig& config) {
   return faults;
 }
 
+// Checks what flags and file say together.
+std::vector<Fault> CheckWhole(const v1::DaemonConfig& config) {
+  std::vector<Fault> faults = Check(config);
+  for (auto& [field, text] : CheckAccess(config)) {
+    faults.push_back({std::move(field), std::move(text)});
+  }
+  return faults;
+}
+
 // Returns UNSPECIFIED when the word is none of the setting's.
 v1::LockMemory LockMemoryOf(absl::string_view word) {
   v1::LockMemory value = v1::LOCK_MEMORY_UNSPECIFIED;
@@ -239,6 +249,7 @@ std::string FlagOf(const std::string& field, const ConfigFlags& flags) {
   if (field == "state_dir" && !flags.state_dir.empty()) return "--state-dir";
   if (field == "socket" && !flags.socket.empty()) return "--socket";
   if (field == "listen" && !flags.listen.empty()) return "--listen";
+  if (field == "insecure_tcp" && flags.insecure_tcp) return "--insecure";
   if (field == "log_level" && !flags.log_level.empty()) return "--log-level";
   if (field == "lock_memory" && !flags.lock_memory.empty()) {
     return "--lock-memory";
@@ -284,6 +295,7 @@ void ApplyFlags(const ConfigFlags& flags, v1::DaemonConfig* config) {
   if (!flags.metrics.empty()) {
     config->mutable_metrics()->set_address(flags.metrics);
   }
+  if (flags.insecure_tcp) config->set_insecure_tcp(true);
   if (!flags.lock_memory.empty()) {
     config->set_lock_memory(LockMemoryOf(flags.lock_memory));
   }
@@ -379,7 +391,7 @@ absl::StatusOr<v1::DaemonConfig> ParseConfig(
   FieldLines lines;
   OPTSTATE_RETURN_IF_ERROR(MergeYaml(text, file, &config, &lines));
   ApplyFlags(flags, &config);
-  const std::vector<Fault> faults = Check(config);
+  const std::vector<Fault> faults = CheckWhole(config);
   if (!faults.empty()) return FaultStatus(faults[0], flags, file, lines);
   return config;
 }

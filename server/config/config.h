@@ -34,7 +34,8 @@ struct ConfigFlags {
   std::string lock_memory;                    // auto, always or never
   std::string devices;                        // see ParseDeviceSetting()
   std::string sleep_directory;
-  std::string metrics;                        // see ParseListenAddress()
+  std::string metrics;  // see ParseListenAddress()
+  bool insecure_tcp = false;
 };
 
 // Returns INVALID_ARGUMENT, naming the flag, when a flag's value is wrong

@@ -25,6 +25,12 @@ std::string ErrorOf(absl::string_view text, const ConfigFlags& flags = {}) {
   return std::string(config.status().message());
 }
 
+void ExpectGood(absl::string_view text, const ConfigFlags& flags = {}) {
+  const absl::Status status =
+      ParseConfig(text, "f.yaml", flags, kRoot).status();
+  EXPECT_TRUE(status.ok()) << text << status;
+}
+
 TEST(ConfigTest, DefaultPaths) {
   EXPECT_EQ(DefaultConfig(kRoot).socket(), "/run/optstate/optstated.sock");
   EXPECT_EQ(DefaultConfig(kRoot).state_dir(), "/dev/shm/optstate");
@@ -48,18 +54,21 @@ TEST(ConfigTest, FlagsOverrideTheFile) {
       "f.yaml",
       {"/flag",
        "",
-       {"b:2", "c:3"},
+       {"127.0.0.1:2", "[::1]:3"},
        "debug",
        {"/disk"},
        "always",
        "emulated:2",
-       "d:4"},
+       "/asleep",
+       "127.0.0.1:4",
+       true},
       kRoot);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->state_dir(), "/flag");
   EXPECT_EQ(config->socket(), "/file");
   EXPECT_EQ(config->log_level(), "debug");
-  EXPECT_THAT(config->listen(), ElementsAre("b:2", "c:3"));
+  EXPECT_THAT(config->listen(), ElementsAre("127.0.0.1:2", "[::1]:3"));
+  EXPECT_TRUE(config->insecure_tcp());
   EXPECT_THAT(config->nvme().directories(), ElementsAre("/disk"));
   EXPECT_EQ(config->lock_memory(), v1::LOCK_MEMORY_ALWAYS);
   EXPECT_EQ(config->devices(), "emulated:2");
@@ -284,10 +293,69 @@ TEST(ConfigTest, ErrorsOfFlagsNameTheFlag) {
                                                   HasSubstr("has 201 bytes")));
 }
 
+TEST(ConfigTest, TcpTakesTlsOrBeingToldThatItIsInsecure) {
+  constexpr char kTls[] =
+      "tls: {certificate_file: /c, key_file: /k, client_ca_file: /a}\n"
+      "access: {identities_file: /i}\n";
+  constexpr char kTokens[] =
+      "tls: {certificate_file: /c, key_file: /k}\n"
+      "access: {tokens_file: /t}\n";
+  const std::string remote = "listen: [\"10.0.0.5:7600\"]\n";
+  const std::string local = "listen: [\"127.0.0.1:0\"]\n";
+  const std::string insecure = "insecure_tcp: true\n";
+  EXPECT_THAT(ErrorOf(remote),
+              testing::AllOf(StartsWith("f.yaml:1: listen: 10.0.0.5:7600"),
+                             HasSubstr("(tls)"), HasSubstr("loopback")));
+  EXPECT_THAT(ErrorOf(remote + insecure), HasSubstr("loopback"));
+  EXPECT_THAT(ErrorOf("listen: [\"example.org:1\"]\n" + insecure),
+              HasSubstr("loopback"));
+  EXPECT_THAT(ErrorOf(local),
+              testing::AllOf(HasSubstr("every local user"),
+                             HasSubstr("insecure_tcp: true (--insecure)")));
+  for (const char* host : {"127.1.2.3", "[::1]", "localhost"}) {
+    const std::string text = absl::StrCat("listen: [\"", host, ":0\"]\n");
+    ExpectGood(text + insecure);
+  }
+  ExpectGood("listen: [\"unix:/x\"]\n");
+  ExpectGood(remote + kTls);
+  ExpectGood(remote + kTokens);
+  EXPECT_THAT(ErrorOf(remote + kTls + insecure),
+              HasSubstr("insecure_tcp: cannot be had together with tls"));
+  ConfigFlags flags;
+  flags.listen = {"127.0.0.1:0"};
+  EXPECT_THAT(ErrorOf("", flags), StartsWith("--listen: "));
+  flags.insecure_tcp = true;
+  ExpectGood("", flags);
+  EXPECT_THAT(ErrorOf(kTls, flags), StartsWith("--insecure: "));
+}
+
+TEST(ConfigTest, FilesOfTlsAndAccessGoTogether) {
+  const std::pair<const char*, const char*> kCases[] = {
+      {"tls: {certificate_file: c, key_file: /k}\n",
+       "f.yaml:1: tls.certificate_file: must be an absolute path"},
+      {"tls: {certificate_file: /c}\n", "tls.key_file: certificate_file and"},
+      {"tls: {key_file: /c}\n", "f.yaml:1: tls.key_file: "},
+      {"tls: {client_ca_file: /c}\n", "f.yaml:1: tls.client_ca_file: needs"},
+      {"tls: {certificate_file: /c, key_file: /k, client_ca_file: /a}\n",
+       "access.identities_file: goes together"},
+      {"access: {identities_file: /i}\n",
+       "f.yaml:1: access.identities_file: goes together"},
+      {"access: {tokens_file: /t}\n", "f.yaml:1: access.tokens_file: is for"},
+      {"tls: {certificate_file: /c, key_file: /k}\n",
+       "f.yaml:1: tls.certificate_file: with neither"},
+  };
+  for (const auto& [text, error] : kCases) {
+    EXPECT_THAT(ErrorOf(text), HasSubstr(error)) << text;
+  }
+}
+
 TEST(ConfigTest, FlagsAreCheckedWithoutTheFile) {
   EXPECT_TRUE(CheckFlags({}).ok());
   ConfigFlags flags;
   flags.listen = {"unix:" + DefaultConfig(kRoot).socket()};
+  EXPECT_TRUE(CheckFlags(flags).ok());
+  // The file may have the certificate that TCP takes.
+  flags.listen = {"10.0.0.5:7600"};
   EXPECT_TRUE(CheckFlags(flags).ok());
   flags.listen = {"nowhere"};
   const absl::Status refused = CheckFlags(flags);

@@ -25,14 +25,14 @@ v1::EventSeverity SeverityOf(level_enum level) {
   }
 }
 
-std::string By(std::optional<uid_t> by) {
-  return by.has_value() ? absl::StrCat(" by ", observe::ActorName(*by)) : "";
+std::string By(const std::string& by) {
+  return by.empty() ? "" : absl::StrCat(" by ", by);
 }
 
 }  // namespace
 
 void JobEvents::Tell(level_enum level, absl::string_view kind,
-                     absl::string_view text, std::optional<uid_t> by) const {
+                     absl::string_view text, const std::string& by) const {
   spdlog::log(level, "job {}: {}{}", job_, std::string(text), By(by));
   v1::Event event;
   event.set_severity(SeverityOf(level));
@@ -40,40 +40,41 @@ void JobEvents::Tell(level_enum level, absl::string_view kind,
   event.set_job(job_);
   event.set_text(std::string(text));
   event.set_owner_uid(owner_);
-  if (by.has_value()) event.set_actor(observe::ActorName(*by));
+  event.set_actor(by);
   observe::Events().Add(std::move(event));
 }
 
 void JobEvents::Created() const {
-  Tell(level_enum::info, "job_created", "created", owner_);
+  Tell(level_enum::info, "job_created", "created", observe::ActorName(owner_));
 }
 
 void JobEvents::Over() const {
   Tell(level_enum::info, "job_over", "over: it has ended by itself");
 }
 
-void JobEvents::Deleted(std::optional<uid_t> by) const {
+void JobEvents::Deleted(const std::string& by) const {
   Tell(level_enum::info, "job_deleted", "deleted", by);
 }
 
-void JobEvents::NotDeleted(std::optional<uid_t> by,
+void JobEvents::NotDeleted(const std::string& by,
                            const absl::Status& why) const {
   Tell(level_enum::err, "job_not_deleted",
        absl::StrCat("not wholly deleted: ", why.ToString()), by);
 }
 
-void JobEvents::Recovering(uid_t by, bool to_durable) const {
+void JobEvents::Recovering(const std::string& by, bool to_durable) const {
   Tell(level_enum::info, "job_recovering",
        absl::StrCat("its engine is started again",
                     to_durable ? " at the last durable step" : ""),
        by);
 }
 
-void JobEvents::SettingsChanged(uid_t by, absl::string_view settings) const {
+void JobEvents::SettingsChanged(const std::string& by,
+                                absl::string_view settings) const {
   Tell(level_enum::info, "job_set", absl::StrCat("set: ", settings), by);
 }
 
-void JobEvents::DamageFound(uid_t by, uint64_t records) const {
+void JobEvents::DamageFound(const std::string& by, uint64_t records) const {
   Tell(level_enum::err, "damage_found",
        absl::StrCat(records, " records are damaged on disk, found by `verify`"),
        by);

@@ -5,7 +5,6 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -26,15 +25,16 @@ class JobEvents {
   void Created() const;
   // The job has ended by itself: it was ephemeral, or no rank has registered.
   void Over() const;
-  // `by`: the user who asked for it, if one did.
-  void Deleted(std::optional<uid_t> by) const;
-  void NotDeleted(std::optional<uid_t> by, const absl::Status& why) const;
-  // A user has had the engine of the FAILED job started again.
-  void Recovering(uid_t by, bool to_durable) const;
+  // `by`: the name of the caller who asked for it (access::Caller); empty:
+  // nobody did.
+  void Deleted(const std::string& by) const;
+  void NotDeleted(const std::string& by, const absl::Status& why) const;
+  // A caller has had the engine of the FAILED job started again.
+  void Recovering(const std::string& by, bool to_durable) const;
   // `settings`: those that were set, as text.
-  void SettingsChanged(uid_t by, absl::string_view settings) const;
+  void SettingsChanged(const std::string& by, absl::string_view settings) const;
   // A verification has found damaged records on disk.
-  void DamageFound(uid_t by, uint64_t records) const;
+  void DamageFound(const std::string& by, uint64_t records) const;
 
   // `adopted`: it ran before this supervisor.
   void EngineReady(pid_t engine, bool adopted) const;
@@ -50,7 +50,7 @@ class JobEvents {
 
  private:
   void Tell(spdlog::level::level_enum level, absl::string_view kind,
-            absl::string_view text, std::optional<uid_t> by = {}) const;
+            absl::string_view text, const std::string& by = "") const;
 
   const std::string job_;
   const uid_t owner_;

@@ -5,20 +5,27 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "server/access/caller.h"
 
 namespace optstate::supervisor {
 
-// Permissions of users; PERMISSION_DENIED names the user who asks and those who
-// may. Reading is open to every user who reaches the socket.
+// Permissions of callers concerning jobs; PERMISSION_DENIED names the caller
+// and those who may. server/admin/method_roles.h says which role each call of
+// Admin takes at least.
+
+// Allows making jobs, and sessions at all, to trainers and operators.
+absl::Status CheckMayTrain(const access::Caller& caller);
 
 // Allows attaching to a job to its owner and root.
-absl::Status CheckMayJoinJob(absl::string_view job, uid_t owner, uid_t uid);
+absl::Status CheckMayJoinJob(absl::string_view job, uid_t owner,
+                             const access::Caller& caller);
 
-// Allows changing or deleting a job to its owner, root and the daemon's user.
-absl::Status CheckMayChangeJob(absl::string_view job, uid_t owner, uid_t uid);
+// Allows changing or deleting a job to its owner and operators.
+absl::Status CheckMayChangeJob(absl::string_view job, uid_t owner,
+                               const access::Caller& caller);
 
-// Allows operations on all jobs to root and the daemon's user.
-absl::Status CheckOperator(uid_t uid);
+// Allows operations on all jobs to operators.
+absl::Status CheckOperator(const access::Caller& caller);
 
 }  // namespace optstate::supervisor
 

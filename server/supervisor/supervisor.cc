@@ -24,9 +24,9 @@ namespace {
 
 void Refuse(const Waiting& waiting, const absl::Status& status) {
   observe::LogOfPeer(spdlog::level::info, "session refused",
-                     absl::StrCat("uid ", waiting.adopt.peer_uid()),
-                     "session for job {} of uid {} pid {} refused: {}",
-                     waiting.adopt.hello().job(), waiting.adopt.peer_uid(),
+                     waiting.peer.quota_name(),
+                     "session for job {} of {} pid {} refused: {}",
+                     waiting.adopt.hello().job(), waiting.peer.caller.name(),
                      waiting.adopt.peer_pid(), status.ToString());
   accept::SendRefusal(waiting.fd.get(), status);
 }
@@ -91,14 +91,14 @@ void Supervisor::OnHello(UniqueFd fd, const accept::PeerCredentials& peer,
   Waiting waiting;
   waiting.fd = std::move(fd);
   waiting.peer = peer;
-  waiting.adopt.set_peer_uid(peer.uid);
+  waiting.adopt.set_peer_uid(peer.caller.uid);
   waiting.adopt.set_peer_pid(peer.pid);
   const absl::StatusOr<uint32_t> version = accept::CheckHello(hello, peer);
   if (!version.ok()) {
     observe::LogOfPeer(spdlog::level::info, "session refused",
-                       peer.quota_name(),
-                       "session of uid {} pid {} refused: {}", peer.uid,
-                       peer.pid, version.status().ToString());
+                       peer.quota_name(), "session of {} pid {} refused: {}",
+                       peer.caller.name(), peer.pid,
+                       version.status().ToString());
     accept::SendRefusal(waiting.fd.get(), version.status());
     return;
   }
@@ -117,7 +117,7 @@ absl::Status Supervisor::Route(Waiting* waiting) {
   if (sleeping_.Has(waiting->adopt.hello().job())) {
     const std::string& name = waiting->adopt.hello().job();
     OPTSTATE_RETURN_IF_ERROR(
-        CheckMayJoinJob(name, sleeping_.uid(name), waiting->adopt.peer_uid()));
+        CheckMayJoinJob(name, sleeping_.uid(name), waiting->peer.caller));
     return sleeping_.RefuseRank(name);
   }
   // A rank whose engine has died comes back to its open step: for existing
@@ -133,10 +133,11 @@ absl::Status Supervisor::Route(Waiting* waiting) {
 absl::StatusOr<JobHost*> Supervisor::FindOrCreate(const Waiting& waiting) {
   const v1::AdoptConnection& adopt = waiting.adopt;
   const std::string& name = adopt.hello().job();
+  OPTSTATE_RETURN_IF_ERROR(CheckMayTrain(waiting.peer.caller));
   const auto found = hosts_.find(name);
   if (found != hosts_.end()) {
     OPTSTATE_RETURN_IF_ERROR(
-        CheckMayJoinJob(name, found->second->uid(), adopt.peer_uid()));
+        CheckMayJoinJob(name, found->second->uid(), waiting.peer.caller));
     OPTSTATE_RETURN_IF_ERROR(
         CheckRoomForSession(waiting.peer, found->second->uid()));
     return found->second.get();
@@ -157,9 +158,9 @@ absl::Status Supervisor::CheckRoomForJob(
     const accept::PeerCredentials& peer) const {
   Counts jobs;
   jobs.all = hosts_.size() + sleeping_.Names().size();
-  jobs.of_user = sleeping_.CountOf(peer.uid);
+  jobs.of_user = sleeping_.CountOf(peer.caller.uid);
   for (const auto& [name, host] : hosts_) {
-    if (host->uid() == peer.uid) ++jobs.of_user;
+    if (host->uid() == peer.caller.uid) ++jobs.of_user;
   }
   return CheckJobCount(limits(), peer, jobs);
 }
@@ -373,33 +374,37 @@ std::vector<JobSummary> Supervisor::Jobs() {
   return jobs;
 }
 
-absl::Status Supervisor::HoldJob(const std::string& name, uid_t uid) {
+absl::Status Supervisor::HoldJob(const std::string& name,
+                                 const access::Caller& caller) {
   absl::Status status;
-  RunInLoop([&] { status = HoldJobInLoop(name, uid); });
+  RunInLoop([&] { status = HoldJobInLoop(name, caller); });
   return status;
 }
 
-absl::StatusOr<JobHost*> Supervisor::FindToChange(const std::string& name,
-                                                  uid_t uid) {
+absl::StatusOr<JobHost*> Supervisor::FindToChange(
+    const std::string& name, const access::Caller& caller) {
   const auto found = hosts_.find(name);
   if (found == hosts_.end()) {
     if (!sleeping_.Has(name)) return NoJob(name);
-    OPTSTATE_RETURN_IF_ERROR(CheckMayChangeJob(name, sleeping_.uid(name), uid));
+    OPTSTATE_RETURN_IF_ERROR(
+        CheckMayChangeJob(name, sleeping_.uid(name), caller));
     return sleeping_.WhyNoEngine(name);
   }
-  OPTSTATE_RETURN_IF_ERROR(CheckMayChangeJob(name, found->second->uid(), uid));
+  OPTSTATE_RETURN_IF_ERROR(
+      CheckMayChangeJob(name, found->second->uid(), caller));
   return found->second.get();
 }
 
-absl::Status Supervisor::RecoverJob(const std::string& name, uid_t uid,
+absl::Status Supervisor::RecoverJob(const std::string& name,
+                                    const access::Caller& caller,
                                     pid_t failed_engine, bool to_durable) {
   absl::Status status;
   RunInLoop([&] {
-    const absl::StatusOr<JobHost*> host = FindToChange(name, uid);
+    const absl::StatusOr<JobHost*> host = FindToChange(name, caller);
     status = host.ok() ? registry_.MakeMissingDirectory(name) : host.status();
     if (status.ok()) status = (*host)->Recover(failed_engine, to_durable);
     if (status.ok())
-      JobEvents(name, (*host)->uid()).Recovering(uid, to_durable);
+      JobEvents(name, (*host)->uid()).Recovering(caller.name(), to_durable);
   });
   return status;
 }
@@ -418,24 +423,26 @@ void Supervisor::AddEngineWaiter(const std::string& name, EngineWaiter waiter) {
   }
 }
 
-absl::Status Supervisor::HoldJobInLoop(const std::string& name, uid_t uid) {
+absl::Status Supervisor::HoldJobInLoop(const std::string& name,
+                                       const access::Caller& caller) {
   if (sleeping_.Has(name)) {
-    OPTSTATE_RETURN_IF_ERROR(CheckMayChangeJob(name, sleeping_.uid(name), uid));
+    OPTSTATE_RETURN_IF_ERROR(
+        CheckMayChangeJob(name, sleeping_.uid(name), caller));
     OPTSTATE_RETURN_IF_ERROR(sleeping_.CheckIdle(name));
     if (held_.contains(name)) {
       return absl::UnavailableError(
           absl::StrCat("job \"", name, "\" is being deleted already"));
     }
-    held_[name] = {.by = uid, .deleted = nullptr};
+    held_[name] = {.by = caller.name(), .deleted = nullptr};
     return absl::OkStatus();
   }
-  OPTSTATE_ASSIGN_OR_RETURN(JobHost* const host, FindToChange(name, uid));
+  OPTSTATE_ASSIGN_OR_RETURN(JobHost* const host, FindToChange(name, caller));
   OPTSTATE_RETURN_IF_ERROR(sleeping_.CheckIdle(name));
   if (held_.contains(name) || host->state() == JobHost::State::kStopping) {
     return absl::UnavailableError(
         absl::StrCat("job \"", name, "\" is being deleted or stopped already"));
   }
-  held_[name] = {.by = uid, .deleted = nullptr};
+  held_[name] = {.by = caller.name(), .deleted = nullptr};
   host->SetHeld(true);
   return absl::OkStatus();
 }

@@ -17,6 +17,7 @@
 #include "optstate/v1/session.pb.h"
 #include "proto/types/unique_fd.h"
 #include "server/accept/peer_credentials.h"
+#include "server/access/caller.h"
 #include "server/os/event_loop.h"
 #include "server/os/tree_remover.h"
 #include "server/supervisor/core_shares.h"
@@ -86,15 +87,16 @@ class Supervisor : public SupervisorControl {
   void TellEnginesToStop();
 
   std::vector<JobSummary> Jobs() override;
-  absl::Status HoldJob(const std::string& name, uid_t uid) override;
+  absl::Status HoldJob(const std::string& name,
+                       const access::Caller& caller) override;
   void ReleaseJob(const std::string& name) override;
   absl::Status DeleteHeldJob(const std::string& name,
                              absl::Time deadline) override;
   absl::StatusOr<std::shared_ptr<SleepOperation>> PutToSleep(
       const std::string& name, pid_t engine) override;
   absl::StatusOr<std::shared_ptr<SleepOperation>> WakeJob(
-      const std::string& name, uid_t uid) override;
-  absl::Status RecoverJob(const std::string& name, uid_t uid,
+      const std::string& name, const access::Caller& caller) override;
+  absl::Status RecoverJob(const std::string& name, const access::Caller& caller,
                           pid_t failed_engine, bool to_durable) override;
   absl::StatusOr<std::string> AwaitEngine(const std::string& name,
                                           absl::Time deadline) override;
@@ -104,9 +106,9 @@ class Supervisor : public SupervisorControl {
   bool draining() const override { return draining_; }
 
  private:
-  // A job held for deletion: by whom, and what DeleteHeldJob waits for.
+  // A job held for deletion: by which caller, and what DeleteHeldJob waits for.
   struct Held {
-    std::optional<uid_t> by;
+    std::string by;
     std::function<void(const absl::Status&)> deleted;
   };
 
@@ -140,16 +142,18 @@ class Supervisor : public SupervisorControl {
   absl::StatusOr<std::string> AwaitEngineAfter(
       const std::string& name, absl::Time deadline,
       const std::function<absl::Status(JobHost*)>& begin);
-  // Finds a job that `uid` may change. NOT_FOUND, or PERMISSION_DENIED.
-  absl::StatusOr<JobHost*> FindToChange(const std::string& name, uid_t uid);
-  absl::Status HoldJobInLoop(const std::string& name, uid_t uid);
+  // Finds a job that `caller` may change. NOT_FOUND, or PERMISSION_DENIED.
+  absl::StatusOr<JobHost*> FindToChange(const std::string& name,
+                                        const access::Caller& caller);
+  absl::Status HoldJobInLoop(const std::string& name,
+                             const access::Caller& caller);
   // Returns why a job that has no JobHost has no engine: it is asleep, or there
   // is none of that name.
   absl::Status WhyNoHost(const std::string& name) const;
   absl::StatusOr<std::shared_ptr<SleepOperation>> PutToSleepInLoop(
       const std::string& name, pid_t engine);
   absl::StatusOr<std::shared_ptr<SleepOperation>> WakeJobInLoop(
-      const std::string& name, uid_t uid);
+      const std::string& name, const access::Caller& caller);
   void AddSleepingJobs(std::vector<JobSummary>* jobs) const;
   // Goes on with a job that is being put to sleep, now without an engine.
   // Returns false when the job has ended, and OnStopped() goes on.

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "optstate/v1/admin.pb.h"
+#include "server/access/caller.h"
 #include "server/supervisor/sleep/sleep_operation.h"
 
 namespace optstate::supervisor {
@@ -46,9 +47,10 @@ class SupervisorControl {
   // Holds a job for deletion. Deletion has two halves, so that no rank can
   // attach between the check for attached ranks and the end of the engine.
   // After HoldJob, new connections wait; ReleaseJob lets them go on. NOT_FOUND;
-  // PERMISSION_DENIED when `uid` may not change the job; UNAVAILABLE when the
-  // job is held or stopping already.
-  virtual absl::Status HoldJob(const std::string& name, uid_t uid) = 0;
+  // PERMISSION_DENIED when `caller` may not change the job; UNAVAILABLE when
+  // the job is held or stopping already.
+  virtual absl::Status HoldJob(const std::string& name,
+                               const access::Caller& caller) = 0;
   virtual void ReleaseJob(const std::string& name) = 0;
   // Ends the engine of a held job and removes its state. DEADLINE_EXCEEDED: the
   // deletion goes on, and will be completed.
@@ -64,15 +66,16 @@ class SupervisorControl {
   // Begins to wake a job. NOT_FOUND; PERMISSION_DENIED; FAILED_PRECONDITION:
   // it is not asleep; UNAVAILABLE: it is on its way, or being deleted.
   virtual absl::StatusOr<std::shared_ptr<SleepOperation>> WakeJob(
-      const std::string& name, uid_t uid) = 0;
+      const std::string& name, const access::Caller& caller) = 0;
 
   // Starts the engine of a FAILED job again. A job whose engine runs is FAILED
   // when that engine says so: then `failed_engine` is the pid that the engine
   // gave, else 0. With `to_durable` the engine gives up what is in memory and
-  // goes on at the last durable step. NOT_FOUND; PERMISSION_DENIED when `uid`
-  // may not change the job; FAILED_PRECONDITION when the job is not FAILED, or
-  // has no durable step.
-  virtual absl::Status RecoverJob(const std::string& name, uid_t uid,
+  // goes on at the last durable step. NOT_FOUND; PERMISSION_DENIED when the
+  // caller may not change the job; FAILED_PRECONDITION when the job is not
+  // FAILED, or has no durable step.
+  virtual absl::Status RecoverJob(const std::string& name,
+                                  const access::Caller& caller,
                                   pid_t failed_engine, bool to_durable) = 0;
 
   // Waits until the job's engine is ready; returns the identity of its

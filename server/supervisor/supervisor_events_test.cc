@@ -73,8 +73,8 @@ TEST_F(SupervisorEventsTest, TheLifeOfAJob) {
   EXPECT_THAT(died.text(), HasSubstr(absl::StrCat("engine ", session.engine_pid,
                                                   " was killed by signal 9")));
 
-  const uid_t uid = ::geteuid();
-  ASSERT_TRUE(harness_.supervisor().HoldJob("a", uid).ok());
+  const access::Caller self = access::UnixCaller(::geteuid());
+  ASSERT_TRUE(harness_.supervisor().HoldJob("a", self).ok());
   ASSERT_TRUE(
       harness_.supervisor().DeleteHeldJob("a", absl::InfiniteFuture()).ok());
   EXPECT_EQ(Last("a").kind(), "job_deleted");
@@ -100,7 +100,8 @@ TEST_F(SupervisorEventsTest, AJobThatFailsAndIsRecovered) {
   EXPECT_THAT(Last("broken").text(), HasSubstr("exited with status 3"));
   EXPECT_EQ(Last("broken").severity(), v1::EVENT_SEVERITY_ERROR);
   ASSERT_TRUE(harness_.supervisor()
-                  .RecoverJob("broken", ::geteuid(), 0, /*to_durable=*/false)
+                  .RecoverJob("broken", access::UnixCaller(::geteuid()), 0,
+                              /*to_durable=*/false)
                   .ok());
   const std::vector<v1::Event> events = EventsOf("broken");
   ASSERT_GE(events.size(), 4u);

@@ -54,8 +54,8 @@ TEST_F(SupervisorFilesTest, StateThatWasRemovedIsNotSaidToBeKept) {
       HasSubstr("`optctl delete job a`"), Not(HasSubstr("kept")),
       Not(HasSubstr("optctl recover")));
   EXPECT_THAT(std::string(harness_.Open("a").status().message()), says_so);
-  const absl::Status recovered =
-      supervisor.RecoverJob("a", ::geteuid(), 0, /*to_durable=*/false);
+  const absl::Status recovered = supervisor.RecoverJob(
+      "a", access::UnixCaller(::geteuid()), 0, /*to_durable=*/false);
   EXPECT_TRUE(absl::IsFailedPrecondition(recovered)) << recovered;
   EXPECT_THAT(std::string(recovered.message()), says_so);
   // Restoring the directory restores the job.
@@ -63,15 +63,17 @@ TEST_F(SupervisorFilesTest, StateThatWasRemovedIsNotSaidToBeKept) {
   EXPECT_THAT(std::string(harness_.Open("a").status().message()),
               AllOf(HasSubstr("Its state is kept in " + directory),
                     HasSubstr("`optctl recover a` tries again")));
-  ASSERT_TRUE(
-      supervisor.RecoverJob("a", ::geteuid(), 0, /*to_durable=*/false).ok());
+  ASSERT_TRUE(supervisor
+                  .RecoverJob("a", access::UnixCaller(::geteuid()), 0,
+                              /*to_durable=*/false)
+                  .ok());
   const pid_t next = MustOpen("a");
   // A job whose files are gone can be deleted.
   std::filesystem::remove_all(harness_.config().state_dir() + "/jobs");
   ASSERT_EQ(::kill(next, SIGKILL), 0);
   ASSERT_TRUE(
       Harness::Eventually([this] { return harness_.Find("a")->failed; }));
-  ASSERT_TRUE(supervisor.HoldJob("a", ::geteuid()).ok());
+  ASSERT_TRUE(supervisor.HoldJob("a", access::UnixCaller(::geteuid())).ok());
   const absl::Status deleted =
       supervisor.DeleteHeldJob("a", absl::Now() + Harness::kPatience);
   EXPECT_TRUE(deleted.ok()) << deleted;
@@ -154,7 +156,8 @@ TEST_F(SupervisorFilesTest, AnEndByItselfKeepsDurableFiles) {
               AllOf(HasSubstr("ended by itself"),
                     HasSubstr("durable state is kept in " + folder)));
   Supervisor& supervisor = harness_.supervisor();
-  ASSERT_TRUE(supervisor.HoldJob("one-session", ::geteuid()).ok());
+  ASSERT_TRUE(
+      supervisor.HoldJob("one-session", access::UnixCaller(::geteuid())).ok());
   const absl::Status deleted =
       supervisor.DeleteHeldJob("one-session", absl::Now() + Harness::kPatience);
   EXPECT_TRUE(deleted.ok()) << deleted;

@@ -116,7 +116,8 @@ TEST_F(SupervisorKeptGradientsTest, KeptGradientsAreClosedWithTheirJob) {
   const TestSession session = MustOpen("keeps");
   EXPECT_TRUE(Harness::Eventually([] { return OpenSegments() == 1; }));
   Supervisor& supervisor = harness_.supervisor();
-  ASSERT_TRUE(supervisor.HoldJob("keeps", ::geteuid()).ok());
+  ASSERT_TRUE(
+      supervisor.HoldJob("keeps", access::UnixCaller(::geteuid())).ok());
   ASSERT_TRUE(
       supervisor.DeleteHeldJob("keeps", absl::Now() + Harness::kPatience).ok());
   EXPECT_EQ(OpenSegments(), 0u);

@@ -69,20 +69,21 @@ bool Supervisor::OnStoppedToSleep(JobHost* host, bool over) {
 }
 
 absl::StatusOr<std::shared_ptr<SleepOperation>> Supervisor::WakeJob(
-    const std::string& name, uid_t uid) {
+    const std::string& name, const access::Caller& caller) {
   absl::StatusOr<std::shared_ptr<SleepOperation>> operation;
-  RunInLoop([&] { operation = WakeJobInLoop(name, uid); });
+  RunInLoop([&] { operation = WakeJobInLoop(name, caller); });
   return operation;
 }
 
 absl::StatusOr<std::shared_ptr<SleepOperation>> Supervisor::WakeJobInLoop(
-    const std::string& name, uid_t uid) {
+    const std::string& name, const access::Caller& caller) {
   if (stopping_) return absl::UnavailableError("the daemon ends");
   if (!sleeping_.Has(name)) {
-    OPTSTATE_RETURN_IF_ERROR(FindToChange(name, uid).status());
+    OPTSTATE_RETURN_IF_ERROR(FindToChange(name, caller).status());
     return sleeping_.Wake(name);  // which says that it is not asleep
   }
-  OPTSTATE_RETURN_IF_ERROR(CheckMayChangeJob(name, sleeping_.uid(name), uid));
+  OPTSTATE_RETURN_IF_ERROR(
+      CheckMayChangeJob(name, sleeping_.uid(name), caller));
   if (held_.contains(name)) {
     return absl::UnavailableError(
         absl::StrCat("job \"", name, "\" is being deleted"));

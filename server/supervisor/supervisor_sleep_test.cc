@@ -24,6 +24,8 @@
 namespace optstate::supervisor {
 namespace {
 
+const access::Caller kSelf = access::UnixCaller(::geteuid());
+
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
@@ -61,7 +63,7 @@ class SupervisorSleepTest : public SupervisorTest {
   absl::StatusOr<std::shared_ptr<SleepOperation>> BeginSleep(
       const std::string& job) {
     Supervisor& supervisor = harness_.supervisor();
-    const absl::Status held = supervisor.HoldJob(job, ::geteuid());
+    const absl::Status held = supervisor.HoldJob(job, kSelf);
     if (!held.ok()) return held;
     const auto found = harness_.Find(job);
     auto operation =
@@ -79,7 +81,7 @@ class SupervisorSleepTest : public SupervisorTest {
   }
   absl::Status Sleep(const std::string& job) { return End(BeginSleep(job)); }
   absl::Status Wake(const std::string& job) {
-    return End(harness_.supervisor().WakeJob(job, ::geteuid()));
+    return End(harness_.supervisor().WakeJob(job, kSelf));
   }
   bool IsAsleep(const std::string& job) {
     const auto found = harness_.Find(job);
@@ -144,10 +146,10 @@ TEST_F(SupervisorSleepTest, ASleepingJobIsDeletedWithItsFiles) {
   MakeJob("a");
   ASSERT_TRUE(Sleep("a").ok());
   Supervisor& supervisor = harness_.supervisor();
-  ASSERT_TRUE(supervisor.HoldJob("a", ::geteuid()).ok());
+  ASSERT_TRUE(supervisor.HoldJob("a", kSelf).ok());
   EXPECT_TRUE(absl::IsUnavailable(Wake("a")));
   supervisor.ReleaseJob("a");
-  ASSERT_TRUE(supervisor.HoldJob("a", ::geteuid()).ok());
+  ASSERT_TRUE(supervisor.HoldJob("a", kSelf).ok());
   const absl::Status deleted =
       supervisor.DeleteHeldJob("a", absl::Now() + SupervisorHarness::kPatience);
   EXPECT_TRUE(deleted.ok()) << deleted;
@@ -164,7 +166,7 @@ TEST_F(SupervisorSleepTest, OperationsOnASleepingJobAreRefused) {
   ASSERT_TRUE(Sleep("a").ok());
   Supervisor& supervisor = harness_.supervisor();
   const absl::Status recovered =
-      supervisor.RecoverJob("a", ::geteuid(), 0, /*to_durable=*/false);
+      supervisor.RecoverJob("a", kSelf, 0, /*to_durable=*/false);
   EXPECT_TRUE(absl::IsFailedPrecondition(recovered)) << recovered;
   EXPECT_THAT(std::string(recovered.message()), HasSubstr("asleep"));
   const absl::Time soon = absl::Now() + SupervisorHarness::kPatience;
@@ -173,8 +175,9 @@ TEST_F(SupervisorSleepTest, OperationsOnASleepingJobAreRefused) {
   EXPECT_TRUE(absl::IsFailedPrecondition(supervisor.ReplaceEngine("a", soon)));
   EXPECT_TRUE(absl::IsFailedPrecondition(Sleep("a")));
   if (::geteuid() == 0) {
-    EXPECT_TRUE(supervisor.WakeJob("a", 4711).status().code() ==
-                absl::StatusCode::kPermissionDenied);
+    EXPECT_TRUE(
+        supervisor.WakeJob("a", access::UnixCaller(4711)).status().code() ==
+        absl::StatusCode::kPermissionDenied);
   }
 }
 

@@ -27,6 +27,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Harness = SupervisorHarness;
 
+// A user that is certainly neither root nor the one of this test.
+constexpr uid_t kOtherUid = 4711;
+
 TEST_F(SupervisorTest, OneEngineForAllRanksOfAJob) {
   harness_.Start();
   const TestSession a0 = MustOpen("a");
@@ -152,26 +155,28 @@ TEST_F(SupervisorTest, FailedJobIsRecovered) {
   const auto is_failed = [this] { return harness_.Find("broken")->failed; };
   EXPECT_FALSE(harness_.Open("broken").ok());
   ASSERT_TRUE(is_failed());
-  EXPECT_TRUE(absl::IsNotFound(
-      supervisor.RecoverJob("b", ::geteuid(), 0, /*to_durable=*/false)));
+  EXPECT_TRUE(absl::IsNotFound(supervisor.RecoverJob(
+      "b", access::UnixCaller(::geteuid()), 0, /*to_durable=*/false)));
   EXPECT_TRUE(absl::IsPermissionDenied(supervisor.RecoverJob(
-      "broken", ::geteuid() + 1, 0, /*to_durable=*/false)));
+      "broken", access::UnixCaller(kOtherUid), 0, /*to_durable=*/false)));
   // The job is not repaired yet; its count of restarts begins anew, so that it
   // fails the same way again.
-  ASSERT_TRUE(
-      supervisor.RecoverJob("broken", ::geteuid(), 0, /*to_durable=*/false)
-          .ok());
+  ASSERT_TRUE(supervisor
+                  .RecoverJob("broken", access::UnixCaller(::geteuid()), 0,
+                              /*to_durable=*/false)
+                  .ok());
   ASSERT_TRUE(Harness::Eventually(is_failed));
   EXPECT_EQ(harness_.Find("broken")->restarts, 1u);
 
   std::ofstream(harness_.JobDirectory("broken") + "/fixed") << "yes";
-  ASSERT_TRUE(
-      supervisor.RecoverJob("broken", ::geteuid(), 0, /*to_durable=*/false)
-          .ok());
+  ASSERT_TRUE(supervisor
+                  .RecoverJob("broken", access::UnixCaller(::geteuid()), 0,
+                              /*to_durable=*/false)
+                  .ok());
   MustOpen("broken");
   EXPECT_EQ(harness_.Find("broken")->restarts, 0u);
-  EXPECT_TRUE(absl::IsFailedPrecondition(
-      supervisor.RecoverJob("broken", ::geteuid(), 0, /*to_durable=*/false)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(supervisor.RecoverJob(
+      "broken", access::UnixCaller(::geteuid()), 0, /*to_durable=*/false)));
 }
 
 // The next engine may open or find what this one could not.
@@ -183,17 +188,19 @@ TEST_F(SupervisorTest, EngineThatRunsAndCallsItsJobFailedIsReplaced) {
       [this] { return harness_.Find("keeps")->kept_count == 1; }));
   Supervisor& supervisor = harness_.supervisor();
   EXPECT_TRUE(absl::IsPermissionDenied(supervisor.RecoverJob(
-      "keeps", ::geteuid() + 1, failed, /*to_durable=*/false)));
+      "keeps", access::UnixCaller(kOtherUid), failed, /*to_durable=*/false)));
   // The pid is that of another engine, which has gone.
-  const absl::Status other = supervisor.RecoverJob(
-      "keeps", ::geteuid(), failed + 1, /*to_durable=*/false);
+  const absl::Status other =
+      supervisor.RecoverJob("keeps", access::UnixCaller(::geteuid()),
+                            failed + 1, /*to_durable=*/false);
   EXPECT_TRUE(absl::IsFailedPrecondition(other)) << other;
   EXPECT_THAT(std::string(other.message()), HasSubstr("has not failed"));
   EXPECT_EQ(MustOpen("keeps").engine_pid, before.engine_pid);
 
-  ASSERT_TRUE(
-      supervisor.RecoverJob("keeps", ::geteuid(), failed, /*to_durable=*/false)
-          .ok());
+  ASSERT_TRUE(supervisor
+                  .RecoverJob("keeps", access::UnixCaller(::geteuid()), failed,
+                              /*to_durable=*/false)
+                  .ok());
   EXPECT_TRUE(Harness::ClosedByPeer(before.fd.get()));
   const TestSession after = MustOpen("keeps");
   EXPECT_NE(after.engine_pid, before.engine_pid);
@@ -215,11 +222,13 @@ TEST_F(SupervisorTest, DeletionWaitsForTheEngineAndRemovesTheState) {
   harness_.Start();
   const TestSession session = MustOpen("a");
   Supervisor& supervisor = harness_.supervisor();
-  EXPECT_TRUE(absl::IsNotFound(supervisor.HoldJob("b", ::geteuid())));
-  EXPECT_TRUE(
-      absl::IsPermissionDenied(supervisor.HoldJob("a", ::geteuid() + 1)));
-  ASSERT_TRUE(supervisor.HoldJob("a", ::geteuid()).ok());
-  EXPECT_TRUE(absl::IsUnavailable(supervisor.HoldJob("a", ::geteuid())));
+  EXPECT_TRUE(absl::IsNotFound(
+      supervisor.HoldJob("b", access::UnixCaller(::geteuid()))));
+  EXPECT_TRUE(absl::IsPermissionDenied(
+      supervisor.HoldJob("a", access::UnixCaller(kOtherUid))));
+  ASSERT_TRUE(supervisor.HoldJob("a", access::UnixCaller(::geteuid())).ok());
+  EXPECT_TRUE(absl::IsUnavailable(
+      supervisor.HoldJob("a", access::UnixCaller(::geteuid()))));
   ASSERT_TRUE(
       supervisor.DeleteHeldJob("a", absl::Now() + Harness::kPatience).ok());
   EXPECT_TRUE(Harness::ClosedByPeer(session.fd.get()));
@@ -232,7 +241,7 @@ TEST_F(SupervisorTest, HeldJobLetsConnectionsGoOnWhenReleased) {
   harness_.Start();
   const TestSession session = MustOpen("a");
   Supervisor& supervisor = harness_.supervisor();
-  ASSERT_TRUE(supervisor.HoldJob("a", ::geteuid()).ok());
+  ASSERT_TRUE(supervisor.HoldJob("a", access::UnixCaller(::geteuid())).ok());
   const UniqueFd late = harness_.Connect();
   ASSERT_TRUE(Harness::SendHello(late.get(), Harness::GoodHello("a")).ok());
   supervisor.ReleaseJob("a");
@@ -246,7 +255,9 @@ TEST_F(SupervisorTest, FailedJobCanBeDeletedAndMadeAnew) {
   harness_.Start();
   EXPECT_FALSE(harness_.Open("dies-at-start").ok());
   Supervisor& supervisor = harness_.supervisor();
-  ASSERT_TRUE(supervisor.HoldJob("dies-at-start", ::geteuid()).ok());
+  ASSERT_TRUE(
+      supervisor.HoldJob("dies-at-start", access::UnixCaller(::geteuid()))
+          .ok());
   ASSERT_TRUE(
       supervisor
           .DeleteHeldJob("dies-at-start", absl::Now() + Harness::kPatience)

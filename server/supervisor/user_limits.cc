@@ -36,17 +36,19 @@ absl::Status Check(const v1::Limits& limits,
   const uint32_t of_user =
       limit.user_max != 0 ? limit.user_max : std::max(limit.max / 2, 1u);
   if (counts.of_user >= of_user) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "uid ", peer.uid, " already has ", counts.of_user, " ", limit.things,
-        " on this node (limits.user_", limit.things, "_max): ", limit.advice));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("uid ", peer.caller.uid, " already has ", counts.of_user,
+                     " ", limit.things, " on this node (limits.user_",
+                     limit.things, "_max): ", limit.advice));
   }
   const uint32_t kept = KeptForOperators(limits, limit.max);
   if (counts.all < limit.max - kept) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "the node already has ", counts.all, " of ", limit.max, " ", limit.things,
-      ", and the last ", kept,
-      " are root's and the daemon's user's (limits.operator_reserve_percent): ",
-      limit.advice));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the node already has ", counts.all, " of ", limit.max, " ",
+                   limit.things, ", and the last ", kept,
+                   " are operators' (root's, the daemon's user's; "
+                   "limits.operator_reserve_percent): ",
+                   limit.advice));
 }
 
 }  // namespace

@@ -17,8 +17,7 @@ struct Counts {
 
 // Checks whether `peer` may have one more. RESOURCE_EXHAUSTED names the limit
 // of `limits` that is reached and what to do. Only the limits of all apply to
-// root and the daemon's own user, over a unix socket; other users leave them
-// operator_reserve_percent.
+// operators; other callers leave them operator_reserve_percent.
 absl::Status CheckJobCount(const v1::Limits& limits,
                            const accept::PeerCredentials& peer,
                            const Counts& jobs);

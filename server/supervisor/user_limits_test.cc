@@ -9,8 +9,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const accept::PeerCredentials kUser = {4711, 7, true};
-const accept::PeerCredentials kRoot = {0, 7, true};
+const accept::PeerCredentials kUser = {.caller = access::UnixCaller(4711)};
+const accept::PeerCredentials kRoot = {.caller = access::UnixCaller(0)};
 
 v1::Limits Limits() {
   v1::Limits limits;
@@ -46,7 +46,8 @@ TEST(UserLimitsTest, UsersTogetherLeaveThePartOfOperators) {
   ExpectRefused(CheckJobCount(Limits(), kUser, {0, 88}),
                 "limits.operator_reserve_percent");
   for (const accept::PeerCredentials& peer :
-       {kRoot, accept::PeerCredentials{::geteuid(), 7, true}}) {
+       {kRoot,
+        accept::PeerCredentials{.caller = access::UnixCaller(::geteuid())}}) {
     EXPECT_TRUE(CheckJobCount(Limits(), peer, {99, 99}).ok());
     ExpectRefused(CheckJobCount(Limits(), peer, {100, 100}),
                   "(limits.jobs_max)");
@@ -56,7 +57,7 @@ TEST(UserLimitsTest, UsersTogetherLeaveThePartOfOperators) {
 // A peer over TCP has the daemon's uid, though its user is unknown.
 TEST(UserLimitsTest, TcpIsNoOperator) {
   ExpectRefused(
-      CheckJobCount(Limits(), {::geteuid(), 0, false, "10.0.0.7"}, {0, 88}),
+      CheckJobCount(Limits(), {.caller = access::InsecureTcpCaller()}, {0, 88}),
       "limits.operator_reserve_percent");
 }
 

@@ -70,7 +70,7 @@ class FakeControl : public supervisor::SupervisorControl {
   std::vector<supervisor::JobSummary> Jobs() override {
     return {{.name = "job", .reason = "", .directory = ""}};
   }
-  absl::Status HoldJob(const std::string&, uid_t) override {
+  absl::Status HoldJob(const std::string&, const access::Caller&) override {
     return absl::OkStatus();
   }
   void ReleaseJob(const std::string&) override {}
@@ -82,10 +82,11 @@ class FakeControl : public supervisor::SupervisorControl {
     return absl::UnimplementedError("");
   }
   absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> WakeJob(
-      const std::string&, uid_t) override {
+      const std::string&, const access::Caller&) override {
     return absl::UnimplementedError("");
   }
-  absl::Status RecoverJob(const std::string&, uid_t, pid_t, bool) override {
+  absl::Status RecoverJob(const std::string&, const access::Caller&, pid_t,
+                          bool) override {
     return absl::OkStatus();
   }
   absl::StatusOr<std::string> AwaitEngine(const std::string&,

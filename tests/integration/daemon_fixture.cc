@@ -146,6 +146,7 @@ absl::Status TestDaemon::Spawn() {
   if (options_.tcp) {
     words.push_back("--listen");
     words.push_back("127.0.0.1:0");
+    words.push_back("--insecure");
   }
   if (!options_.config.empty()) {
     words.push_back("--config");

@@ -44,7 +44,8 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             re-attached: the parameters are overwritten in place with the
             daemon's, of step ``committed_step``. None: a job of a unique name
             that ends with this optimizer.
-        endpoint: "unix:PATH", "grpc:HOST:PORT", "grpc:unix:PATH" or "embedded".
+        endpoint: "unix:PATH", "grpcs:HOST:PORT" (TLS), "grpc:HOST:PORT",
+            "grpc:unix:PATH" or "embedded".
             None: $OPTSTATE_ENDPOINT, else the node's daemon when its socket
             exists, else "embedded", a private daemon that ends with the trainer.
         max_norm: clip the L2 norm of all gradients to this, in the daemon (as

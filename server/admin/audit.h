@@ -1,0 +1,28 @@
+#ifndef OPTSTATE_SERVER_ADMIN_AUDIT_H_
+#define OPTSTATE_SERVER_ADMIN_AUDIT_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace optstate::admin {
+
+// A change that somebody has asked for through Admin.
+struct Change {
+  std::string method;
+  std::string actor;   // Caller::name()
+  std::string job;     // empty: it concerns the node
+  std::string detail;  // what the request says besides, as key=value words
+};
+
+// Writes one line "audit: method=DeleteJob actor=... verdict=done" to the log,
+// and an event of kind "audit", whether the change was made, refused or failed.
+// Both are limited for each actor, refusals apart from changes, as other lines
+// that peers cause.
+//
+// Threads: thread-safe.
+void Audit(const Change& change, const absl::Status& status);
+
+}  // namespace optstate::admin
+
+#endif  // OPTSTATE_SERVER_ADMIN_AUDIT_H_
