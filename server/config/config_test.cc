@@ -53,10 +53,12 @@ TEST(ConfigTest, FlagsOverrideTheFile) {
        {"/disk"},
        "always",
        "emulated:2",
-       "d:4"},
+       "/asleep",
+       "127.0.0.1:4"},
       kRoot);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->state_dir(), "/flag");
+  EXPECT_EQ(config->sleep_directory(), "/asleep");
   EXPECT_EQ(config->socket(), "/file");
   EXPECT_EQ(config->log_level(), "debug");
   EXPECT_THAT(config->listen(), ElementsAre("b:2", "c:3"));
