@@ -65,7 +65,7 @@ TEST(ConfigTest, FlagsOverrideTheFile) {
   EXPECT_THAT(config->nvme().directories(), ElementsAre("/disk"));
   EXPECT_EQ(config->lock_memory(), v1::LOCK_MEMORY_ALWAYS);
   EXPECT_EQ(config->devices(), "emulated:2");
-  EXPECT_EQ(config->metrics().address(), "d:4");
+  EXPECT_EQ(config->metrics().address(), "127.0.0.1:4");
 }
 
 TEST(ConfigTest, MetricsHaveAnAddressOfTheirOwn) {
