@@ -1,4 +1,4 @@
-"""What tests of the page in a browser share."""
+"""The parts that tests of the page in a browser share."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class PageServer:
         self.page = page
         # Makes the report of a second.
         self.make_report: Callable[[int], object] = lambda tick: {}
-        # What answers instead, as (status, body); a status of 0 closes the connection.
+        # The answer instead, as (status, body); a status of 0 closes the connection.
         self.failure: tuple[int, str] | None = None
         self.tick = 0
         self.requests: list[str] = []

@@ -19,7 +19,7 @@ from sources_test import FieldsTest, SourceTest  # noqa: F401
 
 
 class PageTest(page_case.PageCase):
-    """What the page shows, and what it asks for."""
+    """The page shows what reports say, and asks for them."""
 
     def test_jobs_are_shown_the_most_urgent_first(self):
         self.show(canned.busy_node)
@@ -172,7 +172,7 @@ class PageTest(page_case.PageCase):
                 self.assertIn("What is shown is of 09:2", banner)
                 self.assertIn("no answer for", self.text("#connection"))
         self.assertEqual(self.browser.run("nextPollMs()"), 8000)
-        # What was known stays on the page.
+        # The last report stays on the page.
         self.assertIn("whisper-ft", self.texts(".pick"))
         self.server.failure = None
         self.poll(1)
