@@ -39,6 +39,14 @@ class NoJobs : public supervisor::SupervisorControl {
   absl::Status DeleteHeldJob(const std::string&, absl::Time) override {
     return None();
   }
+  absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> PutToSleep(
+      const std::string&, pid_t) override {
+    return None();
+  }
+  absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> WakeJob(
+      const std::string&, uid_t) override {
+    return None();
+  }
   absl::Status RecoverJob(const std::string&, uid_t, pid_t, bool) override {
     return None();
   }
