@@ -41,6 +41,14 @@ class NoJobs : public supervisor::SupervisorControl {
   absl::Status DeleteHeldJob(const std::string&, absl::Time) override {
     return None();
   }
+  absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> PutToSleep(
+      const std::string&, pid_t) override {
+    return None();
+  }
+  absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> WakeJob(
+      const std::string&, const Caller&) override {
+    return None();
+  }
   absl::Status RecoverJob(const std::string&, const Caller&, pid_t,
                           bool) override {
     return None();

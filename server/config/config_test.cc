@@ -65,6 +65,7 @@ TEST(ConfigTest, FlagsOverrideTheFile) {
       kRoot);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->state_dir(), "/flag");
+  EXPECT_EQ(config->sleep_directory(), "/asleep");
   EXPECT_EQ(config->socket(), "/file");
   EXPECT_EQ(config->log_level(), "debug");
   EXPECT_THAT(config->listen(), ElementsAre("127.0.0.1:2", "[::1]:3"));
@@ -72,7 +73,7 @@ TEST(ConfigTest, FlagsOverrideTheFile) {
   EXPECT_THAT(config->nvme().directories(), ElementsAre("/disk"));
   EXPECT_EQ(config->lock_memory(), v1::LOCK_MEMORY_ALWAYS);
   EXPECT_EQ(config->devices(), "emulated:2");
-  EXPECT_EQ(config->metrics().address(), "d:4");
+  EXPECT_EQ(config->metrics().address(), "127.0.0.1:4");
 }
 
 TEST(ConfigTest, MetricsHaveAnAddressOfTheirOwn) {

@@ -89,8 +89,11 @@ std::string Input(uint8_t flags, const std::string& file) {
 }
 
 io::IoEngine* Engine() {
-  static io::IoEngine* const engine =
-      io::MakeBlockingIoEngine({.threads = 1}).release();
+  static io::IoEngine* const engine = [] {
+    io::IoEngineOptions options;
+    options.threads = 1;
+    return io::MakeBlockingIoEngine(options).release();
+  }();
   return engine;
 }
 

@@ -1,4 +1,4 @@
-"""What tests of the page in a browser share."""
+"""The parts that tests of the page in a browser share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import page_server
 _HERE = pathlib.Path(__file__).parent
 DESKTOP = (1440, 900)
 PHONE = (360, 740)
-# A test says itself when the page asks for a report.
+# A test says itself when the page asks for a report, and a machine under load may take its time.
 NO_POLLS = """
+AbortSignal.timeout = () => new AbortController().signal;
 const wait = setTimeout;
 window.setTimeout = (call, ms) => (call === window.poll ? 0 : wait(call, ms));
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import threading
@@ -23,7 +24,7 @@ class PageServer:
         self.page = page
         # Makes the report of a second.
         self.make_report: Callable[[int], object] = lambda tick: {}
-        # What answers instead, as (status, body); a status of 0 closes the connection.
+        # The answer instead, as (status, body); a status of 0 closes the connection.
         self.failure: tuple[int, str] | None = None
         self.tick = 0
         self.requests: list[str] = []
@@ -77,7 +78,11 @@ class PageServer:
                 status, content_type, text = server._answer(self.command, self.path)
                 if status == 0:
                     return
-                body = text.encode()
+                # A page that was left waits for no answer.
+                with contextlib.suppress(ConnectionError):
+                    self._send(status, content_type, text.encode())
+
+            def _send(self, status, content_type, body):
                 self.send_response(status)
                 self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))

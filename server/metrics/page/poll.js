@@ -4,13 +4,14 @@ const HIDDEN_POLL_MS = 10000;
 const FAILED_POLL_MS_MAX = 15000;
 // The daemon itself waits 2 s for each engine.
 const ANSWER_MS_MAX = 8000;
-const STALE_MS = 10000;
+// So many answers with one report are no accident: the daemon has a new one each second.
+const REPEATS_MAX = 10;
 
 // The outcome of asking the daemon. Times are the browser's.
 const daemon = {
   report: null,     // the last one
   answeredAt: null,
-  changedAt: null,  // when `at` of the reports last was a new one
+  repeats: 0,       // answers in a row with the report that was there already
   failures: 0,
   problem: "",
   polling: null,    // a promise, while a request is under way
@@ -54,9 +55,8 @@ async function pollOnce() {
     renderConnection();
     return;
   }
-  const isNew = report.at !== daemon.report?.at;
-  Object.assign(daemon, {report, answeredAt: Date.now(), failures: 0, problem: ""});
-  if (isNew) daemon.changedAt = daemon.answeredAt;
+  const repeats = report.at === daemon.report?.at ? daemon.repeats + 1 : 0;
+  Object.assign(daemon, {report, repeats, answeredAt: Date.now(), failures: 0, problem: ""});
   recordHistory(report);
   render();
 }
@@ -81,7 +81,7 @@ function render() {
 
 function renderConnection() {
   const now = Date.now();
-  const isStale = daemon.failures === 0 && daemon.changedAt !== null && now - daemon.changedAt > STALE_MS;
+  const isStale = daemon.repeats >= REPEATS_MAX;
   const [tone, text, banner] = connectionTexts(isStale, now);
   setClass(byId("connection"), `connection ${tone}`);
   setText(byId("connection-text"), text);

@@ -14,6 +14,7 @@
 #include "kernels/test_seed.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
+#include "proto/types/optimizer.h"
 #include "server/scheduler/gradient_log.h"
 #include "server/scheduler/scheduler_test_job.h"
 #include "server/scheduler/tile_view.h"
@@ -109,8 +110,8 @@ class LogReplayTest : public ::testing::Test {
   bool IsWanted() const { return lagging_.State() == wanted_.State(); }
 
   const uint64_t seed_ = kernels::TestSeed();
-  SchedulerTestJob lagging_{{}};
-  SchedulerTestJob wanted_{{}};
+  SchedulerTestJob lagging_{SchedulerTestJob::Setup()};
+  SchedulerTestJob wanted_{SchedulerTestJob::Setup()};
   std::vector<uint64_t> file_;
   GradientLog log_;
 };

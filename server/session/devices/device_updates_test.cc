@@ -89,7 +89,7 @@ TEST_F(DeviceUpdatesTest, AnOptimizerThatNoDeviceHas) {
   LayoutSpec layout;
   layout.optimizer = OptimizerKind::kLamb;
   layout.groups.resize(1);
-  layout.parameters = {{.name = "a", .shape = {3}, .numel = 3}};
+  layout.parameters.push_back({.name = "a", .shape = {3}, .numel = 3});
   description.layout = *Layout::Make(std::move(layout));
   const absl::Status refused = CheckDeviceUpdates(description, &job());
   EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
@@ -195,6 +195,8 @@ TEST_F(DeviceUpdatesTest, RecordsStayUntilTheyAreReleased) {
 TEST_F(DeviceUpdatesTest, WithoutAJobThereIsNothingToRelease) {
   ReleaseDevices(&job());
   ASSERT_NO_FATAL_FAILURE(Register(Sharing(0, kBudget)));
+  ReleaseDevices(&job());
+  job().scheduler.reset();  // its user
   MakeExecutor(&job());
   EXPECT_THAT(job().executor->counters().devices, IsEmpty())
       << "the CPU does all until it shares";

@@ -5,6 +5,7 @@
 
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
+#include "proto/types/optimizer.h"
 #include "proto/types/runs.h"
 #include "server/scheduler/executors/device_update_executor.h"
 #include "server/scheduler/executors/resident_records.h"
@@ -41,14 +42,15 @@ Totals TotalsOf(const JobDescription& description) {
   key.state = layout.state_format();
   kernels::TileView view;
   static std::byte somewhere;
-  for (size_t k = 0; k < layout.optimizer_info().state_arrays.size(); ++k) {
-    view.state[k] = &somewhere;
-  }
   Totals totals;
   for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
     const MasterFormat master = layout.master_format(p);
     if (master == MasterFormat::kSplit) continue;
     const ParameterSpec& parameter = layout.parameters()[p];
+    for (int k = 0; k < kStateArraysMax; ++k) {
+      view.state[k] =
+          layout.has_state_array(k, parameter.group) ? &somewhere : nullptr;
+    }
     const uint64_t gradient_bytes =
         SizeInBytes(GradientDTypeOf(description, parameter));
     ForEachRun(layout, p, 0, static_cast<uint64_t>(parameter.numel),

@@ -154,6 +154,19 @@ TEST(ResidentSizesTest, MastersBesideParametersAreNotLogged) {
             kTiles * kEntryBytes);
 }
 
+// An array that an option of a group brings is in that group's records alone.
+TEST(ResidentSizesTest, OnlyArraysThatTheGroupHasCount) {
+  JobDescription description = WholeJob();
+  LayoutSpec layout;
+  layout.groups = {{}, {adam::kAmsgrad}};
+  layout.parameters = {Tiles("a", 2, DType::kFloat32),
+                       Tiles("b", 3, DType::kFloat32)};
+  layout.parameters[1].group = 1;
+  description.layout = *Layout::Make(std::move(layout));
+  EXPECT_EQ(ResidentSizesOf(description, 1).device_bytes,
+            2 * kTileBytes + 3 * kTileBytes / 3 * 4);
+}
+
 TEST(ResidentSizesTest, BatchesAreBounded) {
   JobDescription description = WholeJob();
   LayoutSpec layout;

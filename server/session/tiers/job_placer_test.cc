@@ -44,7 +44,8 @@ class JobPlacerTest : public ::testing::Test, protected RoomGround {
     LayoutSpec layout;
     layout.groups.resize(1);
     const int64_t numel = kRecords * kTileElements;
-    layout.parameters = {{.name = "a", .shape = {numel}, .numel = numel}};
+    layout.parameters.push_back(
+        {.name = "a", .shape = {numel}, .numel = numel});
     JobDescription description;
     description.layout = *Layout::Make(std::move(layout));
     description.storage = storage;
