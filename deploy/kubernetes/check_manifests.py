@@ -20,7 +20,7 @@ _VERSIONS = ("1.27", "1.30", "1.34", "1.37")
 _KINDS = {"ConfigMap", "DaemonSet", "Job", "Namespace", "NetworkPolicy", "PriorityClass", "Service"}
 _HOST_PATHS = {"/run/optstate", "/dev/shm/optstate", "/mnt/nvme0/optstate", "/mnt/nvme1/optstate"}
 _CAPABILITIES = {"IPC_LOCK", "SYS_NICE"}
-# Of an operator, whose schemas are not those of the API.
+# An operator has schemas of its own, which are not those of the API.
 _OF_OPERATOR = {"PodMonitor": "monitoring.coreos.com/v1"}
 _NAMESPACES_OF_NODE = ("hostNetwork", "hostPID", "hostIPC")
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")

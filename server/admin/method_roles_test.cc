@@ -50,6 +50,7 @@ bool IsExpected(const std::string& method, Role role, Via via) {
       {"DescribeDevices", Role::kViewer}, {"WatchEvents", Role::kViewer},
       {"DeleteJob", Role::kTrainer},      {"RecoverJob", Role::kTrainer},
       {"SetJob", Role::kTrainer},         {"VerifyJob", Role::kTrainer},
+      {"SleepJob", Role::kTrainer},       {"WakeJob", Role::kTrainer},
       {"Drain", Role::kOperator},         {"Upgrade", Role::kOperator}};
   const auto found = least->find(method);
   EXPECT_NE(found, least->end()) << method << " is not in this test";
@@ -69,7 +70,7 @@ std::vector<std::string> Methods() {
 }
 
 TEST(MethodRolesTest, EveryMethodRoleAndWayHasItsVerdict) {
-  ASSERT_GE(Methods().size(), 14u);
+  ASSERT_GE(Methods().size(), 16u);
   for (const std::string& method : Methods()) {
     for (const Role role : kRoles) {
       for (const Via via : kVias) {

@@ -186,7 +186,7 @@ absl::Status CivetServer::StartOn(const std::string& ports) {
 }
 
 int CivetServer::OnRequest(mg_connection* connection) {
-  // What follows the request's headers is not waited for.
+  // A body that follows the request's headers is not waited for.
   mg_disable_connection_keep_alive(connection);
   const mg_request_info* const request = mg_get_request_info(connection);
   Of(connection)->Answer(connection, *request);

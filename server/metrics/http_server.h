@@ -32,7 +32,7 @@ class HttpServer {
   using Handler = std::function<HttpReply(absl::string_view path)>;
   struct Limits {
     int threads = 4;
-    // Of reading the request, and again of writing the answer.
+    // Limits reading the request, and again writing the answer.
     absl::Duration patience = absl::Seconds(5);
   };
   // Limit of a request, with its headers.

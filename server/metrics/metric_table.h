@@ -83,7 +83,7 @@ enum class Metric : size_t {
   kJobDeviceBufferBytes,
   kJobDeviceResidentBytes,
   kJobDeviceLost,
-  // What the supervisor counts.
+  // Counts of the supervisor.
   kConnectionsAccepted,
   kConnectionsRefused,
   kSessionsStarted,

@@ -27,8 +27,8 @@ class NodeSource {
 };
 
 // The latest report of a source, with the node's last events and the time.
-// Those who ask at once share one report, and one that is no older than kAgeMax
-// is given again: reading it often costs engines no more.
+// Callers that ask at once share one report, and one that is no older than
+// kAgeMax is given again: reading it often costs engines no more.
 //
 // Threads: thread-safe. Get() blocks.
 class NodeReports {

@@ -89,7 +89,7 @@ TEST_F(NodeReportsTest, ThoseWhoAskAtOnceShareOneReport) {
   }
   source_.SetOpen(true);
   for (std::thread& thread : threads) thread.join();
-  // Those that came late find it no older than a second.
+  // Callers that came late find it no older than a second.
   for (const auto& report : got) EXPECT_EQ(report, got[0]);
   EXPECT_EQ(source_.calls(), 1);
 }

@@ -24,7 +24,7 @@ enum class Counted : size_t {
   kEnd
 };
 
-// What a status was the answer to.
+// The things that a status is the answer to.
 enum class Answered : size_t {
   kSession,         // a connection that asked for a session, and was refused
   kGrpcConnection,  // a connection in gRPC that was refused
