@@ -42,7 +42,7 @@ class OptctlSleepTest : public OptctlTest {
     std::vector<float> masters(6);
     EXPECT_TRUE(
         session
-            .Fetch(StateArray::kMaster, 0, DType::kFloat32,
+            .Fetch(StateArray::kMaster, 0,
                    absl::MakeSpan(reinterpret_cast<std::byte*>(masters.data()),
                                   24))
             .ok());

@@ -46,7 +46,14 @@ TEST(ConfigTest, FlagsOverrideTheFile) {
       "socket: /file\nstate_dir: /file\nlog_level: warn\nlisten: [\"a:1\"]\n"
       "lock_memory: never\n",
       "f.yaml",
-      {"/flag", "", {"b:2", "c:3"}, "debug", {"/disk"}, "always", "emulated:2"},
+      {"/flag",
+       "",
+       {"b:2", "c:3"},
+       "debug",
+       {"/disk"},
+       "always",
+       "emulated:2",
+       "/asleep"},
       kRoot);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->state_dir(), "/flag");
@@ -56,6 +63,7 @@ TEST(ConfigTest, FlagsOverrideTheFile) {
   EXPECT_THAT(config->nvme().directories(), ElementsAre("/disk"));
   EXPECT_EQ(config->lock_memory(), v1::LOCK_MEMORY_ALWAYS);
   EXPECT_EQ(config->devices(), "emulated:2");
+  EXPECT_EQ(config->sleep_directory(), "/asleep");
 }
 
 TEST(ConfigTest, DevicesAreCudasEmulatedOnesOrNone) {

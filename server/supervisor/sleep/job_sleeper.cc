@@ -262,7 +262,7 @@ absl::Status CopyAllBack(const SleepPlace& place,
                          const v1::SleepManifest& manifest,
                          const AdmitWaking& admit, CopyControl* control) {
   std::vector<UniqueFd> fds;
-  OPTSTATE_RETURN_IF_ERROR(admit(manifest, [&]() -> absl::Status {
+  const auto reserve = [&]() -> absl::Status {
     OPTSTATE_RETURN_IF_ERROR(
         MakeFolders(place.job_directory, manifest, control));
     for (const v1::SleepFile& file : manifest.files()) {
@@ -273,7 +273,8 @@ absl::Status CopyAllBack(const SleepPlace& place,
       fds.push_back(std::move(fd));
     }
     return absl::OkStatus();
-  }));
+  };
+  OPTSTATE_RETURN_IF_ERROR(admit(manifest, reserve));
   for (size_t i = 0; i < fds.size(); ++i) {
     const v1::SleepFile& file = manifest.files(static_cast<int>(i));
     OPTSTATE_RETURN_IF_ERROR(
