@@ -15,6 +15,7 @@
 #include "storage/format/checksum.h"
 #include "storage/io/blocking_io_engine.h"
 #include "storage/io/io_engine.h"
+#include "storage/io/io_engine_options.h"
 #include "storage/tiers/nvme/durable_log.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
@@ -89,8 +90,11 @@ std::string Input(uint8_t flags, const std::string& file) {
 }
 
 io::IoEngine* Engine() {
-  static io::IoEngine* const engine =
-      io::MakeBlockingIoEngine({.threads = 1}).release();
+  static io::IoEngine* const engine = [] {
+    io::IoEngineOptions options;
+    options.threads = 1;
+    return io::MakeBlockingIoEngine(options).release();
+  }();
   return engine;
 }
 
