@@ -15,6 +15,7 @@
 #include "storage/format/checksum.h"
 #include "storage/io/blocking_io_engine.h"
 #include "storage/io/io_engine.h"
+#include "storage/io/io_engine_options.h"
 #include "storage/tiers/nvme/durable_log.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
