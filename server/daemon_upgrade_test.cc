@@ -248,9 +248,8 @@ TEST_F(DaemonTest, WhatTheNextBuildCannotHaveIsRefusedBefore) {
   std::ofstream(file) << "log_level: info\n";
   const pid_t pid = StartDaemon({"--config", file});
   const std::pair<std::string, std::string> faults[] = {
-      {absl::StrCat("listen: ['unix:", root(),
-                    "/new.sock', '127.0.0.1:", ntohs(address.sin_port),
-                    "']\ninsecure_tcp: true\n"),
+      {absl::StrCat("listen: ['unix:", root(), "/new.sock', '127.0.0.1:",
+                    ntohs(address.sin_port), "']\ninsecure_tcp: true\n"),
        "Address already in use"},
       {"listen: ['127.0.0.1:1']\n", "insecure_tcp: true"},
       {"limits: {jobs_max: nonsense}\n", "jobs_max"},

@@ -16,8 +16,8 @@ namespace optstate::ctl {
 // The Admin service of one daemon. Each call but the streams VerifyJob,
 // SleepJob, WakeJob and WatchEvents, its connection included, takes no longer
 // than the timeout that the client was made with; errors name the endpoint.
-// UNAVAILABLE: no daemon answers there; PERMISSION_DENIED: this user may not use
-// the socket; DEADLINE_EXCEEDED: no answer came in time.
+// UNAVAILABLE: no daemon answers there; PERMISSION_DENIED: this user may not
+// use the socket; DEADLINE_EXCEEDED: no answer came in time.
 //
 // Threads: one at a time.
 class AdminClient {

@@ -21,7 +21,7 @@ struct TlsFiles {
   std::string ca = "";   // the CAs that sign the other side's certificates
 };
 
-// What OpenSSL's callbacks tell about a connection; SSL_set_app_data() points
+// Notes of OpenSSL's callbacks about a connection; SSL_set_app_data() points
 // at it.
 struct TlsFacts {
   // The daemon has sent a session ticket.
@@ -30,9 +30,9 @@ struct TlsFacts {
   std::vector<std::string> refused_names;
 };
 
-// What all connections of one side share: keys, CAs and the rules. TLS 1.3 is
-// the only version. Sessions are never resumed, so each connection shows its
-// certificates anew.
+// The part that all connections of one side share: keys, CAs and the rules.
+// TLS 1.3 is the only version. Sessions are never resumed, so each connection
+// shows its certificates anew.
 //
 // Threads: immutable and thread-safe.
 class TlsContext {

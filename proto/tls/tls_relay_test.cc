@@ -205,7 +205,7 @@ TEST_F(TlsRelayTest, TheLastBytesOfAClosedEndArrive) {
   Join();
 }
 
-// What is not read stops the sender after a bounded number of bytes.
+// Bytes that are not read stop the sender after a bounded number of bytes.
 TEST_F(TlsRelayTest, AReaderThatIsSlowStopsTheSender) {
   const auto buffer = [](int fd) {
     const int size = 32 << 10;

@@ -67,9 +67,8 @@ TEST_F(TlsStreamTest, BothSidesSeeTheOtherOnesNames) {
   ASSERT_TRUE(client_error_.ok()) << client_error_;
   EXPECT_TRUE(server_->is_ready());
   EXPECT_TRUE(of_client_->is_ready());
-  EXPECT_THAT(server_->peer_names(),
-              ElementsAre("URI:spiffe://cluster/trainer", "DNS:rank",
-                          "EMAIL:a@b.c"));
+  EXPECT_THAT(server_->peer_names(), ElementsAre("URI:spiffe://cluster/trainer",
+                                                 "DNS:rank", "EMAIL:a@b.c"));
   EXPECT_THAT(of_client_->peer_names(),
               ElementsAre("DNS:node7", "IP:127.0.0.1"));
   ASSERT_TRUE(of_client_->Encrypt("hello").ok());
@@ -96,10 +95,10 @@ TEST_F(TlsStreamTest, AnAddressIsANameToo) {
 TEST_F(TlsStreamTest, WrongName) {
   Connect("node8");
   EXPECT_TRUE(absl::IsUnauthenticated(client_error_)) << client_error_;
-  EXPECT_THAT(std::string(client_error_.message()),
-              AllOf(HasSubstr("daemon's certificate"), HasSubstr("\"node8\""),
-                    HasSubstr("DNS:node7"),
-                    HasSubstr("OPTSTATE_TLS_SERVER_NAME")));
+  EXPECT_THAT(
+      std::string(client_error_.message()),
+      AllOf(HasSubstr("daemon's certificate"), HasSubstr("\"node8\""),
+            HasSubstr("DNS:node7"), HasSubstr("OPTSTATE_TLS_SERVER_NAME")));
   EXPECT_FALSE(server_error_.ok());
 }
 
@@ -187,8 +186,7 @@ TEST_F(TlsStreamTest, FilesThatCannotBeUsedAreNamed) {
   const absl::Status text = TlsContext::Server(files).status();
   EXPECT_TRUE(absl::IsInvalidArgument(text)) << text;
   EXPECT_THAT(std::string(text.message()), HasSubstr(files.ca));
-  EXPECT_FALSE(
-      TlsContext::Client({.certificate = daemon_.certificate}).ok());
+  EXPECT_FALSE(TlsContext::Client({.certificate = daemon_.certificate}).ok());
 }
 
 }  // namespace

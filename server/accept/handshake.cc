@@ -219,7 +219,7 @@ Handshakes::Pending Handshakes::Take(int fd) {
 
 void Handshakes::Refuse(int fd, const absl::Status& status) {
   const Pending pending = Take(fd);
-  // What the operator or the client has to change is worth a line.
+  // A fault that the operator or the client has to mend is worth a line.
   observe::LogOfPeer(
       absl::IsFailedPrecondition(status) || absl::IsUnauthenticated(status)
           ? spdlog::level::info

@@ -45,9 +45,9 @@ TEST(PeerCredentialsTest, QuotasCountUsersIdentitiesOrMachines) {
                                    .role = access::Role::kTrainer,
                                    .via = access::Via::kTls,
                                    .identity = "DNS:a"};
-  EXPECT_EQ((PeerCredentials{.caller = identity, .address = "10.0.0.7"}
-                 .quota_name()),
-            "DNS:a (uid 7)");
+  EXPECT_EQ(
+      (PeerCredentials{.caller = identity, .address = "10.0.0.7"}.quota_name()),
+      "DNS:a (uid 7)");
   EXPECT_EQ((PeerCredentials{.caller = {.via = access::Via::kTls},
                              .address = "10.0.0.7"}
                  .quota_name()),

@@ -10,7 +10,7 @@
 
 namespace optstate::access {
 
-// What a caller may do; each role may what those before it may.
+// The rights of a caller; each role may what those before it may.
 enum class Role { kNone, kViewer, kTrainer, kOperator };
 absl::string_view RoleName(Role role);
 
@@ -21,7 +21,8 @@ enum class Via {
   kInsecureTcp,  // nothing does
 };
 
-// Who makes a call or opens a session. By default nobody, who may do nothing.
+// The one who makes a call or opens a session. By default nobody, who may do
+// nothing.
 struct Caller {
   static constexpr uid_t kNobody = 65534;
 

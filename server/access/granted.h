@@ -11,7 +11,7 @@
 
 namespace optstate::access {
 
-// What an identity or a token gives.
+// The user and the role that an identity or a token gives.
 struct Granted {
   uid_t uid = Caller::kNobody;
   Role role = Role::kNone;

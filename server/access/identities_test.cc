@@ -39,8 +39,8 @@ TEST(IdentitiesTest, TheFirstThatFitsCounts) {
 }
 
 TEST(IdentitiesTest, WhatFitsNoneIsNobody) {
-  const auto identities = Parse(
-      "identities: [{san: \"DNS:node7\", user: \"1\", role: viewer}]\n");
+  const auto identities =
+      Parse("identities: [{san: \"DNS:node7\", user: \"1\", role: viewer}]\n");
   ASSERT_TRUE(identities.ok()) << identities.status();
   // Another kind, a longer name, a part of it, and a * that is no wildcard.
   for (const char* name : {"URI:node7", "DNS:node77", "DNS:node", "DNS:node*",

@@ -79,7 +79,7 @@ class LiveAccess {
   std::shared_ptr<const AccessRules> Current();
 
  private:
-  // What tells that a file has changed, also by way of a link.
+  // The facts that tell that a file has changed, also by way of a link.
   struct Stamp {
     dev_t device = 0;
     ino_t inode = 0;

@@ -123,7 +123,7 @@ TEST_F(LiveAccessTest, OtherCasAreAnotherTrust) {
 }
 
 TEST_F(LiveAccessTest, Tokens) {
-  // Of "secret".
+  // The hash of "secret".
   constexpr char kTokens[] =
       "tokens: [{name: ci, user: \"7\", role: viewer, sha256: "
       "\"2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b\"}]";

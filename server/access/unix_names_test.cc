@@ -15,6 +15,14 @@
 namespace optstate::access {
 namespace {
 
+// Returns the groups of this process.
+std::vector<gid_t> OwnGroups() {
+  std::vector<gid_t> groups(static_cast<size_t>(::getgroups(0, nullptr)));
+  EXPECT_EQ(::getgroups(static_cast<int>(groups.size()), groups.data()),
+            static_cast<int>(groups.size()));
+  return groups;
+}
+
 TEST(UnixNamesTest, NamesAndNumbers) {
   EXPECT_EQ(*FindUser("root"), 0u);
   EXPECT_EQ(*FindUser("4711"), 4711u);
@@ -53,8 +61,7 @@ TEST_F(PeerIsInTest, TheOwnGroupCounts) {
 
 // The kernel has noted the groups of this process, which made the pair.
 TEST_F(PeerIsInTest, FurtherGroupsCount) {
-  std::vector<gid_t> groups(static_cast<size_t>(::getgroups(0, nullptr)));
-  ::getgroups(static_cast<int>(groups.size()), groups.data());
+  const std::vector<gid_t> groups = OwnGroups();
   for (const gid_t group : groups) {
     EXPECT_TRUE(PeerIsIn(a_.get(), ~gid_t{0}, {group})) << group;
   }
@@ -68,8 +75,7 @@ TEST_F(PeerIsInTest, FurtherGroupsCount) {
 // More of them than are asked for at first.
 TEST(PeerIsInManyTest, AllGroupsCount) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to have many groups";
-  std::vector<gid_t> before(static_cast<size_t>(::getgroups(0, nullptr)));
-  ::getgroups(static_cast<int>(before.size()), before.data());
+  const std::vector<gid_t> before = OwnGroups();
   std::vector<gid_t> many;
   for (gid_t group = 10'000; group < 10'300; ++group) many.push_back(group);
   if (::setgroups(many.size(), many.data()) != 0) {

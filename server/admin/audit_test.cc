@@ -68,7 +68,7 @@ TEST_F(AuditTest, RefusedAndFailedAreDistinguished) {
   EXPECT_THAT(Lines(), HasSubstr("verdict=failed code=DEADLINE_EXCEEDED"));
 }
 
-// What a peer wrote cannot pass for another line or key.
+// Text that a peer wrote cannot pass for another line or key.
 TEST_F(AuditTest, ThePeersTextIsQuoted) {
   Audit({.method = "DeleteJob",
          .actor = "uid 7",

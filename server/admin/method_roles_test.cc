@@ -1,5 +1,5 @@
-// Who may call which method of Admin: the table, and that no method goes round
-// it.
+// Checks who may call which method of Admin: the table, and that no method goes
+// round it.
 #include "server/admin/method_roles.h"
 
 #include <gmock/gmock.h>
@@ -105,7 +105,7 @@ TEST(MethodRolesTest, WhoHasNotSaidWhoItIsIsToldHow) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("OPTSTATE_TOKEN"));
 }
 
-// The same through gRPC, as peers call.
+// These tests call through gRPC, as peers call.
 class MethodCallsTest : public AdminServiceTest {
  protected:
   void Start(TokenCheck tokens = nullptr) {

@@ -249,7 +249,7 @@ TEST_F(SupervisorSleepTest, ADaemonWithoutADirectorySaysWhatToSet) {
   EXPECT_NE(MustOpen("a").engine_pid, 0u);
 }
 
-// What a sleeping job has on the disks of records outlives a daemon that does
+// The records that a sleeping job has on disks outlive a daemon that does
 // not find the rest of the job.
 TEST_F(SupervisorSleepTest, RecordsOfASleepingJobThatIsNotFoundAreLeftAlone) {
   const std::string nvme = disk_ + "/nvme";

@@ -40,7 +40,7 @@ STATE, EXPECTED, SESSION, ABOUT = "state.tar.xz", "expected.npz", "session.npz",
 # Moments of an archive: as it was packed, and a step later.
 PACKED, FURTHER = "packed", "further"
 
-# What ties a job's files to a machine, its start or a user: left out, and made anew where needed.
+# Files that tie a job to a machine, its start or a user: left out, and made anew where needed.
 _LEFT_OUT = {"boot", "engine.sock", "lock", "memory", "owner"}
 _BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 

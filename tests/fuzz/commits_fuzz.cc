@@ -25,7 +25,7 @@ namespace optstate::fuzz {
 namespace {
 
 constexpr uint8_t kRightChecksums = 1;
-// Of the first sector, and of a region's header.
+// Sizes of the first sector, and of a region's header.
 constexpr size_t kSuperblockBytes = 32;
 constexpr size_t kHeaderBytes = 88;
 constexpr uint64_t kRegionBytes = 2 * io::kSectorBytes;

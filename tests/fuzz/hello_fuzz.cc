@@ -16,6 +16,7 @@
 #include "proto/types/unique_fd.h"
 #include "server/accept/handshake.h"
 #include "server/accept/hello_check.h"
+#include "server/access/caller.h"
 #include "server/os/event_loop.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
@@ -44,11 +45,15 @@ void CheckName(const v1::Hello& hello, const accept::PeerCredentials& peer) {
           "a version that both sides speak is chosen");
 }
 
+access::Caller CallerOf(bool is_unix) {
+  return is_unix ? access::UnixCaller(1000) : access::InsecureTcpCaller();
+}
+
 // One connection, from its first byte to the end of its handshake.
 class Connection {
  public:
   Connection(absl::string_view bytes, size_t cut, bool is_unix)
-      : bytes_(bytes), cut_(cut), peer_{1000, 0, is_unix} {
+      : bytes_(bytes), cut_(cut), peer_{.caller = CallerOf(is_unix)} {
     accept::Handshakes::Callbacks callbacks;
     callbacks.on_hello = [this](UniqueFd fd,
                                 const accept::PeerCredentials& peer,

@@ -149,7 +149,7 @@ void Gate::OnReady(uint64_t number, UniqueFd inside,
 void Gate::OnEnd(uint64_t number, const absl::Status& why) {
   auto ended = entries_.extract(number);
   const Entry& entry = ended.mapped();
-  // What ends a connection after its handshake is no fault of anybody's.
+  // The end of a connection after its handshake is no fault of anybody's.
   if (why.ok() || !entry.connection->is_shaking_hands()) return;
   LogEnd(entry.peer, "TLS handshake failed", why);
 }

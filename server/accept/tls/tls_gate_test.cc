@@ -123,13 +123,13 @@ class TlsGateTest : public testing::Test {
 
   void Start(absl::Duration timeout = absl::InfiniteDuration()) {
     access_ = *access::LiveAccess::Load(config_);
-    gate_ = *TlsGate::Start(access_.get(), timeout,
-                            [this](UniqueFd fd, const PeerCredentials& peer,
-                                   const absl::Status& verdict) {
-                              absl::MutexLock lock(&mutex_);
-                              given_.push_back(
-                                  Given{std::move(fd), peer, verdict});
-                            });
+    gate_ =
+        *TlsGate::Start(access_.get(), timeout,
+                        [this](UniqueFd fd, const PeerCredentials& peer,
+                               const absl::Status& verdict) {
+                          absl::MutexLock lock(&mutex_);
+                          given_.push_back(Given{std::move(fd), peer, verdict});
+                        });
   }
 
   // Connects; the gate has the other end.

@@ -42,7 +42,7 @@ absl::Status Check(const Commit& commit) {
   return CheckContent(commit.spec, kAdamW, 3);
 }
 
-// What a rank can ask for in another way.
+// A thing that a rank can ask for in another way.
 std::vector<std::pair<std::string, std::function<void(Commit*)>>> Changes() {
   return {{"eps of group 1", [](Commit* c) { c->groups[1][adam::kEps] = 0.5; }},
           {"max_norm of group 1", [](Commit* c) { c->groups[1].max_norm = 3; }},

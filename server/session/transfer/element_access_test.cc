@@ -396,7 +396,7 @@ TEST_F(ElementAccessRandomTest, StatesAreTheNearestOfTheirFormat) {
   }
 }
 
-// What is beside a range stays.
+// Elements beside a range stay.
 TEST_F(ElementAccessRandomTest, OnlyTheRangeIsWritten) {
   State state(TwoParameters());
   const std::vector<float> ones(3000, 1.0f);

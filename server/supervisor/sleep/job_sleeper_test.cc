@@ -128,14 +128,14 @@ class JobSleeperTest : public testing::Test {
     EXPECT_EQ(Files(), before_);
     EXPECT_FALSE(fs::exists(place_.folder));
   }
-  // What a start of the daemon does.
+  // Does as a start of the daemon does.
   std::string Settle() {
     CopyControl control;
     const auto folder = SettleSleep(place_, &control);
     EXPECT_TRUE(folder.ok()) << folder.status();
     return folder.value_or("?");
   }
-  // What a start of the daemon does after the memory is lost.
+  // Does as a start of the daemon does after the memory is lost.
   void LoseMemory() const {
     fs::remove_all(place_.job_directory);
     fs::create_directories(place_.job_directory);
@@ -208,7 +208,7 @@ TEST_F(JobSleeperTest, MemoryIsGivenBackAndComesBackBitEqual) {
   MustWake();
   EXPECT_LT(AllocatedBytes(place_.job_directory + "/state/sparse"),
             kSparseBytes / 2);
-  // What was reserved and never written has its memory again.
+  // Memory that was reserved and never written has its memory again.
   EXPECT_GE(AllocatedBytes(place_.job_directory + "/state/reserved"), reserved);
 }
 
