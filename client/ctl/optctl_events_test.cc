@@ -48,6 +48,9 @@ class OptctlEventsTest : public OptctlTest {
                                        PidFile(), "; wait $!"));
       });
     }
+    ~Follower() {
+      if (thread_.joinable()) End();
+    }
     // Waits until it has printed this.
     void Await(const std::string& text) const {
       while (!absl::StrContains(Output(), text)) std::this_thread::yield();
