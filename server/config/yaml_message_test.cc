@@ -178,6 +178,11 @@ TEST(YamlMessageTest, ToYamlReadsBack) {
   config.mutable_nvme()->add_directory_bytes_max(~uint64_t{0});
   config.set_lock_memory(v1::LOCK_MEMORY_NEVER);
   config.mutable_limits()->set_state_bytes_max(~uint64_t{0});
+  config.mutable_metrics()->set_address("m:3");
+  config.mutable_tls()->set_certificate_file("/c");
+  config.mutable_access()->add_operator_groups("ops");
+  config.set_insecure_tcp(true);
+  config.set_sleep_directory("/asleep");
   v1::DaemonConfig read;
   ASSERT_TRUE(MergeYaml(ToYaml(config), "f", &read).ok()) << ToYaml(config);
   EXPECT_EQ(read.SerializeAsString(), config.SerializeAsString());

@@ -77,7 +77,10 @@ std::vector<std::string> ReadCorpus(const std::string& folder) {
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     paths.push_back(entry.path().string());
   }
-  if (error) Die(absl::StrCat(folder, ": ", error.message()));
+  // A target that has found nothing has seeds alone, and no folder.
+  if (error && error != std::errc::no_such_file_or_directory) {
+    Die(absl::StrCat(folder, ": ", error.message()));
+  }
   std::sort(paths.begin(), paths.end());
   std::vector<std::string> inputs;
   for (const std::string& path : paths) {
