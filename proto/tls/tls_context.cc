@@ -1,6 +1,7 @@
 #include "proto/tls/tls_context.h"
 
 #include <openssl/err.h>
+#include <openssl/x509.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -103,10 +104,12 @@ absl::Status TlsContext::LoadOwnCertificate() const {
     return BadFile("certificate", files_.certificate);
   }
   if (SSL_CTX_use_PrivateKey_file(context_, files_.key.c_str(),
-                                  SSL_FILETYPE_PEM) != 1) {
+                                  SSL_FILETYPE_PEM) == 1) {
+    return absl::OkStatus();
+  }
+  if (ERR_GET_REASON(ERR_peek_last_error()) != X509_R_KEY_VALUES_MISMATCH) {
     return BadFile("key", files_.key);
   }
-  if (SSL_CTX_check_private_key(context_) == 1) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("key ", files_.key, " does not belong to certificate ",
                    files_.certificate));

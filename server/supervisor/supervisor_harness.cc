@@ -34,7 +34,7 @@ SupervisorHarness::SupervisorHarness() {
 }
 
 SupervisorHarness::~SupervisorHarness() {
-  if (supervisor_ != nullptr) Stop();
+  Stop();
   EXPECT_TRUE(os::RemoveTree(root_).ok());
 }
 
@@ -79,6 +79,7 @@ void SupervisorHarness::Start() {
 }
 
 void SupervisorHarness::Stop() {
+  if (supervisor_ == nullptr) return;
   loop_->Post([this] { supervisor_->Stop([this] { loop_->Stop(); }); });
   thread_.join();
   Destroy();

@@ -42,7 +42,7 @@ class SupervisorHarness {
   // The configuration; to be changed before Start().
   v1::DaemonConfig& config() { return config_; }
   void Start();
-  // Ends the supervisor and keeps its state; Start() may follow.
+  // Ends the supervisor, if one runs, and keeps its state; Start() may follow.
   void Stop();
   // Ends the supervisor as SIGKILL would: engines are told nothing. Start() may
   // follow.

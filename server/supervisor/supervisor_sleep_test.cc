@@ -39,7 +39,10 @@ class SupervisorSleepTest : public SupervisorTest {
     if (info->is_tmpfs) GTEST_SKIP() << disk_ << " is in memory";
     harness_.config().set_sleep_directory(disk_);
   }
-  void TearDown() override { fs::remove_all(disk_); }
+  void TearDown() override {
+    harness_.Stop();  // it removes files on a thread of its own
+    fs::remove_all(disk_);
+  }
 
   // Makes a job with a file of state, to which no rank is attached.
   void MakeJob(const std::string& job) {
