@@ -36,7 +36,9 @@ TEST_F(AdminServiceTest, StatusSumsUpTheJobs) {
 TEST_F(AdminServiceTest, TheNodesReportAsksEachEngineOnce) {
   FakeEngineService& first = AddJob("a", 1);
   AddJob("b", 2);
-  const v1::NodeReport report = service_->DescribeNode(Soon());
+  info_.config.set_state_dir("/tmp");
+  AdminService service(&control_, &engines_, &upgrade_, info_);
+  const v1::NodeReport report = service.DescribeNode(Soon());
   EXPECT_EQ(first.asks(), 1);
   EXPECT_EQ(report.status().job_count(), 2u);
   EXPECT_EQ(report.status().session_count(), 3u);

@@ -2,6 +2,10 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "optstate/v1/admin.pb.h"
@@ -30,6 +34,15 @@ std::string VerdictOf(const absl::Status& status) {
                       " reason=", Quoted(status.message()));
 }
 
+// A change that was made has an event of its own kind, e.g. "job_deleted",
+// which names the actor too.
+bool HasEventOfItsOwn(absl::string_view method) {
+  static constexpr absl::string_view kMethods[] = {
+      "DeleteJob", "RecoverJob", "SetJob", "Upgrade", "Drain"};
+  return std::find(std::begin(kMethods), std::end(kMethods), method) !=
+         std::end(kMethods);
+}
+
 }  // namespace
 
 void Audit(const Change& change, const absl::Status& status) {
@@ -43,6 +56,7 @@ void Audit(const Change& change, const absl::Status& status) {
   absl::StrAppend(&text, " ", VerdictOf(status));
   spdlog::log(IsRefusal(status) ? spdlog::level::warn : spdlog::level::info,
               "audit: actor={} {}", Quoted(change.actor), text);
+  if (status.ok() && HasEventOfItsOwn(change.method)) return;
   v1::Event event;
   event.set_kind("audit");
   event.set_severity(status.ok() ? v1::EVENT_SEVERITY_INFO

@@ -16,7 +16,8 @@ struct Change {
 };
 
 // Writes one line "audit: method=DeleteJob actor=... verdict=done" to the log,
-// and an event of kind "audit", whether the change was made, refused or failed.
+// whether the change was made, refused or failed, and an event of kind "audit",
+// unless it was made and has an event of its own kind.
 // Both are limited for each actor, refusals apart from changes, as other lines
 // that peers cause.
 //

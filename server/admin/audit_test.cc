@@ -42,19 +42,32 @@ class AuditTest : public testing::Test {
 
 TEST_F(AuditTest, OneLineAndOneEventAChange) {
   const uint64_t before = observe::Events().Await(0, absl::InfinitePast());
-  Audit({.method = "DeleteJob",
-         .actor = "uid 7",
-         .job = "gpt",
-         .detail = "force=true"},
+  Audit({.method = "SleepJob", .actor = "uid 7", .job = "gpt", .detail = "k=v"},
         absl::OkStatus());
   EXPECT_EQ(Lines(),
-            "info audit: actor=\"uid 7\" method=DeleteJob job=\"gpt\" "
-            "force=true verdict=done\n");
+            "info audit: actor=\"uid 7\" method=SleepJob job=\"gpt\" k=v "
+            "verdict=done\n");
   const std::vector<v1::Event> events = observe::Events().After(before);
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].kind(), "audit");
   EXPECT_EQ(events[0].job(), "gpt");
   EXPECT_EQ(events[0].actor(), "uid 7");
+}
+
+// The event "job_deleted" says it.
+TEST_F(AuditTest, ADeletionIsALineAndItsRefusalAnEventToo) {
+  const uint64_t before = observe::Events().Await(0, absl::InfinitePast());
+  const Change change = {.method = "DeleteJob",
+                         .actor = "uid 7",
+                         .job = "gpt",
+                         .detail = "force=true"};
+  Audit(change, absl::OkStatus());
+  EXPECT_EQ(Lines(),
+            "info audit: actor=\"uid 7\" method=DeleteJob job=\"gpt\" "
+            "force=true verdict=done\n");
+  EXPECT_EQ(observe::Events().After(before).size(), 0u);
+  Audit(change, absl::PermissionDeniedError("no"));
+  EXPECT_EQ(observe::Events().After(before).size(), 1u);
 }
 
 TEST_F(AuditTest, RefusedAndFailedAreDistinguished) {

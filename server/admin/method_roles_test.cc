@@ -208,7 +208,8 @@ TEST_F(MethodCallsTest, ChangesAreWrittenDown) {
   EXPECT_THAT(events[0].text(), HasSubstr("method=Drain"));
   EXPECT_THAT(events[0].text(), HasSubstr("verdict=refused"));
   EXPECT_EQ(events[0].severity(), v1::EVENT_SEVERITY_WARNING);
-  EXPECT_THAT(events[1].text(), HasSubstr("verdict=done"));
+  EXPECT_EQ(events[1].kind(), "drain_begun");
+  EXPECT_EQ(events[1].actor(), "DNS:peer (uid 4711)");
   EXPECT_EQ(events[1].severity(), v1::EVENT_SEVERITY_INFO);
 }
 

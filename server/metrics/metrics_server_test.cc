@@ -75,7 +75,7 @@ TEST_F(MetricsServerTest, ThePageIsOneFileThatAsksForTheStatus) {
   const std::string answer = Get(server_->name(), "/");
   EXPECT_THAT(answer, HasSubstr("\r\nContent-Type: text/html; charset=utf-8"));
   EXPECT_THAT(BodyOf(answer),
-              AllOf(StartsWith("<!DOCTYPE html>"), HasSubstr("status.json"),
+              AllOf(StartsWith("<!doctype html>"), HasSubstr("status.json"),
                     HasSubstr("</html>")));
   // It brings all that it needs.
   EXPECT_THAT(BodyOf(answer), Not(HasSubstr("src=\"http")));
