@@ -96,15 +96,15 @@ TEST_F(AdminOperationsTest, SetReachesTheEngineOfWhoMayChangeTheJob) {
   ASSERT_TRUE(set.ok()) << set.status();
   EXPECT_EQ(set->storage().host_budget_bytes(), 4096u);
   control_.jobs["a"].uid = 4711;
-  EXPECT_TRUE(service_->SetJob(request, 4711, Soon()).ok());
+  EXPECT_TRUE(service_->SetJob(request, access::UnixCaller(4711), Soon()).ok());
   EXPECT_TRUE(absl::IsPermissionDenied(
-      service_->SetJob(request, 4712, Soon()).status()));
+      service_->SetJob(request, access::UnixCaller(4712), Soon()).status()));
   request.set_name("b");
   EXPECT_TRUE(
-      absl::IsNotFound(service_->SetJob(request, 4711, Soon()).status()));
+      absl::IsNotFound(service_->SetJob(request, access::UnixCaller(4711), Soon()).status()));
   request.set_name("../a");
   EXPECT_TRUE(absl::IsInvalidArgument(
-      service_->SetJob(request, 4711, Soon()).status()));
+      service_->SetJob(request, access::UnixCaller(4711), Soon()).status()));
 }
 
 TEST_F(AdminOperationsTest, SetSaysWhichEngineDoesNotAnswerOrIsTooOld) {
