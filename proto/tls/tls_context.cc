@@ -1,6 +1,7 @@
 #include "proto/tls/tls_context.h"
 
 #include <openssl/err.h>
+#include <openssl/x509err.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -22,6 +23,13 @@ constexpr unsigned char kHttp2[] = {2, 'h', '2'};
 absl::Status CheckReadable(const char* what, const std::string& path) {
   if (::access(path.c_str(), R_OK) == 0) return absl::OkStatus();
   return OsError(errno, absl::StrCat(what, " ", path));
+}
+
+absl::Status DoNotFit(const TlsFiles& files) {
+  ERR_clear_error();
+  return absl::InvalidArgumentError(
+      absl::StrCat("key ", files.key, " does not belong to certificate ",
+                   files.certificate));
 }
 
 absl::Status BadFile(const char* what, const std::string& path) {
@@ -104,12 +112,13 @@ absl::Status TlsContext::LoadOwnCertificate() const {
   }
   if (SSL_CTX_use_PrivateKey_file(context_, files_.key.c_str(),
                                   SSL_FILETYPE_PEM) != 1) {
-    return BadFile("key", files_.key);
+    const int reason = ERR_GET_REASON(ERR_peek_last_error());
+    const bool fits = reason != X509_R_KEY_VALUES_MISMATCH &&
+                      reason != X509_R_KEY_TYPE_MISMATCH;
+    return fits ? BadFile("key", files_.key) : DoNotFit(files_);
   }
-  if (SSL_CTX_check_private_key(context_) == 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("key ", files_.key, " does not belong to certificate ",
-                   files_.certificate));
+  return SSL_CTX_check_private_key(context_) == 1 ? absl::OkStatus()
+                                                  : DoNotFit(files_);
 }
 
 absl::Status TlsContext::LoadCas() const {
