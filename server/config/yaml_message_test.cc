@@ -178,6 +178,10 @@ TEST(YamlMessageTest, ToYamlReadsBack) {
   config.mutable_nvme()->add_directory_bytes_max(~uint64_t{0});
   config.set_lock_memory(v1::LOCK_MEMORY_NEVER);
   config.mutable_limits()->set_state_bytes_max(~uint64_t{0});
+  // Written and read back, they are there and empty.
+  config.mutable_metrics();
+  config.mutable_tls();
+  config.mutable_access();
   v1::DaemonConfig read;
   ASSERT_TRUE(MergeYaml(ToYaml(config), "f", &read).ok()) << ToYaml(config);
   EXPECT_EQ(read.SerializeAsString(), config.SerializeAsString());
