@@ -73,7 +73,9 @@ bool TlsConnection::Receive() {
     return false;
   }
   if (count == 0) {
-    End(absl::UnavailableError("closed by peer"));
+    // One that has said nothing has only looked whether the port is open.
+    End(has_begun_ ? absl::UnavailableError("closed by peer")
+                   : absl::OkStatus());
     return false;
   }
   if (has_begun_) {
