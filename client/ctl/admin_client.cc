@@ -151,6 +151,7 @@ class GrpcAdminClient : public AdminClient {
                         OnSleepProgress progress) override {
     OPTSTATE_RETURN_IF_ERROR(AwaitConnection(absl::Now() + timeout_));
     grpc::ClientContext context;
+    SayWhoCalls(&context);
     StreamWatch watch(&context, timeout_, interrupt);
     v1::SleepJobRequest request;
     request.set_name(name);
@@ -162,6 +163,7 @@ class GrpcAdminClient : public AdminClient {
                        OnSleepProgress progress) override {
     OPTSTATE_RETURN_IF_ERROR(AwaitConnection(absl::Now() + timeout_));
     grpc::ClientContext context;
+    SayWhoCalls(&context);
     StreamWatch watch(&context, timeout_, interrupt);
     v1::WakeJobRequest request;
     request.set_name(name);
@@ -195,6 +197,7 @@ class GrpcAdminClient : public AdminClient {
       absl::FunctionRef<bool(const v1::Event&)> pass) override {
     OPTSTATE_RETURN_IF_ERROR(AwaitConnection(absl::Now() + timeout_));
     grpc::ClientContext context;
+    SayWhoCalls(&context);
     context.set_deadline(absl::ToChronoTime(
         absl::Now() + (request.follow() ? kFollowMax : timeout_)));
     StreamWatch watch(&context, absl::InfiniteDuration(), interrupt);

@@ -12,6 +12,7 @@
 #include "proto/types/status_macros.h"
 #include "server/admin/audit.h"
 #include "server/admin/method_roles.h"
+#include "server/observe/peer_log.h"
 
 namespace optstate::admin {
 namespace {
@@ -203,14 +204,19 @@ grpc::Status AdminCalls::WakeJob(
 grpc::Status AdminCalls::VerifyJob(
     grpc::ServerContext* context, const v1::VerifyJobRequest* request,
     grpc::ServerWriter<v1::VerifyJobProgress>* writer) {
-  return Act(*context, "VerifyJob", request->name(), "",
-             [&](const Caller& caller) {
-               return service_->VerifyJob(
-                   request->name(), caller, context,
-                   [writer](const v1::VerifyJobProgress& progress) {
-                     return writer->Write(progress);
-                   });
-             });
+  return Act(
+      *context, "VerifyJob", request->name(), "", [&](const Caller& caller) {
+        // It may last, and the line of the audit comes at its end.
+        observe::LogOfPeer(spdlog::level::info, "verify job", caller.name(),
+                           "verify job \"{}\" by {}: asked for",
+                           absl::CHexEscape(request->name()),
+                           absl::CHexEscape(caller.name()));
+        return service_->VerifyJob(
+            request->name(), caller, context,
+            [writer](const v1::VerifyJobProgress& progress) {
+              return writer->Write(progress);
+            });
+      });
 }
 
 grpc::Status AdminCalls::DescribeTiers(grpc::ServerContext* context,
