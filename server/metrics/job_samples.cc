@@ -123,6 +123,8 @@ absl::string_view PhaseName(v1::JobPhase phase) {
       return "failed";
     case v1::JOB_PHASE_RECOVERING:
       return "recovering";
+    case v1::JOB_PHASE_ASLEEP:
+      return "asleep";
     default:
       return "unknown";
   }

@@ -11,7 +11,8 @@ namespace optstate::metrics {
 absl::string_view PhaseName(v1::JobPhase phase);
 inline constexpr v1::JobPhase kPhases[] = {
     v1::JOB_PHASE_UNSPECIFIED, v1::JOB_PHASE_EMPTY,  v1::JOB_PHASE_LOADING,
-    v1::JOB_PHASE_READY,       v1::JOB_PHASE_FAILED, v1::JOB_PHASE_RECOVERING};
+    v1::JOB_PHASE_READY,       v1::JOB_PHASE_FAILED, v1::JOB_PHASE_RECOVERING,
+    v1::JOB_PHASE_ASLEEP};
 
 // Adds the samples of one job. One whose engine gave no answer has those that
 // the supervisor and the job's files know.

@@ -92,7 +92,8 @@ TEST(NodeMetricsTest, TheNode) {
                           "optstate_jobs{phase=\"loading\"} 0",
                           "optstate_jobs{phase=\"ready\"} 2",
                           "optstate_jobs{phase=\"failed\"} 0",
-                          "optstate_jobs{phase=\"recovering\"} 0"));
+                          "optstate_jobs{phase=\"recovering\"} 0",
+                          "optstate_jobs{phase=\"asleep\"} 0"));
 }
 
 TEST(NodeMetricsTest, WhatIsNotKnownHasNoSample) {
@@ -165,6 +166,7 @@ TEST(NodeMetricsTest, AHangingEngineCostsItsOwnSamples) {
           "optstate_job_phase{job_name=\"hangs\",phase=\"ready\"} 0",
           "optstate_job_phase{job_name=\"hangs\",phase=\"failed\"} 0",
           "optstate_job_phase{job_name=\"hangs\",phase=\"recovering\"} 0",
+          "optstate_job_phase{job_name=\"hangs\",phase=\"asleep\"} 0",
           "optstate_job_ranks{job_name=\"hangs\"} 2",
           "optstate_job_elements{job_name=\"hangs\"} 500",
           "optstate_job_state_bytes{job_name=\"hangs\"} 6000",
