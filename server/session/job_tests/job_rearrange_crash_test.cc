@@ -104,7 +104,7 @@ class JobRearrangeCrashTest : public RearrangeFixture {
 };
 
 TEST_P(JobRearrangeCrashTest, AKilledEngineLeavesTheJobAsBeforeOrAsAfter) {
-  constexpr int kRounds = 40;
+  constexpr int kRounds = 24;
   StartBoth();
   on_disk_.setup().workers = 1;
   Weights weights = {1, 0, 0};
@@ -150,7 +150,7 @@ TEST_P(JobRearrangeCrashTest, AKilledEngineLeavesTheJobAsBeforeOrAsAfter) {
 }
 
 TEST_P(JobRearrangeCrashTest, SoItDoesWhileParametersAreAdded) {
-  constexpr int kRounds = 20;
+  constexpr int kRounds = 12;
   in_memory_.Start(in_memory_.RandomTensors(kSeed));
   Train(&in_memory_, 1, 2);
   const std::string before = in_memory_.StateBytes();
