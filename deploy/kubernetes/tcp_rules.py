@@ -17,7 +17,7 @@ _ROLES = {"viewer", "trainer", "operator"}
 _KINDS_OF_NAMES = ("URI:", "DNS:", "EMAIL:", "IP:")
 _OTHERS = 0o007
 _ALL_BUT_OWNER = 0o077
-# Of kubelet's files, when a volume names no mode.
+# Kubelet's, when a volume names no mode.
 _DEFAULT_MODE = 0o644
 
 
@@ -26,7 +26,7 @@ class _File(NamedTuple):
 
     setting: str
     path: str
-    # What it may come from.
+    # Kinds of volumes that it may come from.
     kinds: tuple[str, ...]
     # Bits that its mode must not have.
     forbidden: int

@@ -217,7 +217,7 @@ class Operator:
 
     @property
     def log(self) -> str:
-        """What the daemon that was started here has said."""
+        """The lines that the daemon started here has written."""
         return (self.folder / "log").read_text(errors="replace")
 
     def check_ran(self, names: tuple[str, ...]) -> None:

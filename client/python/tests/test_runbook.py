@@ -34,7 +34,7 @@ _NOT_EXECUTED = {
     "--ulimit memlock=-1": "an option of container engines",
     "optctl verify": "names the verb; `optctl verify NAME` is run",
 }
-# What the tests' job is called, where the README says NAME.
+# The tests' job, where the README says NAME.
 _JOB = {"NAME": "gpt"}
 
 
