@@ -204,6 +204,11 @@ class Operator:
             process.terminate()
             assert process.wait(timeout=RUN_TIMEOUT_S) == 0
         finally:
+            # A kill alone would leave its engines behind.
+            if process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=RUN_TIMEOUT_S)
             process.kill()
             process.wait()
 
