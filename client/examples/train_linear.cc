@@ -1,8 +1,9 @@
 // Fits y = w x + b to noisy points, with w, b and all optimizer state in the
 // daemon. Run it twice with one job name: the second run goes on where the
-// first one ended, with nothing loaded from disk.
+// first one ended, with nothing loaded from disk. With --durable the state is
+// on a disk of the daemon's, and each step survives a reboot.
 //
-//   bazel run //client/examples:train_linear -- my-job [ENDPOINT]
+//   bazel run //client/examples:train_linear -- [--durable] my-job [ENDPOINT]
 
 #include <cstring>
 #include <iostream>
@@ -10,6 +11,7 @@
 #include <random>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "client/client.h"
@@ -85,11 +87,16 @@ absl::StatusOr<float> WriteGradients(client::Session& session,
   return loss;
 }
 
-absl::Status Train(const std::string& job, const std::string& endpoint) {
+absl::Status Train(const std::string& job, const std::string& endpoint,
+                   bool is_durable) {
   client::SessionOptions options;
   options.job = job;
   options.endpoint = endpoint;
   options.layout = MakeLayout();
+  if (is_durable) {
+    options.storage.placement = client::Placement::kNvme;
+    options.storage.durability = client::Durability::kStep;
+  }
   OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<client::Session> session,
                             client::Session::Open(std::move(options)));
   if (session->info().phase == client::JobPhase::kLoading) {
@@ -118,11 +125,15 @@ absl::Status Train(const std::string& job, const std::string& endpoint) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2 && argc != 3) {
-    std::cerr << "usage: train_linear JOB [ENDPOINT]\n";
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  const bool is_durable = !arguments.empty() && arguments[0] == "--durable";
+  if (is_durable) arguments.erase(arguments.begin());
+  if (arguments.empty() || arguments.size() > 2) {
+    std::cerr << "usage: train_linear [--durable] JOB [ENDPOINT]\n";
     return 2;
   }
-  const absl::Status status = Train(argv[1], argc == 3 ? argv[2] : "");
+  const std::string endpoint = arguments.size() == 2 ? arguments[1] : "";
+  const absl::Status status = Train(arguments[0], endpoint, is_durable);
   if (status.ok()) return 0;
   std::cerr << status << "\n";
   return 1;

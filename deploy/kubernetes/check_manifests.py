@@ -2,8 +2,8 @@
 
 The promises: no rights in the cluster and no capabilities beyond those that a value names; nothing
 of the node but the folders of socket, state and disks; a grace period in which the daemon ends its
-engines; a port that the network policy opens to somebody named; the chart's defaults are the plain
-manifests.
+engines; ports that network policies open to somebody named; TCP with TLS alone (tcp_rules.py); the
+chart's values make the plain manifests.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pathlib
 import sys
 
 import kubernetes_validate
+import tcp_rules
 import yaml
 
 # From the oldest that the chart accepts on: a field that a later one drops is found too.
@@ -22,9 +23,12 @@ _HOST_PATHS = {"/run/optstate", "/dev/shm/optstate", "/mnt/nvme0/optstate", "/mn
 _CAPABILITIES = {"IPC_LOCK", "SYS_NICE"}
 # An operator has schemas of its own, which are not those of the API.
 _OF_OPERATOR = {"PodMonitor": "monitoring.coreos.com/v1"}
+_OF_NO_NAMESPACE = {"Namespace", "PriorityClass"}
 _NAMESPACES_OF_NODE = ("hostNetwork", "hostPID", "hostIPC")
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 _NAMED_OTHERWISE = ("metadata", "data")
+# Pairs of a manifest and the chart with values that make the same.
+_PAIRS = (("base", "chart"), ("tls", "chart_tls"))
 # An engine that does not answer has this long beyond drain_timeout_s.
 _ENGINE_END_S = 20
 
@@ -47,6 +51,9 @@ def check_container(container: dict) -> list[str]:
     security = container.get("securityContext", {})
     capabilities = security.get("capabilities", {})
     faults = []
+    for mount in container.get("volumeMounts", []):
+        if "subPath" in mount or "subPathExpr" in mount:
+            faults.append(f"mounts a part of {mount['name']}, which is never renewed")
     if security.get("privileged") or security.get("allowPrivilegeEscalation") is not False:
         faults.append("may gain privileges")
     if not security.get("readOnlyRootFilesystem"):
@@ -77,19 +84,15 @@ def check_pod(pod: dict) -> list[str]:
     return faults
 
 
-def configuration(resources: list[dict]) -> dict | None:
-    for resource in resources:
-        if resource["kind"] == "ConfigMap" and "optstated.yaml" in resource["data"]:
-            return yaml.safe_load(resource["data"]["optstated.yaml"])
-    return None
-
-
 def check_daemon(resource: dict, config: dict) -> list[str]:
     pod = resource["spec"]["template"]["spec"]
     mounts = {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
     wanted = {config["state_dir"], str(pathlib.Path(config["socket"]).parent)}
     wanted |= set(config.get("nvme", {}).get("directories", []))
     faults = [f"the configuration's {path} is no volume" for path in sorted(wanted - mounts)]
+    # One of two components that each have an optstated.yaml, of which the last counts.
+    of_disks = {path for path in mounts if path.startswith("/var/lib/optstate/nvme/")}
+    faults += [f"the volume {path} is not in the configuration" for path in of_disks - wanted]
     if pod["terminationGracePeriodSeconds"] <= config["drain_timeout_s"] + _ENGINE_END_S:
         faults.append("is killed before its engines have ended")
     endpoint = f"unix:{config['socket']}"
@@ -100,40 +103,78 @@ def check_daemon(resource: dict, config: dict) -> list[str]:
 
 
 def check_metrics(resources: list[dict]) -> list[str]:
-    """Checks that one port is served, named, opened to named peers and scraped, or none at all."""
-    of_kind = {resource["kind"]: resource for resource in resources}
-    if "DaemonSet" not in of_kind:
-        return []
-    container = of_kind["DaemonSet"]["spec"]["template"]["spec"]["containers"][0]
-    ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
-    arguments = container["args"]
-    served = arguments[arguments.index("--metrics") + 1] if "--metrics" in arguments else None
-    wanted = f"0.0.0.0:{ports['metrics']}" if ports else None
-    faults = [] if served == wanted else [f"serves metrics on {served}, has ports {ports}"]
-    policy = of_kind.get("NetworkPolicy")
-    rules = policy["spec"].get("ingress", []) if policy else []
-    opened = [port["port"] for rule in rules for port in rule["ports"]]
-    if policy and opened != list(ports):
-        faults.append(f"opens {opened}, has ports {ports}")
-    if not all(rule.get("from") for rule in rules):
-        faults.append("opens a port to everybody")
-    for endpoint in of_kind.get("PodMonitor", {}).get("spec", {}).get("podMetricsEndpoints", []):
-        if endpoint["port"] not in ports:
-            faults.append(f"scrapes {endpoint['port']}, has ports {ports}")
+    """Checks that metrics are served on their port and scraped there, or not at all."""
+    faults = []
+    for resource in resources:
+        if resource["kind"] != "DaemonSet":
+            continue
+        container = resource["spec"]["template"]["spec"]["containers"][0]
+        ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
+        arguments = container["args"]
+        served = arguments[arguments.index("--metrics") + 1] if "--metrics" in arguments else None
+        if served != (f"0.0.0.0:{ports['metrics']}" if "metrics" in ports else None):
+            faults.append(f"serves metrics on {served}, has ports {ports}")
+        monitors = [each for each in resources if each["kind"] == "PodMonitor"]
+        for endpoint in (each for one in monitors for each in one["spec"]["podMetricsEndpoints"]):
+            if endpoint["port"] not in ports:
+                faults.append(f"scrapes {endpoint['port']}, has ports {ports}")
     return faults
 
 
+def check_policies(resources: list[dict]) -> list[str]:
+    """Checks that network policies close the daemon, but for its ports to named peers."""
+    daemons = [resource for resource in resources if resource["kind"] == "DaemonSet"]
+    policies = [each["spec"] for each in resources if each["kind"] == "NetworkPolicy"]
+    if not daemons or not policies:
+        return []
+    template = daemons[0]["spec"]["template"]
+    faults = []
+    if ["Ingress", "Egress"] not in [policy["policyTypes"] for policy in policies]:
+        faults.append("no policy closes both directions")
+    for policy in policies:
+        if policy["podSelector"].get("matchLabels") != template["metadata"]["labels"]:
+            faults.append(f"a policy is for {policy['podSelector']}")
+        if policy.get("egress"):
+            faults.append("a policy lets the daemon out")
+    rules = [rule for policy in policies for rule in policy.get("ingress", [])]
+    opened = [port.get("port") for rule in rules for port in rule.get("ports", [{}])]
+    ports = [port["name"] for port in template["spec"]["containers"][0].get("ports", [])]
+    if sorted(map(str, opened)) != sorted(ports):
+        faults.append(f"policies open {opened}, has ports {ports}")
+    if not all(rule.get("from") and all(rule["from"]) for rule in rules):
+        faults.append("a policy opens a port to everybody")
+    return faults
+
+
+def check_admission(namespace: dict, resources: list[dict]) -> list[str]:
+    """Checks that a namespace lets pods have folders of the node only when one does."""
+    level = namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+    pods = [
+        each["spec"]["template"]["spec"]
+        for each in resources
+        if each["kind"] in ("DaemonSet", "Job")
+    ]
+    uses_node = any("hostPath" in volume for pod in pods for volume in pod.get("volumes", []))
+    wanted = "privileged" if uses_node else "restricted"
+    return [] if level == wanted else [f"admits {level}, and its pods take {wanted}"]
+
+
 def check(resources: list[dict]) -> list[str]:
-    faults = check_metrics(resources)
-    config = configuration(resources)
+    faults = check_metrics(resources) + check_policies(resources) + tcp_rules.check_tcp(resources)
+    config = tcp_rules.configuration(resources)
     for resource in resources:
         found = check_schema(resource)
+        named = "namespace" in resource["metadata"]
+        if named == (resource["kind"] in _OF_NO_NAMESPACE):
+            found.append("has a namespace" if named else "has no namespace of its own")
         if resource["kind"] not in _KINDS | _OF_OPERATOR.keys():
             found.append("is of a kind that these manifests do not need")
         if resource["kind"] in ("DaemonSet", "Job"):
             found += check_pod(resource["spec"]["template"]["spec"])
+        if resource["kind"] == "Namespace":
+            found += check_admission(resource, resources)
         if resource["kind"] == "DaemonSet":
-            found += check_daemon(resource, config or {})
+            found += check_daemon(resource, config)
         faults += [f"{resource['kind']} {resource['metadata']['name']}: {fault}" for fault in found]
     return faults
 
@@ -144,19 +185,54 @@ def comparable(resources: list[dict]) -> dict:
     for resource in resources:
         if resource["kind"] == "Namespace":
             continue
+        name = resource["metadata"]["name"]
         resource = {key: value for key, value in resource.items() if key not in _NAMED_OTHERWISE}
         if resource["kind"] == "DaemonSet":
             template = resource["spec"]["template"]
             template["metadata"].pop("annotations", None)
             for volume in template["spec"]["volumes"]:
                 volume.pop("configMap", None)
-        out[resource["kind"]] = resource
-    out["configuration"] = configuration(resources)
+            # Components come in any order.
+            container = template["spec"]["containers"][0]
+            for part in (
+                template["spec"]["volumes"],
+                container["volumeMounts"],
+                container.get("ports", []),
+            ):
+                part.sort(key=lambda each: each["name"])
+        if resource["kind"] != "ConfigMap":
+            out[f"{resource['kind']} {name}"] = resource
+    for name in ("optstated.yaml", "identities.yaml"):
+        out[name] = tcp_rules.config_map_file(resources, name)
     return out
 
 
 def load(path: pathlib.Path) -> list[dict]:
     return [resource for resource in yaml.safe_load_all(path.read_text()) if resource]
+
+
+def write_configuration(path: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes what --check-config reads: the configuration, whose certificates are in `folder`."""
+    resources = load(path)
+    access = folder / f"{path.stem}.access"
+    access.mkdir()
+    text = yaml.safe_dump(tcp_rules.configuration(resources))
+    text = text.replace("/etc/optstate-tls", str(folder)).replace(
+        "/etc/optstate-access", str(access)
+    )
+    (folder / f"{path.stem}.optstated.yaml").write_text(text)
+    identities = tcp_rules.config_map_file(resources, "identities.yaml")
+    (access / "identities.yaml").write_text(yaml.safe_dump(identities or {}))
+
+
+def compare(rendered: dict[str, dict]) -> list[str]:
+    """Returns in what the chart differs from the plain manifests."""
+    faults = []
+    for plain, chart in _PAIRS:
+        for part in rendered[plain].keys() | rendered[chart].keys():
+            if rendered[plain].get(part) != rendered[chart].get(part):
+                faults.append(f"{part}: {chart} is not what {plain} has")
+    return faults
 
 
 def main() -> None:
@@ -168,24 +244,16 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.configuration:
         for path in arguments.files:
-            text = yaml.safe_dump(configuration(load(path)))
-            (arguments.configuration / f"{path.stem}.optstated.yaml").write_text(text)
+            write_configuration(path, arguments.configuration)
         return
     faults = []
+    rendered = {}
     for path in arguments.files:
         resources = load(path)
-        found = check(resources)
-        faults += [f"{path.name}: {fault}" for fault in found]
+        faults += [f"{path.name}: {fault}" for fault in check(resources)]
+        rendered[path.stem] = comparable(resources)
         print(f"{path.stem}: {len(resources)} resources, Kubernetes {' '.join(_VERSIONS)}")
-    plain, chart = (
-        comparable(load(next(path for path in arguments.files if path.stem == stem)))
-        for stem in ("base", "chart")
-    )
-    faults += [
-        f"{kind}: the chart's defaults are not what base/ has"
-        for kind in plain
-        if plain[kind] != chart.get(kind)
-    ]
+    faults += compare(rendered)
     if faults:
         sys.exit("\n".join(faults))
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import os
+import pathlib
+import shutil
+import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from daemon import Daemon
+from daemon import Daemon, program
 from emulated_device import EmulatedBackend, emulated
 from optstate._torch.gradients import views as gradient_views
+from runbook import Operator, programs
 
 _numbers = itertools.count()
 # Tensors are small; OpenMP's barriers cost far more than they gain on a busy machine.
@@ -63,3 +67,28 @@ def device(seed: int) -> Iterator[EmulatedBackend]:
     """The device that all tensors in host memory are taken for."""
     with emulated(seed) as backend:
         yield backend
+
+
+@pytest.fixture
+def operator() -> Iterator[Operator]:
+    """Runs the runbook's commands that the test names with @executes, in a folder in memory."""
+    shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="optstate-test-", dir=shm))
+    path = programs(folder / "bin", {name: program(name) for name in ("optstated", "optctl")})
+    yield Operator(folder, {**os.environ, "PATH": path, "LC_ALL": "C"})
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def start_daemon(operator: Operator) -> Iterator[Callable[..., Daemon]]:
+    """Starts daemons with these flags, which the operator's commands reach."""
+    started = []
+
+    def start(*arguments: str) -> Daemon:
+        started.append(Daemon(*arguments))
+        operator.environment["OPTSTATE_ENDPOINT"] = started[-1].shm
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()

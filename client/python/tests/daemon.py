@@ -22,7 +22,8 @@ def program(name: str) -> str:
     return str(_native.PACKAGE_DIRECTORY / name)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of the loopback address that nobody has now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -46,7 +47,7 @@ class Daemon:
         shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="optstate-test-", dir=shm))
         self.socket = self.directory / "optstated.sock"
-        self._tcp = f"127.0.0.1:{_free_port()}"
+        self._tcp = f"127.0.0.1:{free_port()}"
         self.process: subprocess.Popen | None = None
         self.start()
 

@@ -47,7 +47,7 @@ FAINT_TEXTS = """(() => {
 })()"""
 
 
-@unittest.skipUnless(chromium.find_chromium(), "no Chromium is installed: apt-get install chromium")
+@unittest.skipUnless(chromium.find_chromium(), "no Chromium is installed: deploy/setup --browser")
 class PageCase(unittest.TestCase):
     """A test of the page in a browser, on a server of its own."""
 

@@ -24,6 +24,19 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $_ := set $nvme "directories" $directories }}
 {{- $_ := set $config "nvme" $nvme }}
 {{- end }}
+{{- if .Values.tcp.enabled }}
+{{- $_ := set $config "listen" (list (printf "0.0.0.0:%d" (int .Values.tcp.port))) }}
+{{- $tls := dict "certificate_file" "/etc/optstate-tls/tls.crt" "key_file" "/etc/optstate-tls/tls.key" }}
+{{- $access := deepCopy (default dict $config.access) }}
+{{- if .Values.tcp.tokensSecretName }}
+{{- $_ := set $access "tokens_file" "/etc/optstate-access/tokens.yaml" }}
+{{- else }}
+{{- $_ := set $tls "client_ca_file" "/etc/optstate-tls/ca.crt" }}
+{{- $_ := set $access "identities_file" "/etc/optstate-access/identities.yaml" }}
+{{- end }}
+{{- $_ := set $config "tls" $tls }}
+{{- $_ := set $config "access" $access }}
+{{- end }}
 {{- toYaml $config }}
 {{- end }}
 
