@@ -16,16 +16,23 @@
 extern "C" {
 #endif
 
+/* How far a job has come on its way. bytes_total: 0 while it is not known, and
+ * when somebody else has begun it. */
+typedef struct {
+  void* context;
+  uint64_t bytes;
+  uint64_t bytes_total;
+} optstate_sleep_progress;
+
 typedef struct {
   size_t struct_size;
   /* The bound of the whole; 0: none. The daemon goes on when it has passed.
    * optstate_job_address.timeout_s bounds each wait in which nothing goes on.
    */
   double whole_timeout_s;
-  /* Called within the call, at least about once a second, with the bytes that
-   * are copied; bytes_total is 0 while it is not known, and when somebody else
-   * has begun it. No exception may leave it. May be NULL. */
-  void (*progress)(void* context, uint64_t bytes, uint64_t bytes_total);
+  /* Called within the call, about once a second or more often. It must not use
+   * the job, and no exception may leave it. May be NULL. */
+  void (*progress)(const optstate_sleep_progress* progress);
   void* progress_context;
   /* Of optstate_wake_job: what optstate_sleep_job said. Another job of the
    * name, and one that has taken steps since, is not woken. 0: any is. */

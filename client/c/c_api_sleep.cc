@@ -61,7 +61,8 @@ absl::StatusOr<Asked> ReadAsked(const optstate_job_address* address,
     asked.request.progress = [tell = given.progress,
                               context = given.progress_context](
                                  uint64_t bytes, uint64_t bytes_total) {
-      tell(context, bytes, bytes_total);
+      const optstate_sleep_progress now = {context, bytes, bytes_total};
+      tell(&now);
     };
   }
   asked.expected = {.created_at_ns = given.expected_created_at_ns,
