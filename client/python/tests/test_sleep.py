@@ -428,7 +428,7 @@ def test_damage_on_the_disk_leaves_the_job_asleep(disk_daemon, job):
     assert optimizer.committed_step == 2
 
 
-def _ranks_sleep(connection, rank, job, endpoint, reduction, waits):
+def _ranks_sleep(connection, rank, job, endpoint, reduction):
     model = small_model()
     optimizer = optstate.AdamW(
         model.parameters(), lr=0.01, job=job, endpoint=endpoint, reduction=reduction
@@ -440,9 +440,8 @@ def _ranks_sleep(connection, rank, job, endpoint, reduction, waits):
         optimizer.step()
         if step == 1:
             offloaded = optimizer.offload_states(["optim_states"])
-            if waits:
-                say(connection, offloaded.memory_bytes)
-                connection.recv()
+            say(connection, offloaded.memory_bytes)
+            connection.recv()
             optimizer.reload_states()
     return values_of(model)
 
@@ -451,7 +450,7 @@ def _ranks_sleep(connection, rank, job, endpoint, reduction, waits):
 @pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
 def test_all_ranks_sleep_and_go_on(wire, reduction, disk_daemon, job):
     endpoint = getattr(disk_daemon, wire)
-    with ranks.running(_ranks_sleep, 2, job, endpoint, reduction, True) as pair:
+    with ranks.running(_ranks_sleep, 2, job, endpoint, reduction) as pair:
         said = {pair.hear(rank) for rank in range(2)}
         assert len(said) == 1 and said.pop() > 0
         described = disk_daemon.optctl("describe", "job", job)

@@ -336,7 +336,11 @@ class Sleeping:
 
     @torch._disable_dynamo
     def offload_states(
-        self, include: Iterable[Any] | None = None, to: Any = "disk", *, timeout: float | None = None
+        self,
+        include: Iterable[Any] | None = None,
+        to: Any = "disk",
+        *,
+        timeout: float | None = None,
     ) -> Offloaded:
         """Puts the job to sleep: its files are copied to a disk of the daemon's machine, its engine
         ends, and its memory is given back, for a generator on the same node, say. Collective.
