@@ -25,6 +25,9 @@ namespace {
 
 constexpr absl::Duration kBackoffMin = absl::Milliseconds(2);
 constexpr absl::Duration kBackoffMax = absl::Seconds(1);
+// The time in which the supervisor hears that ranks have left, whose gradients
+// it keeps for the engine, after the engine knows.
+constexpr absl::Duration kSettlingMax = absl::Seconds(2);
 
 // One request on its way: what it has waited for, and how long.
 //
@@ -116,6 +119,16 @@ class Attempt {
     }
   }
 
+  // Returns whether a refusal may still be because of ranks that have just
+  // left; the time for that begins with the first call.
+  bool IsSettling() {
+    const absl::Time now = absl::Now();
+    if (settles_at_ == absl::InfiniteFuture()) {
+      settles_at_ = now + kSettlingMax;
+    }
+    return now < settles_at_;
+  }
+
   // Returns whether nothing has gone on for too long.
   bool is_over() const { return absl::Now() >= silent_at_; }
 
@@ -168,6 +181,8 @@ class Attempt {
   const std::unique_ptr<AdminConnection> connection_;
   const absl::Time whole_deadline_;
   absl::Time silent_at_;
+  absl::Time settles_at_ =
+      absl::InfiniteFuture();  // infinite: none was refused
   absl::Duration backoff_ = kBackoffMin;
   std::string others_progress_;
 };
@@ -252,9 +267,10 @@ absl::StatusOr<JobSleep> PutJobToSleep(const SleepRequest& request) {
     if (!MayBeSomebodyElse(last.status())) return last.status();
     OPTSTATE_ASSIGN_OR_RETURN(const v1::Job now, attempt->GetJob());
     if (now.has_sleep()) continue;
-    if (!absl::IsUnavailable(last.status()) || attempt->is_over()) {
-      return last.status();
-    }
+    const bool goes_on = absl::IsUnavailable(last.status())
+                             ? !attempt->is_over()
+                             : attempt->IsSettling();
+    if (!goes_on) return last.status();
     OPTSTATE_RETURN_IF_ERROR(attempt->Pause());
   }
 }
