@@ -190,23 +190,25 @@ def _leave(served: Served, attachment: Attachment) -> Asleep:
     """Detaches every rank of the job, after the daemon has got what the trainer changed; or
     raises on every rank, which then are attached."""
     ranks = attachment.ranks
-    with attachment.announced():  # the daemon refuses a rank that takes a step instead
-        ranks.agree(None)
-        error: Exception | None = None
-        asleep: Asleep | None = None
-        try:
-            groups = list(attachment.parameters.groups.in_order(served.param_groups))
-            attachment.options.check_groups(groups)
-            attachment.parameters.check_tensors()
-            if served.replaced is not None:
-                served.replaced.drop_changed()
-            served.send_changes(attachment, groups)
-            asleep = Asleep.of(attachment, dict(served.own_state()))
-            if attachment.parameters.views is not None:
-                attachment.parameters.views.keep()  # raises if there is no memory for that
-        except Exception as failure:
-            error = failure
-        ranks.agree(error)
+    # Not Attachment.announced(): the begin of a load has a failed job forget its state.
+    ranks.agree(None)  # every rank has come, and no step is open
+    error: Exception | None = None
+    asleep: Asleep | None = None
+    try:
+        groups = list(attachment.parameters.groups.in_order(served.param_groups))
+        attachment.options.check_groups(groups)
+        attachment.parameters.check_tensors()
+        if attachment.parameters.count:
+            attachment.arrays.fetch_step_counts([0])  # raises the error of a failed job
+        if served.replaced is not None:
+            served.replaced.drop_changed()
+        served.send_changes(attachment, groups)
+        asleep = Asleep.of(attachment, dict(served.own_state()))
+        if attachment.parameters.views is not None:
+            attachment.parameters.views.keep()  # raises if there is no memory for that
+    except Exception as failure:
+        error = failure
+    ranks.agree(error)
     assert asleep is not None
     views = attachment.parameters.views
     if views is not None:
