@@ -10,8 +10,8 @@ import optstate
 import pytest
 import ranks
 import torch
-from daemon import start_daemon_with_disks
 from ranks import say
+from sleeping import disk_daemon, phase  # noqa: F401
 from training import (
     assert_values,
     bits,
@@ -33,32 +33,9 @@ KINDS = {
 }
 
 
-def _is_in_memory(path: pathlib.Path) -> bool:
-    """Returns whether a path is on a file system in memory, where no job sleeps."""
-    kinds = {}
-    for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
-        fields, _, rest = line.partition(" - ")
-        kinds[fields.split()[4]] = rest.split()[0]
-    places = [str(path.resolve()), *map(str, path.resolve().parents)]
-    return next(kinds[place] for place in places if place in kinds) in ("tmpfs", "ramfs")
-
-
-@pytest.fixture
-def disk_daemon(tmp_path):
-    if _is_in_memory(tmp_path):
-        pytest.skip(f"{tmp_path} is in memory, where no job sleeps: set --basetemp to a disk")
-    running = start_daemon_with_disks(tmp_path, "disk")
-    yield running
-    running.stop()
-
-
 def _state_bits(optimizer):
     entries = optimizer.state_dict()["state"].values()
     return [bits([torch.as_tensor(value) for value in entry.values()]) for entry in entries]
-
-
-def _phase(daemon, job):
-    return daemon.optctl("describe", "job", job)["phase"]
 
 
 def _allocated(directory):
@@ -84,11 +61,11 @@ def test_training_goes_on_bit_for_bit(kind, wire, disk_daemon, job):
         before = bits(list(model.parameters()))
         offloaded = optimizer.offload_states()
         assert offloaded.directory.endswith(f"/asleep/jobs/{job}")
-        assert _phase(disk_daemon, job) == "JOB_PHASE_ASLEEP"
+        assert phase(disk_daemon, job) == "JOB_PHASE_ASLEEP"
         assert bits(list(model.parameters())) == before
         assert optimizer.committed_step == steps.stop and optimizer.job == job
         optimizer.reload_states()
-        assert _phase(disk_daemon, job) == "JOB_PHASE_READY"
+        assert phase(disk_daemon, job) == "JOB_PHASE_READY"
         assert bits(list(model.parameters())) == before
         assert optimizer.committed_step == steps.stop
     assert bits(list(model.parameters())) == bits(list(whole.parameters()))
@@ -246,7 +223,7 @@ def test_a_daemon_without_a_directory_leaves_the_job_awake(daemon, job):
         optimizer.offload_states()
     train(model, optimizer, range(2, 4))  # it has attached again
     assert largest_difference(model, whole) == 0
-    assert _phase(daemon, job) == "JOB_PHASE_READY"
+    assert phase(daemon, job) == "JOB_PHASE_READY"
 
 
 def _changed(model):
@@ -305,7 +282,7 @@ def test_a_job_sleeps_over_a_restart_of_the_daemon(how, disk_daemon, job):
     optimizer.offload_states()
     getattr(disk_daemon, how)()
     disk_daemon.start()
-    assert _phase(disk_daemon, job) == "JOB_PHASE_ASLEEP"
+    assert phase(disk_daemon, job) == "JOB_PHASE_ASLEEP"
     optimizer.reload_states()
     assert optimizer.committed_step == 2
     train(model, optimizer, range(2, 4))
@@ -355,7 +332,7 @@ def test_an_optimizer_that_ends_leaves_the_job_asleep(leaves, disk_daemon, job):
         optimizer.close()
         with pytest.raises(RuntimeError, match="closed"):
             optimizer.reload_states()
-    assert _phase(disk_daemon, job) == "JOB_PHASE_ASLEEP"
+    assert phase(disk_daemon, job) == "JOB_PHASE_ASLEEP"
 
 
 def test_a_job_that_went_on_is_not_taken_back(disk_daemon, job):
@@ -421,82 +398,11 @@ def test_damage_on_the_disk_leaves_the_job_asleep(disk_daemon, job):
     file.write_bytes(b"damage" + whole[6:])
     with pytest.raises(optstate.DataLossError, match="job.binpb"):
         optimizer.reload_states()
-    assert _phase(disk_daemon, job) == "JOB_PHASE_ASLEEP"
+    assert phase(disk_daemon, job) == "JOB_PHASE_ASLEEP"
     file.write_bytes(whole)
     optimizer.reload_states()
     train(model, optimizer, range(1, 2))
     assert optimizer.committed_step == 2
-
-
-def _ranks_sleep(connection, rank, job, endpoint, reduction):
-    model = small_model()
-    optimizer = optstate.AdamW(
-        model.parameters(), lr=0.01, job=job, endpoint=endpoint, reduction=reduction
-    )
-    for step in range(4):
-        optimizer.zero_grad()
-        batch = step if reduction == "trainer" else 2 * step + rank
-        loss_of(model, batch).backward()
-        optimizer.step()
-        if step == 1:
-            offloaded = optimizer.offload_states(["optim_states"])
-            say(connection, offloaded.memory_bytes)
-            connection.recv()
-            optimizer.reload_states()
-    return values_of(model)
-
-
-@pytest.mark.parametrize("reduction", ["trainer", "daemon"])
-@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
-def test_all_ranks_sleep_and_go_on(wire, reduction, disk_daemon, job):
-    endpoint = getattr(disk_daemon, wire)
-    with ranks.running(_ranks_sleep, 2, job, endpoint, reduction) as pair:
-        said = {pair.hear(rank) for rank in range(2)}
-        assert len(said) == 1 and said.pop() > 0
-        described = disk_daemon.optctl("describe", "job", job)
-        assert described["phase"] == "JOB_PHASE_ASLEEP"
-        for connection in pair.connections:
-            connection.send("reload")
-        found = pair.results()
-    expected = ranks.run(_trains, 2, f"{job}-awake", endpoint, reduction)
-    model = small_model()
-    with torch.no_grad():
-        for parameter, values in zip(model.parameters(), expected[0]):
-            parameter.copy_(torch.from_numpy(values))
-    assert_values(found, model)
-
-
-def _trains(_, rank, job, endpoint, reduction):
-    model = small_model()
-    optimizer = optstate.AdamW(
-        model.parameters(), lr=0.01, job=job, endpoint=endpoint, reduction=reduction
-    )
-    for step in range(4):
-        optimizer.zero_grad()
-        loss_of(model, step if reduction == "trainer" else 2 * step + rank).backward()
-        optimizer.step()
-    return values_of(model)
-
-
-def _ranks_are_refused(_, rank, job, endpoint):
-    model = small_model()
-    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=endpoint)
-    train(model, optimizer, range(2))
-    said = None
-    try:
-        optimizer.offload_states()
-    except optstate.FailedPreconditionError as error:
-        said = str(error)
-    train(model, optimizer, range(2, 4))
-    return values_of(model), said
-
-
-def test_a_refusal_is_raised_on_all_ranks_which_go_on(daemon, job):
-    found = ranks.run(_ranks_are_refused, 2, job, daemon.shm)
-    whole = small_model()
-    train(whole, optstate.AdamW(whole.parameters(), lr=0.01), range(4))
-    assert_values([values for values, _ in found], whole)
-    assert all(said is not None and "sleep_directory" in said for _, said in found)
 
 
 def test_speculative_jobs_and_gradients_that_are_views(disk_daemon, job):
