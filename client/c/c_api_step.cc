@@ -5,6 +5,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "client/c/c_api_address.h"
 #include "client/c/c_api_call.h"
 #include "client/c/c_api_options.h"
 #include "client/c/c_api_structs.h"
@@ -61,30 +62,6 @@ absl::StatusOr<optstate::StepVerdict> ReadVerdict(
       .verdict = static_cast<optstate::Verdict>(fits ? given.verdict : 0),
       .gradient_norm = given.gradient_norm,
       .clip_coefficient = given.clip_coefficient};
-}
-
-absl::StatusOr<client::JobAddress> ReadAddress(
-    const optstate_job_address* address) {
-  OPTSTATE_ASSIGN_OR_RETURN(
-      const optstate_job_address given,
-      client::ReadStruct(address,
-                         OPTSTATE_SIZE_THROUGH(optstate_job_address, job),
-                         "address"));
-  if (given.job == nullptr) {
-    return absl::InvalidArgumentError("address.job is NULL");
-  }
-  client::JobAddress read;
-  read.job = given.job;
-  if (given.endpoint != nullptr) read.endpoint = given.endpoint;
-  if (given.daemon_path != nullptr) read.daemon_path = given.daemon_path;
-  if (given.timeout_s > 0) read.timeout = absl::Seconds(given.timeout_s);
-  if (given.interrupted != nullptr) {
-    read.interrupted = [check = given.interrupted,
-                        context = given.interrupted_context] {
-      return check(context) != 0;
-    };
-  }
-  return read;
 }
 
 void WritePosition(const client::JobPosition& from,
@@ -188,7 +165,7 @@ int optstate_find_position(const optstate_job_address* address,
         position, OPTSTATE_SIZE_THROUGH(optstate_job_position, durable_step),
         "position"));
     OPTSTATE_ASSIGN_OR_RETURN(const client::JobAddress read,
-                              ReadAddress(address));
+                              client::ReadJobAddress(address));
     OPTSTATE_ASSIGN_OR_RETURN(const client::JobPosition from,
                               client::FindPosition(read));
     WritePosition(from, position);
@@ -202,7 +179,7 @@ int optstate_bring_verdict(const optstate_job_address* address,
   return Guarded([&]() -> absl::Status {
     OPTSTATE_RETURN_IF_ERROR(CheckOutcome(outcome));
     OPTSTATE_ASSIGN_OR_RETURN(const client::JobAddress read,
-                              ReadAddress(address));
+                              client::ReadJobAddress(address));
     OPTSTATE_ASSIGN_OR_RETURN(const optstate::StepVerdict decision,
                               ReadVerdict(verdict));
     OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome from,

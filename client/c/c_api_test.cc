@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/c_api_sleep.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/daemon_fixture.h"
@@ -300,6 +301,32 @@ TEST_F(CApiTest, OptimizersHaveNoNullStrings) {
 }
 
 TEST_F(CApiTest, HasAVersion) { EXPECT_STRNE(optstate_version(), ""); }
+
+TEST_F(CApiTest, SleepAndWakeCheckTheirStructs) {
+  optstate_job_address address = {};
+  address.struct_size = sizeof(address);
+  address.endpoint = endpoint_.c_str();
+  address.job = "absent";
+  optstate_sleep_options options = {};
+  options.struct_size = sizeof(options);
+  optstate_sleep_result result = {};
+  result.struct_size = sizeof(result);
+  constexpr int kNotFound = static_cast<int>(absl::StatusCode::kNotFound);
+  EXPECT_EQ(optstate_sleep_job(&address, &options, &result), kNotFound);
+  EXPECT_EQ(optstate_wake_job(&address, nullptr, &result), kNotFound);
+  EXPECT_THAT(optstate_last_error(), HasSubstr("absent"));
+  EXPECT_EQ(optstate_sleep_job(&address, &options, nullptr), kInvalidArgument);
+  EXPECT_THAT(optstate_last_error(), HasSubstr("result is NULL"));
+  options.whole_timeout_s = -1;
+  EXPECT_EQ(optstate_sleep_job(&address, &options, &result), kInvalidArgument);
+  EXPECT_THAT(optstate_last_error(), HasSubstr("options.whole_timeout_s"));
+  options.struct_size = 1;
+  EXPECT_EQ(optstate_wake_job(&address, &options, &result), kInvalidArgument);
+  EXPECT_THAT(optstate_last_error(), HasSubstr("options.struct_size"));
+  address.job = nullptr;
+  EXPECT_EQ(optstate_wake_job(&address, nullptr, &result), kInvalidArgument);
+  EXPECT_THAT(optstate_last_error(), HasSubstr("address.job is NULL"));
+}
 
 }  // namespace
 }  // namespace optstate

@@ -10,6 +10,7 @@
 #include "absl/types/span.h"
 #include "client/c/c_api_call.h"
 #include "client/c_api.h"
+#include "client/c_api_sleep.h"
 #include "client/client.h"
 #include "client/views/gradient_views.h"
 #include "client/views/parameter_views.h"
@@ -72,6 +73,10 @@ int optstate_views_release(optstate_views* views) {
 
 int optstate_views_keep(optstate_views* views) {
   return Guarded([&] { return views->views->Keep(); });
+}
+
+int optstate_views_leave(optstate_views* views) {
+  return Guarded([&] { return views->views->Leave(); });
 }
 
 void optstate_views_free(optstate_views* views) { delete views; }

@@ -1,26 +1,23 @@
 #include "client/ctl/admin_client.h"
 
-#include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <filesystem>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/admin/admin_connection.h"
+#include "client/admin/sleep_call.h"
 #include "client/ctl/stream_watch.h"
-#include "client/endpoint/dial.h"
 #include "client/endpoint/endpoint.h"
 #include "google/protobuf/util/time_util.h"
 #include "optstate/v1/admin.grpc.pb.h"
-#include "proto/types/grpc_status.h"
-#include "proto/types/path_owners.h"
 #include "proto/types/status_macros.h"
-#include "proto/types/unique_fd.h"
 
 namespace optstate::ctl {
 namespace {
@@ -29,9 +26,6 @@ constexpr absl::string_view kNameAnother =
     "or name another with --endpoint or $OPTSTATE_ENDPOINT (unix:PATH, "
     "grpc:HOST:PORT, grpcs:HOST:PORT, grpc:unix:PATH)";
 
-constexpr absl::string_view kGoesOn =
-    "the daemon goes on; `optctl describe job` says how far it is";
-
 // The part of a timeout that is left for the answer of a daemon that was asked
 // to wait: at most this, and at most half of the timeout.
 constexpr absl::Duration kAnswerTimeMax = absl::Seconds(1);
@@ -39,28 +33,31 @@ constexpr absl::Duration kAnswerTimeMax = absl::Seconds(1);
 // How long one call that follows events lasts.
 constexpr absl::Duration kFollowMax = absl::Minutes(1);
 
+client::AdminWords Words() {
+  return {.timeout = "--timeout",
+          .name_another = std::string(kNameAnother),
+          .when_silent = "; `optctl status` says how it is"};
+}
+
+bool IsReadable(int fd) {
+  pollfd entry = {.fd = fd, .events = POLLIN, .revents = 0};
+  return ::poll(&entry, 1, /*timeout=*/0) > 0;
+}
+
 class GrpcAdminClient : public AdminClient {
  public:
-  GrpcAdminClient(client::Endpoint endpoint, const std::string& target,
-                  absl::Duration timeout)
-      : endpoint_(std::move(endpoint)), timeout_(timeout) {
-    grpc::ChannelArguments arguments;
-    // A page of 10,000 parameters is larger than gRPC's default of 4 MiB.
-    arguments.SetMaxReceiveMessageSize(-1);
-    // A proxy of the environment is for remote hosts, not for a daemon.
-    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-    if (uses_tls()) return;
-    channel_ = grpc::CreateCustomChannel(
-        target, grpc::InsecureChannelCredentials(), arguments);
-    stub_ = v1::Admin::NewStub(channel_);
+  explicit GrpcAdminClient(std::unique_ptr<client::AdminConnection> connection)
+      : connection_(std::move(connection)) {}
+
+  std::string address() const override {
+    return connection_->endpoint().ToString();
   }
 
-  std::string address() const override { return endpoint_.ToString(); }
-
   bool is_local() const override {
-    return endpoint_.kind != client::Endpoint::Kind::kGrpcTcp ||
-           endpoint_.host == "localhost" || endpoint_.host == "::1" ||
-           absl::StartsWith(endpoint_.host, "127.");
+    const client::Endpoint& endpoint = connection_->endpoint();
+    return endpoint.kind != client::Endpoint::Kind::kGrpcTcp ||
+           endpoint.host == "localhost" || endpoint.host == "::1" ||
+           absl::StartsWith(endpoint.host, "127.");
   }
 
   absl::StatusOr<v1::ServerStatus> GetStatus() override {
@@ -136,39 +133,40 @@ class GrpcAdminClient : public AdminClient {
   absl::Status VerifyJob(
       const std::string& name, int interrupt,
       absl::FunctionRef<void(const v1::VerifyJobProgress&)> progress) override {
-    OPTSTATE_RETURN_IF_ERROR(AwaitConnection(absl::Now() + timeout_));
+    OPTSTATE_RETURN_IF_ERROR(
+        connection_->Await(absl::Now() + connection_->timeout()));
     grpc::ClientContext context;
-    SayWhoCalls(&context);
-    StreamWatch watch(&context, timeout_, interrupt);
+    connection_->SayWhoCalls(&context);
+    StreamWatch watch(&context, connection_->timeout(), interrupt);
     v1::VerifyJobRequest request;
     request.set_name(name);
-    return Follow<v1::VerifyJobProgress>(
-        stub_->VerifyJob(&context, request).get(), &watch,
-        "the verification was ended", progress);
+    const auto reader = connection_->stub()->VerifyJob(&context, request);
+    v1::VerifyJobProgress message;
+    while (reader->Read(&message)) {
+      watch.Touch();
+      progress(message);
+    }
+    const grpc::Status status = reader->Finish();
+    if (status.ok()) return absl::OkStatus();
+    if (watch.was_interrupted()) {
+      return absl::CancelledError("interrupted: the verification was ended");
+    }
+    return watch.was_silent() ? connection_->Silent()
+                              : connection_->Explain(status);
   }
 
   absl::Status SleepJob(const std::string& name, int interrupt,
                         OnSleepProgress progress) override {
-    OPTSTATE_RETURN_IF_ERROR(AwaitConnection(absl::Now() + timeout_));
-    grpc::ClientContext context;
-    SayWhoCalls(&context);
-    StreamWatch watch(&context, timeout_, interrupt);
-    v1::SleepJobRequest request;
-    request.set_name(name);
-    return Follow<v1::SleepProgress>(stub_->SleepJob(&context, request).get(),
-                                     &watch, kGoesOn, progress);
+    return client::CallSleepJob(
+        connection_.get(), name, [interrupt] { return IsReadable(interrupt); },
+        progress);
   }
 
   absl::Status WakeJob(const std::string& name, int interrupt,
                        OnSleepProgress progress) override {
-    OPTSTATE_RETURN_IF_ERROR(AwaitConnection(absl::Now() + timeout_));
-    grpc::ClientContext context;
-    SayWhoCalls(&context);
-    StreamWatch watch(&context, timeout_, interrupt);
-    v1::WakeJobRequest request;
-    request.set_name(name);
-    return Follow<v1::SleepProgress>(stub_->WakeJob(&context, request).get(),
-                                     &watch, kGoesOn, progress);
+    return client::CallWakeJob(
+        connection_.get(), name, [interrupt] { return IsReadable(interrupt); },
+        progress);
   }
 
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary) override {
@@ -178,12 +176,13 @@ class GrpcAdminClient : public AdminClient {
   }
 
   absl::StatusOr<v1::DrainReply> Drain(bool resume) override {
-    const absl::Time deadline = absl::Now() + timeout_;
-    OPTSTATE_RETURN_IF_ERROR(AwaitConnection(deadline));
+    const absl::Duration timeout = connection_->timeout();
+    const absl::Time deadline = absl::Now() + timeout;
+    OPTSTATE_RETURN_IF_ERROR(connection_->Await(deadline));
     // The daemon's own answer, at the end of its wait, names the unfinished
     // jobs.
     const absl::Duration wait =
-        deadline - absl::Now() - std::min(kAnswerTimeMax, timeout_ / 2);
+        deadline - absl::Now() - std::min(kAnswerTimeMax, timeout / 2);
     v1::DrainRequest request;
     *request.mutable_timeout() =
         google::protobuf::util::TimeUtil::NanosecondsToDuration(
@@ -195,13 +194,14 @@ class GrpcAdminClient : public AdminClient {
   absl::Status WatchEvents(
       const v1::WatchEventsRequest& request, int interrupt,
       absl::FunctionRef<bool(const v1::Event&)> pass) override {
-    OPTSTATE_RETURN_IF_ERROR(AwaitConnection(absl::Now() + timeout_));
+    const absl::Duration timeout = connection_->timeout();
+    OPTSTATE_RETURN_IF_ERROR(connection_->Await(absl::Now() + timeout));
     grpc::ClientContext context;
-    SayWhoCalls(&context);
+    connection_->SayWhoCalls(&context);
     context.set_deadline(absl::ToChronoTime(
-        absl::Now() + (request.follow() ? kFollowMax : timeout_)));
+        absl::Now() + (request.follow() ? kFollowMax : timeout)));
     StreamWatch watch(&context, absl::InfiniteDuration(), interrupt);
-    const auto reader = stub_->WatchEvents(&context, request);
+    const auto reader = connection_->stub()->WatchEvents(&context, request);
     v1::Event event;
     bool goes_on = true;
     while (goes_on && reader->Read(&event)) goes_on = pass(event);
@@ -215,14 +215,14 @@ class GrpcAdminClient : public AdminClient {
       return Annotate(absl::FailedPreconditionError(
                           "the daemon is of an older build, which remembers no "
                           "events: `optctl upgrade` puts another in its place"),
-                      endpoint_.ToString());
+                      address());
     }
     // A daemon that ends, or makes way, may have no time to say so.
     if (status.error_code() == grpc::StatusCode::CANCELLED) {
       return Annotate(absl::UnavailableError("the daemon has ended the call"),
-                      endpoint_.ToString());
+                      address());
     }
-    return Annotate(Explain(status), endpoint_.ToString());
+    return connection_->Explain(status);
   }
 
  private:
@@ -230,31 +230,12 @@ class GrpcAdminClient : public AdminClient {
   using Method = grpc::Status (v1::Admin::Stub::*)(grpc::ClientContext*,
                                                    const Request&, Reply*);
 
-  // Reads a stream to its end. `interrupted`: what an interrupt has done.
-  template <typename Message>
-  absl::Status Follow(grpc::ClientReader<Message>* reader, StreamWatch* watch,
-                      absl::string_view interrupted,
-                      absl::FunctionRef<void(const Message&)> progress) {
-    Message message;
-    while (reader->Read(&message)) {
-      watch->Touch();
-      progress(message);
-    }
-    const grpc::Status status = reader->Finish();
-    if (status.ok()) return absl::OkStatus();
-    if (watch->was_interrupted()) {
-      return absl::CancelledError(absl::StrCat("interrupted: ", interrupted));
-    }
-    return Annotate(watch->was_silent() ? Silent() : Explain(status),
-                    endpoint_.ToString());
-  }
-
   // Connects and asks, within one timeout.
   template <typename Request, typename Reply>
   absl::StatusOr<Reply> Call(Method<Request, Reply> method,
                              const Request& request) {
-    const absl::Time deadline = absl::Now() + timeout_;
-    OPTSTATE_RETURN_IF_ERROR(AwaitConnection(deadline));
+    const absl::Time deadline = absl::Now() + connection_->timeout();
+    OPTSTATE_RETURN_IF_ERROR(connection_->Await(deadline));
     return Ask(method, request, deadline);
   }
 
@@ -262,126 +243,17 @@ class GrpcAdminClient : public AdminClient {
   absl::StatusOr<Reply> Ask(Method<Request, Reply> method,
                             const Request& request, absl::Time deadline) {
     grpc::ClientContext context;
-    SayWhoCalls(&context);
+    connection_->SayWhoCalls(&context);
     context.set_deadline(absl::ToChronoTime(deadline));
     Reply reply;
     const grpc::Status status =
-        (stub_.get()->*method)(&context, request, &reply);
+        (connection_->stub()->*method)(&context, request, &reply);
     if (status.ok()) return reply;
-    return Annotate(Explain(status), endpoint_.ToString());
+    return connection_->Explain(status);
   }
 
-  void SayWhoCalls(grpc::ClientContext* context) const {
-    const std::string token = client::TokenFor(endpoint_);
-    if (token.empty()) return;
-    context->AddMetadata("authorization", absl::StrCat("Bearer ", token));
-  }
-
-  bool uses_tls() const {
-    return endpoint_.kind == client::Endpoint::Kind::kGrpcTls;
-  }
-
-  // Makes a connection for one call: a channel of a given connection does not
-  // come back when that is lost.
-  absl::Status ConnectWithTls(absl::Time deadline) {
-    absl::StatusOr<UniqueFd> socket = client::Dial(endpoint_, deadline);
-    if (!socket.ok()) return Annotate(socket.status(), endpoint_.ToString());
-    grpc::ChannelArguments arguments;
-    arguments.SetMaxReceiveMessageSize(-1);
-    channel_ = grpc::CreateCustomInsecureChannelFromFd(
-        endpoint_.host, socket->release(), arguments);
-    stub_ = v1::Admin::NewStub(channel_);
-    return absl::OkStatus();
-  }
-
-  // Waits until a gRPC server answers: the kernel also connects to a stopped
-  // process, and to any other program that listens. Errors name the endpoint.
-  absl::Status AwaitConnection(absl::Time deadline) {
-    if (uses_tls()) return ConnectWithTls(deadline);
-    grpc_connectivity_state state = channel_->GetState(/*try_to_connect=*/true);
-    while (state != GRPC_CHANNEL_READY) {
-      if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) {
-        return Annotate(UnreachableError(deadline), endpoint_.ToString());
-      }
-      if (!channel_->WaitForStateChange(state, absl::ToChronoTime(deadline))) {
-        return absl::DeadlineExceededError(absl::StrCat(
-            endpoint_.ToString(), ": no answer within ",
-            absl::FormatDuration(timeout_),
-            " (--timeout): nobody spoke gRPC there. The daemon is stopped or "
-            "has too much to do, the way to it is cut, or something else "
-            "listens there"));
-      }
-      state = channel_->GetState(/*try_to_connect=*/true);
-    }
-    return absl::OkStatus();
-  }
-
-  // Makes the error, with the system's own message about a connection.
-  absl::Status UnreachableError(absl::Time deadline) const {
-    absl::Status dialled =
-        client::Dial(endpoint_,
-                     std::min(deadline, absl::Now() + absl::Seconds(1)))
-            .status();
-    if (absl::IsPermissionDenied(dialled)) return dialled;
-    if (dialled.ok()) {
-      return absl::UnavailableError(
-          "whoever accepts there closed the connection before it spoke gRPC: "
-          "it "
-          "refuses connections just now, or is another program");
-    }
-    const std::string place =
-        endpoint_.path.empty()
-            ? absl::StrCat("--listen ", endpoint_.host, ":", endpoint_.port)
-            : absl::StrCat("--socket ", endpoint_.path);
-    return absl::UnavailableError(
-        absl::StrCat("no daemon answers there: ", dialled.message(),
-                     ". Start one (optstated ", place, "), ", kNameAnother));
-  }
-
-  absl::Status Explain(const grpc::Status& status) const {
-    absl::Status from_grpc = FromGrpc(status);
-    // This text is gRPC's alone, without any of the daemon's.
-    if (from_grpc.message() != "Deadline Exceeded") return from_grpc;
-    return Silent();
-  }
-
-  absl::Status Silent() const {
-    return absl::DeadlineExceededError(
-        absl::StrCat("the daemon is there and gave no answer within ",
-                     absl::FormatDuration(timeout_),
-                     " (--timeout): it is stopped or has too much to do. "
-                     "Whether it does what was asked "
-                     "is not known; `optctl status` says how it is"));
-  }
-
-  const client::Endpoint endpoint_;
-  const absl::Duration timeout_;
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<v1::Admin::Stub> stub_;
+  const std::unique_ptr<client::AdminConnection> connection_;
 };
-
-// Returns gRPC's address of the daemon, whose one unix socket serves both
-// wires.
-absl::StatusOr<std::string> GrpcTarget(const client::Endpoint& endpoint) {
-  using Kind = client::Endpoint::Kind;
-  switch (endpoint.kind) {
-    case Kind::kShm:
-    case Kind::kGrpcUnix:
-      return absl::StrCat("unix:", endpoint.path);
-    case Kind::kGrpcTcp: {
-      const bool ipv6 = absl::StrContains(endpoint.host, ':');
-      return absl::StrCat("dns:///", ipv6 ? "[" : "", endpoint.host,
-                          ipv6 ? "]:" : ":", endpoint.port);
-    }
-    case Kind::kGrpcTls:  // each call makes its connection
-      return std::string();
-    case Kind::kEmbedded:
-      break;
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "a private daemon (embedded) is its trainer's alone: name a node's, ",
-      kNameAnother));
-}
 
 absl::Status NoneFound() {
   return absl::UnavailableError(
@@ -407,14 +279,10 @@ absl::StatusOr<std::unique_ptr<AdminClient>> AdminClient::Make(
       !IsNamed(endpoint)) {
     return NoneFound();
   }
-  OPTSTATE_ASSIGN_OR_RETURN(const std::string target, GrpcTarget(resolved));
-  if (!resolved.path.empty()) {
-    OPTSTATE_RETURN_IF_ERROR(Annotate(
-        CheckPathOwners(std::filesystem::absolute(resolved.path).string(),
-                        PathOwners::kTrusted),
-        resolved.ToString()));
-  }
-  return std::make_unique<GrpcAdminClient>(resolved, target, timeout);
+  OPTSTATE_ASSIGN_OR_RETURN(
+      std::unique_ptr<client::AdminConnection> connection,
+      client::AdminConnection::Make(resolved, Words(), timeout));
+  return std::make_unique<GrpcAdminClient>(std::move(connection));
 }
 
 }  // namespace optstate::ctl

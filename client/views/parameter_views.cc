@@ -28,6 +28,28 @@ uint64_t PageBytes() {
   return bytes;
 }
 
+// The memory that is moved out of the file at once, and that is there twice
+// meanwhile.
+constexpr uint64_t kMovedBytesMax = uint64_t{32} << 20;
+
+absl::Status MoveOutOfFile(absl::Span<std::byte> range) {
+  void* const data = mmap(nullptr, range.size(), PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no memory to move parameters to: ", OsError(errno, "mmap").message()));
+  }
+  std::memcpy(data, range.data(), range.size());
+  // One call replaces the mapping, so that a reader never finds a hole.
+  if (mremap(data, range.size(), range.size(), MREMAP_MAYMOVE | MREMAP_FIXED,
+             range.data()) == MAP_FAILED) {
+    absl::Status status = OsError(errno, "mremap over the parameters");
+    munmap(data, range.size());
+    return status;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status GiveBack(absl::Span<std::byte> range) {
   if (madvise(range.data(), range.size(), MADV_DONTNEED) == 0) {
     return absl::OkStatus();
@@ -81,12 +103,20 @@ absl::Status ParameterViews::FindWritten(int file,
                                          absl::Span<const std::byte> committed,
                                          std::vector<uint32_t>* parameters) {
   parameters->clear();
+  OPTSTATE_RETURN_IF_ERROR(CheckHasFile());
   OPTSTATE_RETURN_IF_ERROR(CheckFile(file));
   OPTSTATE_RETURN_IF_ERROR(pages_.Find(area_, &ranges_));
   for (const absl::Span<std::byte> range : ranges_) {
     OPTSTATE_RETURN_IF_ERROR(Compare(range, committed, parameters));
   }
   return absl::OkStatus();
+}
+
+// Without the file's pages below it, a page that is given back would be zeros.
+absl::Status ParameterViews::CheckHasFile() const {
+  if (left_bytes_ == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "the views have left the parameter file, and are the process's own");
 }
 
 absl::Status ParameterViews::CheckFile(int file) {
@@ -177,6 +207,7 @@ void ParameterViews::NoteParameters(uint64_t begin, uint64_t end,
 }
 
 absl::Status ParameterViews::Release() {
+  OPTSTATE_RETURN_IF_ERROR(CheckHasFile());
   OPTSTATE_RETURN_IF_ERROR(pages_.Find(area_, &ranges_));
   for (const absl::Span<std::byte> range : ranges_) {
     OPTSTATE_RETURN_IF_ERROR(GiveBack(range));
@@ -201,6 +232,19 @@ absl::Status ParameterViews::Keep() {
       *byte = *byte;
     }
     break;
+  }
+  return guard_.lost() ? CutShort(file_name_) : absl::OkStatus();
+}
+
+absl::Status ParameterViews::Leave() {
+  // Copies first: then no value depends on the file, however far this comes.
+  const absl::Status kept = Keep();
+  if (!kept.ok() && !absl::IsDataLoss(kept)) return kept;
+  while (left_bytes_ < area_.size()) {
+    const absl::Span<std::byte> next =
+        area_.subspan(left_bytes_, kMovedBytesMax);
+    OPTSTATE_RETURN_IF_ERROR(MoveOutOfFile(next));
+    left_bytes_ += next.size();
   }
   return guard_.lost() ? CutShort(file_name_) : absl::OkStatus();
 }

@@ -56,10 +56,17 @@ class ParameterViews {
   // DATA_LOSS: the file was cut short; every page is copied, and those behind
   // the cut are zeros.
   absl::Status Keep();
+  // Does what Keep() does, and moves everything out of the file: when nobody
+  // else uses the file, its memory can be given back, while this memory stays,
+  // at its addresses. FindWritten() and Release() are FAILED_PRECONDITION from
+  // then on. What other threads write meanwhile may be lost. After an error all
+  // values are as before; the call may be repeated.
+  absl::Status Leave();
 
  private:
   explicit ParameterViews(const Layout& layout) : layout_(layout) {}
 
+  absl::Status CheckHasFile() const;
   absl::Status CheckFile(int file);
   absl::Status Follow(int file);
   // Gives equal pages of the range back; records the parameters of the others.
@@ -72,6 +79,7 @@ class ParameterViews {
 
   const Layout layout_;
   absl::Span<std::byte> area_;  // whole pages
+  uint64_t left_bytes_ = 0;     // of area_, that are not the file's any more
   uint64_t file_bytes_ = 0;
   std::string file_name_;  // for errors
   dev_t device_ = 0;

@@ -183,6 +183,63 @@ TEST_F(ParameterViewsTest, ValuesOfAFileThatIsCutShortStayAsFarAsTheyAreThere) {
   EXPECT_EQ(At(5)[1], 4);
 }
 
+TEST_F(ParameterViewsTest, ViewsThatHaveLeftTheFileNeedItNoMore) {
+  At(5)[1] = 3;
+  Engines(2)[49999] = 7;
+  const float* const address = At(2);
+  ASSERT_TRUE(views_->Leave().ok());
+  ASSERT_TRUE(views_->Leave().ok());
+  ASSERT_TRUE(views_->Keep().ok());
+  // This takes even private copies of the file's pages away.
+  file_.Truncate(0);
+  EXPECT_EQ(At(2), address);
+  EXPECT_EQ(At(2)[49999], 7);
+  EXPECT_EQ(At(5)[1], 3);
+  At(0)[0] = 2;
+  EXPECT_EQ(At(0)[0], 2);
+  // These would give pages back below which there is no file.
+  EXPECT_EQ(views_->Release().code(), absl::StatusCode::kFailedPrecondition);
+  std::vector<uint32_t> found;
+  EXPECT_EQ(views_->FindWritten(file_.fd(), file_.bytes(), &found).code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(At(5)[1], 3);
+}
+
+TEST_F(ParameterViewsTest, LeavingAFileThatIsCutShortIsDataLoss) {
+  Engines(0)[1] = 2;
+  Engines(2)[49999] = 7;
+  file_.Truncate(4096);
+  EXPECT_EQ(views_->Leave().code(), absl::StatusCode::kDataLoss);
+  file_.Truncate(0);
+  EXPECT_EQ(At(0)[1], 2);
+  EXPECT_EQ(At(2)[49999], 0);
+}
+
+// A large file leaves in several parts.
+TEST(LargeParameterViewsTest, AllPartsLeaveTheFile) {
+  constexpr int64_t kElements = (int64_t{72} << 20) / 4;
+  const Layout layout = *Layout::Make(
+      {.groups = {{}}, .parameters = {Parameter("large", kElements)}});
+  File file(shm::ParameterSegmentBytes(layout.parameter_area_bytes()));
+  auto views = ParameterViews::Map(file.fd(), layout);
+  ASSERT_TRUE(views.ok()) << views.status();
+  auto* const engines =
+      reinterpret_cast<float*>(file.data() + layout.parameter_offset_bytes(0));
+  constexpr int64_t kStride = 1021;  // not a multiple of a page's elements
+  for (int64_t i = 0; i < kElements; i += kStride) {
+    engines[i] = static_cast<float>(i % 4093);
+  }
+  ASSERT_TRUE((*views)->Leave().ok());
+  file.Truncate(0);
+  const auto* const left =
+      reinterpret_cast<const float*>((*views)->parameter(0).data());
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < kElements; i += kStride) {
+    if (left[i] != static_cast<float>(i % 4093)) ++wrong;
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
 TEST(WrittenPagesTest, BothWaysFindTheSame) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   constexpr size_t kPages = 5000;

@@ -1,4 +1,4 @@
-"""The C API (client/c_api.h) through ctypes: structs, prototypes, loading.
+"""The C API (client/c_api.h and what is beside it) through ctypes: structs, prototypes, loading.
 
 Threads: the library may be called from several threads; the GIL is released
 for the length of each call. Nothing here needs torch.
@@ -209,6 +209,35 @@ class Verdict(_Versioned):
     )
 
 
+class SleepProgress(Structure):
+    _fields_ = (("context", c_void_p), ("bytes", c_uint64), ("bytes_total", c_uint64))
+
+
+SLEEP_PROGRESS = CFUNCTYPE(None, POINTER(SleepProgress))
+
+
+class SleepOptions(_Versioned):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("whole_timeout_s", c_double),
+        ("progress", SLEEP_PROGRESS),
+        ("progress_context", c_void_p),
+        ("expected_created_at_ns", c_uint64),
+        ("expected_step", c_uint64),
+    )
+
+
+class SleepResult(_Versioned):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("memory_bytes", c_uint64),
+        ("was_so", c_int32),
+        ("created_at_ns", c_uint64),
+        ("committed_step", c_uint64),
+        ("directory", c_char_p),
+    )
+
+
 class SessionInfo(_Versioned):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -309,6 +338,7 @@ _PROTOTYPES = {
     ),
     "optstate_views_release": (c_int, (c_void_p,)),
     "optstate_views_keep": (c_int, (c_void_p,)),
+    "optstate_views_leave": (c_int, (c_void_p,)),
     "optstate_views_free": (None, (c_void_p,)),
     "optstate_gradient_views_map": (
         c_int,
@@ -331,6 +361,14 @@ _PROTOTYPES = {
     "optstate_bring_verdict": (
         c_int,
         (POINTER(JobAddress), POINTER(Verdict), POINTER(Outcome)),
+    ),
+    "optstate_sleep_job": (
+        c_int,
+        (POINTER(JobAddress), POINTER(SleepOptions), POINTER(SleepResult)),
+    ),
+    "optstate_wake_job": (
+        c_int,
+        (POINTER(JobAddress), POINTER(SleepOptions), POINTER(SleepResult)),
     ),
     "optstate_writes_parameters": (c_int, (c_void_p, POINTER(c_int32))),
     "optstate_abort": (c_int, (c_void_p, c_uint64)),

@@ -30,13 +30,14 @@ from optstate._torch.options import (
 from optstate._torch.served import CLOSED, Served
 from optstate._torch.settings import Settings
 from optstate._torch.shared import Shared
+from optstate._torch.sleeping import Sleeping
 from optstate._torch.state_transfer import StateTransfer
 from optstate._torch.stepping import Stepping
 from optstate.session import StepOutcome
 from optstate.session_spec import LossScaler
 
 
-class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
+class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
     """The features that optstate's optimizers add to torch's of the same names.
 
     Keyword arguments beyond torch's:
@@ -320,9 +321,9 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
 
     @property
     def job(self) -> str | None:
-        """Name of the job; None while not attached."""
-        attachment = self._served.attachment
-        return attachment.job if attachment else None
+        """Name of the job, also while it is asleep; None while not attached."""
+        holder = self._served.attachment or self._served.asleep
+        return holder.job if holder else None
 
     @property
     def endpoint(self) -> str | None:
@@ -404,8 +405,9 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
     def close(self) -> None:
         """Detaches from the job. Idempotent; the optimizer cannot be used afterwards.
 
-        A named job stays in the daemon; a private one ends with its last rank.
+        A named job stays in the daemon, or asleep; a private one ends with its last rank.
         """
+        self._served.asleep = None
         self._served.detach(CLOSED)
 
     def __enter__(self) -> ServedOptimizer:
@@ -424,6 +426,8 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         A trainer that re-attaches to the job later must construct all groups at once.
         A parameter that the module of model= has by now gets its name there.
         """
+        if self._served.asleep is not None:
+            self._served.check_usable()
         super().add_param_group(param_group)
         was_attached = False
         try:

@@ -14,6 +14,7 @@ from optstate import _native, errors
 from optstate._torch.frozen import groups_to_register, groups_with, is_frozen
 from optstate._torch.gradients.hooks import GradientHooks
 from optstate._torch.job.announcement import announce, warn_if_embedded, warn_of_places
+from optstate._torch.job.asleep import Asleep
 from optstate._torch.job.attaching import note_holder, open_attachment
 from optstate._torch.job.attachment import Attachment
 from optstate._torch.job.beginning import check_replicas, first_to_load, raise_failure
@@ -81,6 +82,7 @@ class Served:
         # The reason why there is no attachment and the optimizer cannot be used.
         self.detached_because: str | None = None
         self.may_attach = True
+        self.asleep: Asleep | None = None  # the job that reload_states() wakes
         self.steps_before = 0  # steps of a private job that went on under another name
         self.outcome: StepOutcome | None = None
         self._join_config: Any = None  # set by torch's Join
@@ -128,7 +130,8 @@ class Served:
 
     def check_usable(self) -> None:
         if self.detached_because is not None:
-            raise RuntimeError(f"the optimizer cannot be used: {self.detached_because}")
+            kind = RuntimeError if self.asleep is None else errors.FailedPreconditionError
+            raise kind(f"the optimizer cannot be used: {self.detached_because}")
 
     def attached(self) -> Attachment:
         """Returns the attachment; RuntimeError when there is none."""
@@ -161,12 +164,12 @@ class Served:
         It leaves nothing open when it raises.
         """
         groups = groups_to_register(self.param_groups, self.names_by_id, self.state)
-        self.replaced = self._attach_groups(groups, job)
+        self.replaced = self.attach_groups(groups, job)
         self.detached_because = None
         assert self.attachment is not None
         announce(self.attachment, self.replaced.count if self.replaced else 0)
 
-    def _attach_groups(
+    def attach_groups(
         self,
         groups: Sequence[dict[str, Any]],
         job: str | None,
@@ -228,7 +231,7 @@ class Served:
         self.state = ServedState(self)
         if not attachment.is_private:
             self.steps_before = 0
-            if extend_with is None and not attachment.session.created:
+            if extend_with is None and not (attachment.session.created or self.asleep):
                 warn_of_places(attachment, unnamed_alike(self.param_groups, self.names_by_id))
         self.attachment = attachment
         note_holder(self)
@@ -474,9 +477,9 @@ class Served:
         ranks.agree(None)  # every rank has left
         job = None if old.is_private else old.job
         try:
-            self._attach_groups(groups, job, None if old.is_private else extend_with)
+            self.attach_groups(groups, job, None if old.is_private else extend_with)
         except errors.OptstateError:  # the daemon refuses the new ones
-            self._attach_groups(old_groups, job)
+            self.attach_groups(old_groups, job)
             self._note_extended(old)
             raise
         self._note_extended(old)

@@ -74,6 +74,8 @@ class StateTransfer:
 
     @state.setter
     def state(self, value: Any) -> None:
+        if self._served.asleep is not None:
+            self._served.check_usable()
         if self._served.attachment is None:
             self._served.state = value  # set by torch's constructor, or on a copy
         else:

@@ -36,6 +36,11 @@ class ReplacedParameters:
         return len(self._values)
 
     @property
+    def indices(self) -> list[int]:
+        """The kept parameters."""
+        return list(self._values)
+
+    @property
     def held_bytes(self) -> int:
         return sum(value.numel() * value.element_size() for value in self._values.values())
 

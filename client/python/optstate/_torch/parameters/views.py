@@ -82,6 +82,13 @@ class ParameterViews:
             _native.check(self._library.optstate_views_keep(self._handle))
             self.is_private = True
 
+    def leave(self) -> None:
+        """Does what end() does, and moves the memory out of the daemon's file: no page of that is
+        kept for the views. Follows keep(). After an error the values are as before."""
+        if os.getpid() == self._pid and not self.is_kept:
+            _native.check(self._library.optstate_views_leave(self._handle))
+            self.is_private = self.is_kept = True
+
     def end(self) -> None:
         """Makes the values stay as they are when the session closes. DataLossError: some are
         lost, and the others stay."""
