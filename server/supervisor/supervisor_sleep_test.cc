@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -213,6 +214,27 @@ TEST_F(SupervisorSleepTest, TooLittleMemoryLeavesTheJobAsleep) {
   harness_.config().mutable_limits()->set_job_state_bytes_max(0);
   harness_.Start();
   EXPECT_TRUE(Wake("a").ok());
+}
+
+// The files would go where no engine finds them.
+TEST_F(SupervisorSleepTest, NoJobWakesIntoAStateDirectoryThatIsGone) {
+  std::atomic<bool> is_in_place{true};
+  harness_.set_check_state_directory([&is_in_place]() -> absl::Status {
+    if (is_in_place) return absl::OkStatus();
+    return absl::FailedPreconditionError("it was removed");
+  });
+  harness_.Start();
+  MakeJob("a");
+  ASSERT_TRUE(Sleep("a").ok());
+  is_in_place = false;
+  const absl::Status refused = Wake("a");
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("it was removed"));
+  EXPECT_TRUE(IsAsleep("a"));
+  is_in_place = true;
+  EXPECT_TRUE(Wake("a").ok());
+  EXPECT_TRUE(HasState("a"));
+  harness_.Stop();
 }
 
 TEST_F(SupervisorSleepTest, GradientsThatAreKeptKeepAJobAwake) {
