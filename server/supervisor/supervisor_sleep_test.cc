@@ -306,6 +306,26 @@ TEST_F(SupervisorSleepTest, RecordsOfASleepingJobThatIsNotFoundAreLeftAlone) {
   EXPECT_FALSE(Exists(nvme + "/jobs/a/asleep"));
 }
 
+// A rank would train from the beginning, without a word.
+TEST_F(SupervisorSleepTest, ASleepingJobThatCannotBeReadIsNotBegunAnew) {
+  harness_.Start();
+  MakeJob("a");
+  ASSERT_TRUE(Sleep("a").ok());
+  harness_.Stop();
+  fs::remove_all(harness_.JobDirectory("a"));
+  const std::string folder = disk_ + "/jobs/a";
+  std::ofstream(folder + "/manifest") << "damaged";
+  harness_.Start();
+  EXPECT_FALSE(harness_.Find("a").has_value());
+  const absl::Status refused = harness_.Open("a").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(folder));
+  EXPECT_NE(MustOpen("b").engine_pid, 0u);
+  // The operator gives it up.
+  fs::remove_all(folder);
+  EXPECT_NE(MustOpen("a").engine_pid, 0u);
+}
+
 TEST_F(SupervisorSleepTest, SleepingJobsCountAsJobs) {
   harness_.config().mutable_limits()->set_jobs_max(1);
   harness_.Start();
