@@ -184,9 +184,10 @@ absl::Status Daemon::Build() {
   }
   OPTSTATE_ASSIGN_OR_RETURN(
       accept::Listeners listeners,
-      accept::OpenListeners(config(), options_.handover.has_value()
-                                          ? &*options_.handover
-                                          : nullptr));
+      accept::OpenListeners(
+          config(),
+          options_.handover.has_value() ? &*options_.handover : nullptr,
+          options_.activated));
   OPTSTATE_ASSIGN_OR_RETURN(
       signals_, os::SignalWatch::Start(
                     loop_.get(), [this](int signal) { OnSignal(signal); }));
