@@ -69,6 +69,7 @@ int RunEngineMode(const CommandLine& line) {
   observe::SetUpLogging(absl::StrCat("engine ", line.engine_job),
                         options.config.daemon().log_level());
   observe::RouteGrpcLog();
+  observe::RouteProtobufLog();
   return engine::RunEngine(options);
 }
 
@@ -117,6 +118,7 @@ int Run(CommandLine line) {
   if (!activated.ok()) return Fail(activated.status());
   observe::SetUpLogging("optstated", config->log_level());
   observe::RouteGrpcLog();
+  observe::RouteProtobufLog();
   DaemonOptions options;
   options.config = *config;
   if (embedded) {
