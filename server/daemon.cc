@@ -17,10 +17,7 @@
 #include "proto/types/version.h"
 #include "server/accept/acceptor.h"
 #include "server/accept/configured_listeners.h"
-#include "server/accept/handshake.h"
-#include "server/accept/refusal.h"
-#include "server/accept/tls/tls_gate.h"
-#include "server/access/caller.h"
+#include "server/accept/entrance.h"
 #include "server/access/live_access.h"
 #include "server/access/unix_names.h"
 #include "server/admin/admin_server.h"
@@ -107,13 +104,7 @@ class Daemon {
   // Makes the object that changes this build for another.
   std::unique_ptr<upgrade::InPlaceUpgrade> MakeUpgrade();
   std::unique_ptr<Supervisor> MakeSupervisor();
-  std::unique_ptr<accept::Handshakes> MakeHandshakes();
-  absl::Status BuildTls();
-  void OnConnection(UniqueFd fd, PeerCredentials peer);
-  // Takes a connection from the gate of TLS, on that gate's thread.
-  void OnTlsConnection(UniqueFd fd, const PeerCredentials& peer,
-                       const absl::Status& verdict);
-  void OnHello(UniqueFd fd, PeerCredentials peer, v1::Hello hello);
+  absl::Status OpenEntrance();
   absl::Status BuildAdmin(const accept::Listeners& listeners);
   absl::Status RestartAdmin();
   absl::Status StartMetrics();
@@ -148,8 +139,7 @@ class Daemon {
   std::unique_ptr<admin::AdminServer> admin_server_;
   std::optional<metrics::AdminSource> node_source_;
   std::unique_ptr<metrics::MetricsServer> metrics_;  // null: off
-  std::unique_ptr<accept::Handshakes> handshakes_;
-  std::unique_ptr<accept::TlsGate> tls_gate_;  // null: no TLS
+  std::unique_ptr<accept::Entrance> entrance_;
   std::unique_ptr<accept::Acceptor> acceptor_;
   std::unique_ptr<os::SignalWatch> signals_;
   std::unique_ptr<os::Lifeline> lifeline_;
@@ -194,9 +184,10 @@ absl::Status Daemon::Build() {
   }
   OPTSTATE_ASSIGN_OR_RETURN(
       accept::Listeners listeners,
-      accept::OpenListeners(config(), options_.handover.has_value()
-                                          ? &*options_.handover
-                                          : nullptr));
+      accept::OpenListeners(
+          config(),
+          options_.handover.has_value() ? &*options_.handover : nullptr,
+          options_.activated));
   OPTSTATE_ASSIGN_OR_RETURN(
       signals_, os::SignalWatch::Start(
                     loop_.get(), [this](int signal) { OnSignal(signal); }));
@@ -214,12 +205,11 @@ absl::Status Daemon::Build() {
   const absl::Status started = StartMetrics();
   // A build that has taken over goes on all the same: jobs depend on it.
   if (!options_.handover.has_value()) OPTSTATE_RETURN_IF_ERROR(started);
-  handshakes_ = MakeHandshakes();
-  OPTSTATE_RETURN_IF_ERROR(BuildTls());
+  OPTSTATE_RETURN_IF_ERROR(OpenEntrance());
   acceptor_ = std::make_unique<accept::Acceptor>(
       loop_.get(), std::move(listeners),
       [this](UniqueFd fd, const PeerCredentials& peer) {
-        OnConnection(std::move(fd), peer);
+        entrance_->OnConnection(std::move(fd), peer);
       },
       std::move(operator_groups));
   // A trainer's private daemon has a new state directory each time.
@@ -304,67 +294,23 @@ std::unique_ptr<Supervisor> Daemon::MakeSupervisor() {
           [this](const std::string& job) { engines_.Erase(job); }});
 }
 
-std::unique_ptr<accept::Handshakes> Daemon::MakeHandshakes() {
-  return std::make_unique<accept::Handshakes>(
-      loop_.get(), absl::Milliseconds(config().limits().handshake_timeout_ms()),
-      accept::Handshakes::Callbacks{
-          [this](UniqueFd fd, const PeerCredentials& peer, v1::Hello hello) {
-            OnHello(std::move(fd), peer, std::move(hello));
-          },
-          [this](UniqueFd fd, const PeerCredentials& peer) {
-            OnGrpc(std::move(fd), peer);
-          },
-          [this](UniqueFd fd, const absl::Status& why) {
-            admin_server_->Refuse(std::move(fd), why);
-          }});
-}
-
-absl::Status Daemon::BuildTls() {
-  if (access_ == nullptr) return absl::OkStatus();
+absl::Status Daemon::OpenEntrance() {
   OPTSTATE_ASSIGN_OR_RETURN(
-      tls_gate_,
-      accept::TlsGate::Start(
-          access_.get(),
-          absl::Milliseconds(config().limits().handshake_timeout_ms()),
-          [this](UniqueFd fd, const PeerCredentials& peer,
-                 const absl::Status& verdict) {
-            OnTlsConnection(std::move(fd), peer, verdict);
-          }));
+      entrance_, accept::Entrance::Open(
+                     loop_.get(), config(), access_.get(),
+                     accept::Entrance::Callbacks{
+                         [this](UniqueFd fd, const PeerCredentials& peer,
+                                v1::Hello hello) {
+                           supervisor_->OnHello(std::move(fd), peer,
+                                                std::move(hello));
+                         },
+                         [this](UniqueFd fd, const PeerCredentials& peer) {
+                           OnGrpc(std::move(fd), peer);
+                         },
+                         [this](UniqueFd fd, const absl::Status& why) {
+                           admin_server_->Refuse(std::move(fd), why);
+                         }}));
   return absl::OkStatus();
-}
-
-void Daemon::OnConnection(UniqueFd fd, PeerCredentials peer) {
-  if (peer.is_unix()) return handshakes_->Start(std::move(fd), peer);
-  if (tls_gate_ != nullptr) return tls_gate_->Accept(std::move(fd), peer);
-  // The configuration has no TCP address without this permission.
-  if (config().insecure_tcp()) peer.caller = access::InsecureTcpCaller();
-  handshakes_->Start(std::move(fd), peer);
-}
-
-void Daemon::OnTlsConnection(UniqueFd fd, const PeerCredentials& peer,
-                             const absl::Status& verdict) {
-  // std::function needs a copyable callable.
-  const auto shared = std::make_shared<UniqueFd>(std::move(fd));
-  loop_->Post([this, shared, peer, verdict] {
-    handshakes_->Start(std::move(*shared), peer, verdict);
-  });
-}
-
-void Daemon::OnHello(UniqueFd fd, PeerCredentials peer, v1::Hello hello) {
-  const std::string token = std::move(*hello.mutable_token());
-  hello.clear_token();
-  if (peer.caller.via == access::Via::kTls && peer.caller.identity.empty()) {
-    absl::StatusOr<access::Caller> caller =
-        access_->Current()->FindByToken(token);
-    if (!caller.ok()) {
-      observe::LogOfPeer(spdlog::level::info, "session refused",
-                         peer.quota_name(), "session of {} refused: {}",
-                         peer.quota_name(), caller.status().ToString());
-      return accept::SendRefusal(fd.get(), caller.status());
-    }
-    peer.caller = *std::move(caller);
-  }
-  supervisor_->OnHello(std::move(fd), peer, std::move(hello));
 }
 
 absl::Status Daemon::BuildAdmin(const accept::Listeners& listeners) {
@@ -471,7 +417,7 @@ void Daemon::GoOnAfterUpgrade() {
 void Daemon::EndCalls() {
   metrics_.reset();  // it asks the loop, which runs until all is done
   admin_server_->Shutdown(absl::Now() + kCallsEnd);
-  if (tls_gate_ != nullptr) tls_gate_->Flush(absl::Now() + kCallsEnd);
+  entrance_->Flush(absl::Now() + kCallsEnd);
 }
 
 void Daemon::BeginEnd(const std::string& why, absl::Duration patience) {

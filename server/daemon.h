@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/engine.pb.h"
+#include "server/accept/activated_sockets.h"
 
 namespace optstate::server {
 
@@ -29,6 +30,9 @@ struct DaemonOptions {
   std::vector<std::string> arguments;
   // The handover of the previous build.
   std::optional<v1::SupervisorHandover> handover;
+  // Sockets that the service manager has opened; the daemon owns them from its
+  // start on.
+  std::vector<accept::ActivatedSocket> activated;
 };
 
 // optstated: builds the object graph bottom-up, serves until a signal or the

@@ -13,11 +13,13 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "optstate/v1/config.pb.h"
+#include "server/accept/activated_sockets.h"
 #include "server/config/command_line.h"
 #include "server/config/config.h"
 #include "server/config/yaml_message.h"
@@ -67,6 +69,7 @@ int RunEngineMode(const CommandLine& line) {
   observe::SetUpLogging(absl::StrCat("engine ", line.engine_job),
                         options.config.daemon().log_level());
   observe::RouteGrpcLog();
+  observe::RouteProtobufLog();
   return engine::RunEngine(options);
 }
 
@@ -109,8 +112,13 @@ int Run(CommandLine line) {
   if (!config.ok()) return Fail(config.status());
   if (line.check_config) return CheckConfig(line, *config);
 
+  // A trainer's private daemon has no use for what is the trainer's.
+  const absl::StatusOr<std::vector<accept::ActivatedSocket>> activated =
+      accept::TakeActivatedSockets();
+  if (!activated.ok()) return Fail(activated.status());
   observe::SetUpLogging("optstated", config->log_level());
   observe::RouteGrpcLog();
+  observe::RouteProtobufLog();
   DaemonOptions options;
   options.config = *config;
   if (embedded) {
@@ -119,6 +127,7 @@ int Run(CommandLine line) {
   }
   options.reload = load;
   options.arguments = line.arguments;
+  if (!embedded) options.activated = *activated;
   if (line.handover_fd >= 0) {
     absl::StatusOr<v1::SupervisorHandover> handover =
         upgrade::ReadHandover(line.handover_fd);

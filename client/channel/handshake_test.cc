@@ -113,6 +113,29 @@ TEST(HandshakeTest, RefusalsArePassedOn) {
   EXPECT_FALSE(IsTransportError(status));
 }
 
+// A rank does not wait for it: its user wakes the job, or starts it again.
+TEST(HandshakeTest, AJobThatSleepsOrIsOnItsWayIsAnAnswer) {
+  const std::pair<absl::StatusCode, const char*> kAnswers[] = {
+      {absl::StatusCode::kFailedPrecondition,
+       "job \"x\" is asleep, in /disk/x: `optctl wake x` wakes it"},
+      {absl::StatusCode::kUnavailable,
+       "job \"x\" is being put to sleep: 1 of 2 MiB; when it is asleep, "
+       "`optctl wake x` wakes it"},
+      {absl::StatusCode::kUnavailable,
+       "job \"x\" is being woken: 1 of 2 MiB; start the rank again when "
+       "`optctl get jobs` shows it awake"}};
+  for (const auto& [code, text] : kAnswers) {
+    v1::HelloReply reply;
+    reply.mutable_status()->set_code(static_cast<int>(code));
+    reply.mutable_status()->set_message(text);
+    FakePeer peer([&](int connection) { Reply(connection, reply); });
+    const absl::Status status = peer.Connect().status();
+    EXPECT_EQ(status.code(), code);
+    EXPECT_THAT(status.message(), HasSubstr(text));
+    EXPECT_FALSE(IsTransportError(status));
+  }
+}
+
 TEST(HandshakeTest, DrainingIsAnAnswerAndConnectAgainIsNone) {
   for (const bool again : {false, true}) {
     v1::HelloReply reply;

@@ -53,10 +53,13 @@ std::vector<std::string> AddressesOf(const v1::DaemonConfig& config) {
 }
 
 absl::StatusOr<Listeners> OpenListeners(
-    const v1::DaemonConfig& config, const v1::SupervisorHandover* handover) {
+    const v1::DaemonConfig& config, const v1::SupervisorHandover* handover,
+    const std::vector<ActivatedSocket>& activated) {
   const std::vector<std::string> addresses = AddressesOf(config);
-  ListenersByAddress inherited;
+  OPTSTATE_ASSIGN_OR_RETURN(ListenersByAddress inherited,
+                            AdoptActivatedSockets(config, activated));
   if (handover != nullptr) {
+    // Nothing is passed to a build that another one has executed.
     OPTSTATE_ASSIGN_OR_RETURN(inherited,
                               Inherit(*handover, addresses, ModeOf(config)));
   }

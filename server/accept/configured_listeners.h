@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/engine.pb.h"
+#include "server/accept/activated_sockets.h"
 #include "server/accept/listener.h"
 
 namespace optstate::accept {
@@ -24,9 +25,11 @@ std::vector<std::string> AddressesOf(const v1::DaemonConfig& config);
 
 // Opens the configured listeners. Those that `handover` (null: there was no
 // previous build) brings along are inherited, or retired when they are no
-// longer configured.
-absl::StatusOr<Listeners> OpenListeners(const v1::DaemonConfig& config,
-                                        const v1::SupervisorHandover* handover);
+// longer configured. Those that the service manager has opened are adopted: see
+// AdoptActivatedSockets().
+absl::StatusOr<Listeners> OpenListeners(
+    const v1::DaemonConfig& config, const v1::SupervisorHandover* handover,
+    const std::vector<ActivatedSocket>& activated = {});
 
 // Opens the listeners that `next` needs and that `listeners`, which `own`
 // configured, lack: new addresses, and unix sockets that clients cannot reach

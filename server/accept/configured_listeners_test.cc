@@ -2,8 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <utility>
@@ -36,6 +40,20 @@ class ConfiguredListenersTest : public testing::Test {
   }
   bool Exists(const std::string& name) const {
     return ::access((root_ + "/" + name).c_str(), F_OK) == 0;
+  }
+
+  // Makes the configured socket as the service manager does.
+  int MakeActivated() const {
+    const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strcpy(address.sun_path, own_.socket().c_str());
+    EXPECT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&address),
+                     sizeof(address)),
+              0);
+    EXPECT_EQ(::chmod(own_.socket().c_str(), 0600), 0);
+    EXPECT_EQ(::listen(fd, 16), 0);
+    return fd;
   }
 
   // Hands `listeners` over as executing another build does: only numbers of fds
@@ -117,6 +135,37 @@ TEST_F(ConfiguredListenersTest, TheNextBuildInheritsOrRetires) {
   EXPECT_EQ((*after)[0]->name(), Address("s"));
   EXPECT_TRUE(Exists("s"));
   EXPECT_FALSE(Exists("a"));
+}
+
+// Its file is the service manager's, also for builds after the first.
+TEST_F(ConfiguredListenersTest, AnActivatedSocketOutlivesBuilds) {
+  const int fd = MakeActivated();
+  auto before = OpenListeners(own_, nullptr, {{fd, kActivatedSocket}});
+  ASSERT_TRUE(before.ok()) << before.status();
+  ASSERT_EQ(before->size(), 2u);
+  EXPECT_EQ((*before)[0]->fd(), fd);
+  const v1::SupervisorHandover handover = Execute(*std::move(before));
+  auto after = OpenListeners(own_, &handover);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ((*after)[0]->name(), Address("s"));
+  const auto missing = OpenMissing(own_, *after, own_);
+  ASSERT_TRUE(missing.ok()) << missing.status();
+  EXPECT_THAT(*missing, IsEmpty());
+  after->clear();
+  EXPECT_TRUE(Exists("s"));
+  EXPECT_FALSE(Exists("a"));
+}
+
+// The daemon listens in the place of one whose file was removed.
+TEST_F(ConfiguredListenersTest, AnActivatedSocketThatWasRemovedIsMissing) {
+  const int fd = MakeActivated();
+  const auto listeners = OpenListeners(own_, nullptr, {{fd, kActivatedSocket}});
+  ASSERT_TRUE(listeners.ok()) << listeners.status();
+  ASSERT_EQ(::unlink(own_.socket().c_str()), 0);
+  const auto missing = OpenMissing(own_, *listeners, own_);
+  ASSERT_TRUE(missing.ok()) << missing.status();
+  ASSERT_EQ(missing->size(), 1u);
+  EXPECT_GE(missing->at(Address("s"))->lock_fd(), 0);
 }
 
 }  // namespace

@@ -122,10 +122,18 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Inherit(
     OPTSTATE_ASSIGN_OR_RETURN(listener->name_, BoundName(listener->fd()));
     return listener;
   }
-  OPTSTATE_ASSIGN_OR_RETURN(
-      listener->lock_,
-      os::FileLock::Inherit(address.unix_path + ".lock", std::move(lock)));
+  listener->owns_file_ = lock.ok();
+  if (lock.ok()) {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        listener->lock_,
+        os::FileLock::Inherit(address.unix_path + ".lock", std::move(lock)));
+  }
   OPTSTATE_RETURN_IF_ERROR(listener->NoteFile(address.unix_path));
+  struct stat info;
+  if (::stat(address.unix_path.c_str(), &info) == 0 &&
+      (info.st_mode & 07777) == mode) {
+    return listener;  // the file may be another user's
+  }
   // The mode changes in one step: it is never wider than the old or the new
   // one.
   if (::chmod(address.unix_path.c_str(), mode) != 0) {
@@ -146,7 +154,9 @@ void Listener::Retire(const config::ListenAddress& address, UniqueFd fd,
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Reopened(
     mode_t mode) const {
   if (!is_unix() || FileIsInPlace()) return nullptr;
-  return OpenUnix(path_, mode, /*is_locked=*/lock_->IsAt(path_ + ".lock"));
+  return OpenUnix(
+      path_, mode,
+      /*is_locked=*/lock_.has_value() && lock_->IsAt(path_ + ".lock"));
 }
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::OpenTcp(
@@ -178,7 +188,9 @@ bool Listener::FileIsInPlace() const {
 }
 
 Listener::~Listener() {
-  if (is_unix() && FileIsInPlace()) (void)::unlink(path_.c_str());
+  if (is_unix() && owns_file_ && FileIsInPlace()) {
+    (void)::unlink(path_.c_str());
+  }
 }
 
 }  // namespace optstate::accept

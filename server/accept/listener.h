@@ -15,7 +15,7 @@
 namespace optstate::accept {
 
 // One listening socket, non-blocking. A unix socket's file is removed with the
-// object, if it is still the same file.
+// object, if it is still the same file, and unless it is the service manager's.
 class Listener {
  public:
   // Unix sockets: `mode` are the socket's permissions; a missing parent
@@ -27,9 +27,9 @@ class Listener {
   // Anything but a socket at PATH is FAILED_PRECONDITION and left alone.
   static absl::StatusOr<std::unique_ptr<Listener>> Open(
       const config::ListenAddress& address, mode_t mode);
-  // Inherits a socket of the process that executed this one in its place;
-  // `lock` is -1 for TCP. `mode` as of Open: the configuration may have another
-  // one now.
+  // Inherits a socket of the process that executed this one in its place, or of
+  // the service manager, whose the socket then is: `lock` is -1 for those and
+  // for TCP. `mode` as of Open: the configuration may have another one now.
   static absl::StatusOr<std::unique_ptr<Listener>> Inherit(
       const config::ListenAddress& address, UniqueFd fd, UniqueFd lock,
       mode_t mode);
@@ -39,8 +39,8 @@ class Listener {
                      UniqueFd lock);
   // Returns null while clients reach this listener. For a unix socket whose
   // file was removed or replaced, returns one that listens there in its place,
-  // under the same lock (its lock_fd() is -1) unless the lock file is gone as
-  // well; errors as of Open.
+  // under the same lock (its lock_fd() is -1) unless there is none, or the lock
+  // file is gone as well; errors as of Open.
   absl::StatusOr<std::unique_ptr<Listener>> Reopened(mode_t mode) const;
   ~Listener();
   Listener(const Listener&) = delete;
@@ -67,6 +67,7 @@ class Listener {
   UniqueFd fd_;
   std::string name_;
   std::string path_;
+  bool owns_file_ = true;
   dev_t device_ = 0;
   ino_t inode_ = 0;
 };

@@ -10,6 +10,7 @@
 #include "server/metrics/counter_samples.h"
 #include "server/metrics/node_samples.h"
 #include "server/metrics/samples.h"
+#include "server/metrics/shown_jobs.h"
 
 namespace optstate::metrics {
 namespace {
@@ -24,19 +25,25 @@ void Keep(const std::set<std::string>& jobs, Entries* entries) {
                  entries->end());
 }
 
-v1::NodeReport WithFirstJobs(const v1::NodeReport& report) {
-  v1::NodeReport first = report;
-  first.mutable_jobs()->DeleteSubrange(kJobsMax, report.jobs_size() - kJobsMax);
+v1::NodeReport WithShownJobs(const v1::NodeReport& report) {
+  v1::NodeReport shown = report;
   std::set<std::string> names;
-  for (const v1::Job& job : first.jobs()) names.insert(job.name());
-  Keep(names, first.mutable_tiers()->mutable_memory()->mutable_jobs());
-  for (auto& tier : *first.mutable_tiers()->mutable_directories()) {
+  // The indices ascend: what is moved to the front is not one of those that
+  // come.
+  int count = 0;
+  for (const int i : ShownJobs(report)) {
+    names.insert(report.jobs(i).name());
+    shown.mutable_jobs()->SwapElements(count++, i);
+  }
+  shown.mutable_jobs()->DeleteSubrange(count, report.jobs_size() - count);
+  Keep(names, shown.mutable_tiers()->mutable_memory()->mutable_jobs());
+  for (auto& tier : *shown.mutable_tiers()->mutable_directories()) {
     Keep(names, tier.mutable_jobs());
   }
-  for (auto& device : *first.mutable_devices()->mutable_devices()) {
+  for (auto& device : *shown.mutable_devices()->mutable_devices()) {
     Keep(names, device.mutable_jobs());
   }
-  return first;
+  return shown;
 }
 
 }  // namespace
@@ -59,7 +66,7 @@ std::string ToJson(const v1::NodeReport& report) {
   std::string json;
   // It fails on messages of google/protobuf/any.proto alone.
   (void)google::protobuf::util::MessageToJsonString(
-      report.jobs_size() > kJobsMax ? WithFirstJobs(report) : report, &json,
+      report.jobs_size() > kJobsMax ? WithShownJobs(report) : report, &json,
       options);
   return json;
 }

@@ -31,8 +31,8 @@ class NodeMetrics final : public prometheus::Collectable {
 std::string ToText(const prometheus::Collectable& metrics);
 
 // Writes a report in the JSON mapping of protobuf, with the names of the .proto
-// file and with fields that have their default. Jobs beyond the first kJobsMax
-// are left out; status.job_count counts them.
+// file and with fields that have their default. Jobs beyond ShownJobs() are
+// left out; status.job_count is of all.
 std::string ToJson(const v1::NodeReport& report);
 
 }  // namespace optstate::metrics

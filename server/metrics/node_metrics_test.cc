@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "server/metrics/metric_table.h"
-#include "server/metrics/node_samples.h"
+#include "server/metrics/shown_jobs.h"
 #include "server/metrics/testing_reports.h"
 #include "server/observe/counters.h"
 
@@ -230,6 +230,27 @@ TEST(NodeMetricsTest, JobsBeyondTheLimitAreCountedAlone) {
   const std::string json = ToJson(report);
   EXPECT_TRUE(absl::StrContains(json, "\"job1255\""));
   EXPECT_FALSE(absl::StrContains(json, "\"job1256\""));
+}
+
+TEST(NodeMetricsTest, AFailedJobIsNotAmongThoseLeftOut) {
+  v1::NodeReport report;
+  for (int i = 0; i < kJobsMax + 44; ++i) {
+    *report.add_jobs() = HostJob(absl::StrCat("job", 1000 + i));
+  }
+  report.mutable_jobs()->rbegin()->set_phase(v1::JOB_PHASE_FAILED);
+  for (const char* job : {"job1254", "job1255", "job1299"}) {
+    v1::TierJob& bytes = *report.mutable_tiers()->mutable_memory()->add_jobs();
+    bytes.set_job(job);
+  }
+  const std::string text = TextOf(report);
+  EXPECT_EQ(Lines(text, "optstate_job_up{").size(), size_t{kJobsMax});
+  EXPECT_THAT(Lines(text, "optstate_job_tier_bytes"),
+              ElementsAre(HasSubstr("job1254"), HasSubstr("job1299")));
+  EXPECT_THAT(text, HasSubstr("\noptstate_jobs_omitted 44\n"));
+  const std::string json = ToJson(report);
+  EXPECT_TRUE(absl::StrContains(json, "\"name\":\"job1299\""));
+  EXPECT_TRUE(absl::StrContains(json, "\"name\":\"job1254\""));
+  EXPECT_FALSE(absl::StrContains(json, "\"job1255\""));
 }
 
 TEST(NodeMetricsTest, LabelsAreEscaped) {

@@ -1,13 +1,14 @@
 #include "server/metrics/node_samples.h"
 
-#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/metrics/job_samples.h"
 #include "server/metrics/report_time.h"
+#include "server/metrics/shown_jobs.h"
 
 namespace optstate::metrics {
 namespace {
@@ -116,10 +117,11 @@ void AddDirectory(const v1::DirectoryTier& directory,
 void AddNode(const v1::NodeReport& report, Samples* samples) {
   AddStatus(report.status(), samples);
   AddPhases(report, samples);
-  const int shown_count = std::min(report.jobs_size(), kJobsMax);
-  samples->Add(Metric::kJobsOmitted, report.jobs_size() - shown_count);
+  const std::vector<int> jobs = ShownJobs(report);
+  samples->Add(Metric::kJobsOmitted,
+               report.jobs_size() - static_cast<int>(jobs.size()));
   std::set<std::string> shown;
-  for (int i = 0; i < shown_count; ++i) {
+  for (const int i : jobs) {
     // The name is a label: two jobs of one name would be one series.
     if (!shown.insert(report.jobs(i).name()).second) continue;
     AddJob(report.jobs(i), samples);

@@ -6,11 +6,8 @@
 
 namespace optstate::metrics {
 
-// The most jobs that have samples of their own, the first ones of a report.
-inline constexpr int kJobsMax = 256;
-
-// Adds what a report says: of the node, of its tiers, and of each of the first
-// kJobsMax jobs.
+// Adds what a report says: of the node, of its tiers, and of each job of
+// ShownJobs().
 void AddNode(const v1::NodeReport& report, Samples* samples);
 
 }  // namespace optstate::metrics

@@ -1,5 +1,6 @@
 #include "server/observe/peer_log.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 
 #include <algorithm>
@@ -20,6 +21,13 @@ void WriteGrpcLine(gpr_log_func_args* args) {
                          ? spdlog::level::warn
                          : spdlog::level::debug;
   LogOfPeer(level, "gRPC", "anybody", "gRPC: {}", args->message);
+}
+
+void WriteProtobufLine(google::protobuf::LogLevel level, const char* /*file*/,
+                       int /*line*/, const std::string& text) {
+  LogOfPeer(level >= google::protobuf::LOGLEVEL_WARNING ? spdlog::level::warn
+                                                        : spdlog::level::debug,
+            "protobuf", "anybody", "protobuf: {}", text);
 }
 
 }  // namespace
@@ -93,5 +101,7 @@ void LogLeftOut() {
 }
 
 void RouteGrpcLog() { gpr_set_log_function(WriteGrpcLine); }
+
+void RouteProtobufLog() { google::protobuf::SetLogHandler(WriteProtobufLine); }
 
 }  // namespace optstate::observe

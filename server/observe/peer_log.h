@@ -87,6 +87,9 @@ void LogLeftOut();
 // Routes gRPC's own lines into this log, limited as those of one peer: the text
 // that they quote was written by strangers.
 void RouteGrpcLog();
+// Routes protobuf's lines in the same way: a message with a string that is not
+// UTF-8 makes it write one to stderr.
+void RouteProtobufLog();
 
 }  // namespace optstate::observe
 

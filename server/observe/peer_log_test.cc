@@ -1,6 +1,7 @@
 #include "server/observe/peer_log.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "optstate/v1/session.pb.h"
 #include "server/observe/logging.h"
 
 namespace optstate::observe {
@@ -91,6 +93,25 @@ TEST(PeerLogTest, GrpcWritesIntoOurLog) {
   EXPECT_THAT(text, Not(HasSubstr("not asked for")));
   EXPECT_THAT(text, HasSubstr("801 lines left out: gRPC of anybody"));
   EXPECT_LT(text.size(), 20000u);
+}
+
+TEST(PeerLogTest, ProtobufWritesIntoOurLog) {
+  ::unsetenv("JOURNAL_STREAM");
+  testing::internal::CaptureStderr();
+  SetUpLogging("x", "info");
+  RouteProtobufLog();
+  v1::Hello hello;
+  // Field 4, the job's name, of one byte that is no UTF-8.
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_FALSE(hello.ParseFromString("\x22\x01\xff"));
+  }
+  LogLeftOut();
+  google::protobuf::SetLogHandler(nullptr);
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(text,
+              HasSubstr("protobuf: String field 'optstate.v1.Hello.job'"));
+  EXPECT_THAT(text, Not(HasSubstr("libprotobuf")));
+  EXPECT_THAT(text, HasSubstr(" lines left out: protobuf of anybody"));
 }
 
 }  // namespace

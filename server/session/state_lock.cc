@@ -8,28 +8,16 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "server/session/lock_admission.h"
 #include "spdlog/spdlog.h"
 #include "storage/memory/memory_locker.h"
-#include "storage/tmpfs_info.h"
 
 namespace optstate::session {
 namespace {
 
-constexpr char kRemedy[] =
-    "raise it (LimitMEMLOCK=infinity in the daemon's unit, memlock in "
-    "/etc/security/limits.conf or `ulimit -l` for a user, --ulimit memlock=-1 "
-    "for a container, or CAP_IPC_LOCK) and start the daemon again, or set "
-    "lock_memory: never";
-
 bool HasSwap() {
   struct sysinfo info = {};
   return ::sysinfo(&info) == 0 && info.totalswap != 0;
-}
-
-std::string LimitText() {
-  return absl::StrCat("an engine may lock ",
-                      storage::MemoryLocker::LimitBytes(),
-                      " bytes (RLIMIT_MEMLOCK)");
 }
 
 }  // namespace
@@ -38,37 +26,26 @@ bool StateLock::IsAlways() const {
   return job_.options.config.lock_memory() == v1::LOCK_MEMORY_ALWAYS;
 }
 
-// On a disk the state is page cache, which may be larger than memory.
 absl::Status StateLock::CheckInMemory() const {
-  OPTSTATE_ASSIGN_OR_RETURN(const storage::TmpfsInfo info,
-                            storage::InspectDirectory(job_.options.directory));
-  if (info.is_tmpfs) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the state directory is on ", info.file_system, " at ", info.mount_point,
-      ", not in memory: there is nothing to lock. Set state_dir "
-      "to a tmpfs"));
+  return CheckLockable(job_.options.directory);
 }
 
 absl::Status StateLock::Admit(uint64_t job_state_bytes) const {
   if (!IsAlways()) return absl::OkStatus();
-  OPTSTATE_RETURN_IF_ERROR(CheckInMemory());
-  const uint64_t left = storage::MemoryLocker::BytesLeft();
-  const uint64_t has = job_.memory_locker.counts().locked_bytes +
-                       job_.memory_locker.counts().pending_bytes;
-  if (left == storage::MemoryLocker::kUnlimited ||
-      job_state_bytes <= left + has) {
-    return absl::OkStatus();
+  uint64_t may_lock = storage::MemoryLocker::BytesLeft();
+  if (may_lock != storage::MemoryLocker::kUnlimited) {
+    may_lock += job_.memory_locker.counts().locked_bytes +
+                job_.memory_locker.counts().pending_bytes;
   }
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "lock_memory: always, and the state of ", job_state_bytes,
-      " bytes cannot be locked in memory: ", LimitText(), "; ", kRemedy));
+  return AdmitLock(job_.options.config, job_.options.directory, job_state_bytes,
+                   may_lock);
 }
 
 std::string StateLock::WhyRefused(int error) const {
   if (!why_not_.empty()) return why_not_;
   const std::string why =
       error == ENOMEM || error == EPERM
-          ? absl::StrCat(LimitText(), "; ", kRemedy)
+          ? LockLimitText()
           : absl::StrCat("the kernel refuses it: ", std::strerror(error));
   return HasSwap() ? why
                    : absl::StrCat(why,

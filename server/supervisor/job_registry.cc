@@ -18,6 +18,7 @@
 #include "server/accept/hello_check.h"
 #include "server/os/private_directory.h"
 #include "server/os/small_file.h"
+#include "server/supervisor/sleep/sleep_manifest.h"
 #include "storage/disk_folder.h"
 #include "storage/state_folder.h"
 
@@ -49,6 +50,21 @@ absl::StatusOr<uid_t> ReadOwner(const std::string& job_directory) {
   uid_t uid = 0;
   if (absl::SimpleAtoi(absl::StripAsciiWhitespace(text), &uid)) return uid;
   return absl::DataLossError(absl::StrCat(path, " holds no uid"));
+}
+
+// Returns why a job must not be begun where the folder of a sleeping one of its
+// name is: a rank that expects its job to wake would train from the beginning.
+absl::Status CheckNoneSleeps(const std::string& folder,
+                             const std::string& name) {
+  if (folder.empty() || !storage::MayExist(folder)) return absl::OkStatus();
+  const absl::Status readable = ReadManifest(folder).status();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job \"", name, "\" may be asleep in ", folder,
+      ", which this daemon could not list",
+      readable.ok() ? "" : absl::StrCat(" (", readable.message(), ")"),
+      ": mend that and start the daemon again; or, when that job is lost, "
+      "remove ",
+      folder));
 }
 
 }  // namespace
@@ -194,6 +210,7 @@ absl::Status JobRegistry::Create(const std::string& name, uid_t owner) {
     return absl::AlreadyExistsError(absl::StrCat("job \"", name, "\" exists"));
   }
   OPTSTATE_RETURN_IF_ERROR(disks_.CheckMayCreate(name, owner));
+  OPTSTATE_RETURN_IF_ERROR(CheckNoneSleeps(sleep_.FolderOf(name), name));
   OPTSTATE_RETURN_IF_ERROR(MakeDirectory(name, owner));
   jobs_[name] = owner;
   return absl::OkStatus();

@@ -51,7 +51,7 @@ void SupervisorHarness::Start() {
   supervisor_ = std::make_unique<Supervisor>(
       loop_.get(),
       Supervisor::Options{config_, kFakeEngine, engines_exit_,
-                          std::exchange(kept_, {})},
+                          std::exchange(kept_, {}), check_state_directory_},
       *std::move(registry),
       Supervisor::Callbacks{[](const std::string&, UniqueFd) {},
                             [](const std::string&) {},

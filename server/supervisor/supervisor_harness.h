@@ -9,7 +9,9 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/session.pb.h"
@@ -49,6 +51,11 @@ class SupervisorHarness {
   void Abandon();
   // Behaves as a trainer's private daemon; to be called before Start().
   void set_engines_exit_with_supervisor() { engines_exit_ = true; }
+  // Sets what says whether the state directory is in its place; to be called
+  // before Start().
+  void set_check_state_directory(std::function<absl::Status()> check) {
+    check_state_directory_ = std::move(check);
+  }
   // Hands kept gradients to the next Start() as an upgrade does; to be called
   // before Abandon().
   void HandOverKept();
@@ -79,6 +86,7 @@ class SupervisorHarness {
   std::string root_;
   v1::DaemonConfig config_;
   bool engines_exit_ = false;
+  std::function<absl::Status()> check_state_directory_;
   std::map<std::string, KeptSegments> kept_;
   std::unique_ptr<os::EventLoop> loop_;
   std::unique_ptr<Supervisor> supervisor_;

@@ -88,6 +88,9 @@ absl::StatusOr<std::shared_ptr<SleepOperation>> Supervisor::WakeJobInLoop(
     return absl::UnavailableError(
         absl::StrCat("job \"", name, "\" is being deleted"));
   }
+  if (options_.check_state_directory != nullptr) {
+    OPTSTATE_RETURN_IF_ERROR(options_.check_state_directory());
+  }
   OPTSTATE_RETURN_IF_ERROR(registry_.CheckDisksOf(name));
   return sleeping_.Wake(name);
 }

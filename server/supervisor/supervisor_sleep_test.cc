@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -215,6 +216,27 @@ TEST_F(SupervisorSleepTest, TooLittleMemoryLeavesTheJobAsleep) {
   EXPECT_TRUE(Wake("a").ok());
 }
 
+// The files would go where no engine finds them.
+TEST_F(SupervisorSleepTest, NoJobWakesIntoAStateDirectoryThatIsGone) {
+  std::atomic<bool> is_in_place{true};
+  harness_.set_check_state_directory([&is_in_place]() -> absl::Status {
+    if (is_in_place) return absl::OkStatus();
+    return absl::FailedPreconditionError("it was removed");
+  });
+  harness_.Start();
+  MakeJob("a");
+  ASSERT_TRUE(Sleep("a").ok());
+  is_in_place = false;
+  const absl::Status refused = Wake("a");
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("it was removed"));
+  EXPECT_TRUE(IsAsleep("a"));
+  is_in_place = true;
+  EXPECT_TRUE(Wake("a").ok());
+  EXPECT_TRUE(HasState("a"));
+  harness_.Stop();
+}
+
 TEST_F(SupervisorSleepTest, GradientsThatAreKeptKeepAJobAwake) {
   harness_.Start();
   const TestSession session = MustOpen("keeps");
@@ -282,6 +304,26 @@ TEST_F(SupervisorSleepTest, RecordsOfASleepingJobThatIsNotFoundAreLeftAlone) {
   EXPECT_TRUE(HasState("a"));
   EXPECT_TRUE(Exists(records));
   EXPECT_FALSE(Exists(nvme + "/jobs/a/asleep"));
+}
+
+// A rank would train from the beginning, without a word.
+TEST_F(SupervisorSleepTest, ASleepingJobThatCannotBeReadIsNotBegunAnew) {
+  harness_.Start();
+  MakeJob("a");
+  ASSERT_TRUE(Sleep("a").ok());
+  harness_.Stop();
+  fs::remove_all(harness_.JobDirectory("a"));
+  const std::string folder = disk_ + "/jobs/a";
+  std::ofstream(folder + "/manifest") << "damaged";
+  harness_.Start();
+  EXPECT_FALSE(harness_.Find("a").has_value());
+  const absl::Status refused = harness_.Open("a").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(folder));
+  EXPECT_NE(MustOpen("b").engine_pid, 0u);
+  // The operator gives it up.
+  fs::remove_all(folder);
+  EXPECT_NE(MustOpen("a").engine_pid, 0u);
 }
 
 TEST_F(SupervisorSleepTest, SleepingJobsCountAsJobs) {

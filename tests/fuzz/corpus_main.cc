@@ -8,6 +8,7 @@
 // leaves behind: put it into the corpus, under a name that says what it was.
 
 #include <fcntl.h>
+#include <google/protobuf/stubs/logging.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -143,6 +144,7 @@ int Main(int argc, char** argv) {
   const Arguments arguments = Parse(argc, argv);
   // A target's many refusals are not worth their lines.
   spdlog::set_level(spdlog::level::off);
+  google::protobuf::SetLogHandler(nullptr);
   LimitMemory();
   if (arguments.write_seeds) {
     WriteSeeds(arguments.corpus);

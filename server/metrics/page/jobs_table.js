@@ -98,7 +98,7 @@ function emptyText(jobs, shown) {
   return shown.length === 0 ? "No job's name contains this text." : "";
 }
 
-// Returns e.g. "1 failed, 7 ready", in the order of urgency. A report has the first 256 jobs alone.
+// Returns e.g. "1 failed, 7 ready", in the order of urgency. A report has the 256 most urgent jobs.
 function countsText({jobs, status}) {
   const counts = new Map();
   for (const phase of jobs.map(phaseOf).sort((a, b) => a.urgency - b.urgency)) {

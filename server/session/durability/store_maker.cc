@@ -56,22 +56,32 @@ void LogRemoved(const JobContext& job, const std::vector<std::string>& left) {
       job.options.name, absl::StrJoin(removed, ","));
 }
 
+uint64_t ElementsOfSubGroup(const v1::DaemonConfig& config,
+                            const JobDescription& description) {
+  // A job of a former build has none of its own.
+  return description.storage.sub_group_elements() != 0
+             ? description.storage.sub_group_elements()
+             : config.engine().subgroup_elements();
+}
+
 }  // namespace
 
 uint64_t SubGroupElements(const JobContext& job,
                           const JobDescription& description) {
-  // A job of a former build has none of its own.
-  return description.storage.sub_group_elements() != 0
-             ? description.storage.sub_group_elements()
-             : job.options.config.engine().subgroup_elements();
+  return ElementsOfSubGroup(job.options.config, description);
 }
 
 storage::SwapSizes SwapSizesOf(const JobContext& job,
                                const JobDescription& description) {
+  return SwapSizesOf(job.options.config, description);
+}
+
+storage::SwapSizes SwapSizesOf(const v1::DaemonConfig& config,
+                               const JobDescription& description) {
   return nvme::NvmeStore::SizesOf(
-      description.layout, SubGroupElements(job, description),
+      description.layout, ElementsOfSubGroup(config, description),
       {.is_durable = IsDurable(description.storage),
-       .directories = DirectoryCountOf(job.options.config, description.storage),
+       .directories = DirectoryCountOf(config, description.storage),
        .job_bytes = DurableJobBytes(description.layout,
                                     SerializeDescription(description)),
        .weights = WeightsOf(description),
@@ -80,9 +90,14 @@ storage::SwapSizes SwapSizesOf(const JobContext& job,
 
 absl::StatusOr<uint64_t> ParameterCacheBytesOf(
     const JobContext& job, const JobDescription& description) {
+  return ParameterCacheBytesOf(job.options.config, description);
+}
+
+absl::StatusOr<uint64_t> ParameterCacheBytesOf(
+    const v1::DaemonConfig& config, const JobDescription& description) {
   if (!description.storage.parameters_on_disk()) return 0;
   return ParameterCacheBytesOf(description.storage,
-                               SwapSizesOf(job, description));
+                               SwapSizesOf(config, description));
 }
 
 uint64_t FrameBytesOfTable(const JobContext& job) {

@@ -17,8 +17,11 @@
 // sees storage::StateStore, and values that are any store's.
 namespace optstate::session {
 
-// Returns what the records of such a job take in frames and on disk.
+// Returns what the records of such a job take in frames and on disk; also for
+// one that is not open, from its daemon's configuration alone.
 storage::SwapSizes SwapSizesOf(const JobContext& job,
+                               const JobDescription& description);
+storage::SwapSizes SwapSizesOf(const v1::DaemonConfig& config,
                                const JobDescription& description);
 
 // Returns the elements of a sub-group of such a job.
@@ -29,6 +32,8 @@ uint64_t SubGroupElements(const JobContext& job,
 // job_storage.h for errors.
 absl::StatusOr<uint64_t> ParameterCacheBytesOf(
     const JobContext& job, const JobDescription& description);
+absl::StatusOr<uint64_t> ParameterCacheBytesOf(
+    const v1::DaemonConfig& config, const JobDescription& description);
 
 // Returns the bytes of all frames that the job's frame table was made for; 0:
 // it was not made.

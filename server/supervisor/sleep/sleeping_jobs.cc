@@ -87,9 +87,15 @@ absl::Status SleepingJobs::CheckIdle(const std::string& job) const {
   return absl::UnavailableError(jobs_.at(job).operation->Describe(job));
 }
 
-absl::Status SleepingJobs::RefuseRank(const std::string& job) const {
-  const absl::Status idle = CheckIdle(job);
-  return idle.ok() ? WhyNoEngine(job) : idle;
+absl::Status SleepingJobs::RefuseRank(const std::string& name) const {
+  const Job& job = jobs_.at(name);
+  if (job.state == State::kAsleep) return WhyNoEngine(name);
+  return absl::UnavailableError(absl::StrCat(
+      job.operation->Describe(name),
+      job.state == State::kWaking
+          ? "; start the rank again when `optctl get jobs` shows it awake"
+          : absl::StrCat("; when it is asleep, `optctl wake ", name,
+                         "` wakes it")));
 }
 
 absl::Status SleepingJobs::WhyNoEngine(const std::string& name) const {

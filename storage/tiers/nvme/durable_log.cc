@@ -337,17 +337,19 @@ absl::StatusOr<storage::DurableCommit> DurableLog::ParseRegion(
   commit.incarnation = header.incarnation;
   commit.slots = header.slots;
   commit.paths = header.paths;
+  // A vector without elements has no memory that memcpy() could be given.
+  const auto take = [&next](void* to, uint64_t size) {
+    if (size > 0) std::memcpy(to, next, size);
+    next += size;
+  };
   commit.places.resize(header.records);
-  std::memcpy(commit.places.data(), next, header.records);
-  next += header.records;
+  take(commit.places.data(), header.records);
   commit.checksums.resize(header.checksums);
-  std::memcpy(commit.checksums.data(), next,
-              header.checksums * sizeof(uint32_t));
-  next += header.checksums * sizeof(uint32_t);
+  take(commit.checksums.data(), header.checksums * sizeof(uint32_t));
   commit.job.assign(reinterpret_cast<const char*>(next), header.job_bytes);
   next += header.job_bytes;
   commit.weights.resize(weights);
-  std::memcpy(commit.weights.data(), next, weights * sizeof(uint32_t));
+  take(commit.weights.data(), weights * sizeof(uint32_t));
   return commit;
 }
 
