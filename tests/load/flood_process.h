@@ -62,7 +62,7 @@ class FloodProcess {
 uid_t FloodUid();
 
 // Returns FAILED_PRECONDITION, and why, when this process cannot start others
-// as FloodUid().
+// as FloodUid(): it starts one for a moment.
 absl::Status CheckMayFlood();
 
 }  // namespace optstate::load

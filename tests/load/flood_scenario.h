@@ -43,8 +43,8 @@ struct FloodReport {
 // How many jobs the flooding user may have.
 inline constexpr uint32_t kFloodJobsMax = 3;
 
-// Runs it on a daemon of its own. FAILED_PRECONDITION: this process cannot
-// start one of another user, and why. Other errors: a step failed, an operator
+// Runs it on a daemon of its own. An error when this process cannot start one
+// of another user (see CheckMayFlood()), a step failed, an operator
 // got no answer, the other user got more than the limits allow, or what the
 // flood opened is not gone when its jobs are deleted.
 absl::StatusOr<FloodReport> RunFlood(const FloodOptions& options);

@@ -62,12 +62,15 @@ JobFleet::JobFleet(Options options) : options_(std::move(options)) {
   }
 }
 
+absl::Status JobFleet::CheckSpread(uint32_t jobs, uint32_t sessions) {
+  if (jobs != 0 && sessions >= jobs) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      sessions, " sessions cannot be spread over ", jobs,
+      " jobs: at least one job is needed, and one session for each"));
+}
+
 absl::StatusOr<std::unique_ptr<JobFleet>> JobFleet::Open(Options options) {
-  if (options.jobs == 0 || options.sessions < options.jobs) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        options.sessions, " sessions cannot be spread over ", options.jobs,
-        " jobs: at least one job, and one session for each"));
-  }
+  OPTSTATE_RETURN_IF_ERROR(CheckSpread(options.jobs, options.sessions));
   std::unique_ptr<JobFleet> fleet(new JobFleet(std::move(options)));
   OPTSTATE_RETURN_IF_ERROR(fleet->OpenAll());
   return fleet;

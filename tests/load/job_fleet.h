@@ -35,6 +35,9 @@ class JobFleet {
     absl::Duration step_interval = absl::ZeroDuration();
   };
 
+  // INVALID_ARGUMENT: so many sessions cannot be spread over so many jobs.
+  static absl::Status CheckSpread(uint32_t jobs, uint32_t sessions);
+
   // Makes the jobs, attaches their ranks and loads them.
   static absl::StatusOr<std::unique_ptr<JobFleet>> Open(Options options);
 

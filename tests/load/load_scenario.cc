@@ -191,6 +191,8 @@ std::string LoadReport::ToString() const {
 }
 
 absl::StatusOr<LoadReport> RunLoad(const LoadOptions& options) {
+  OPTSTATE_RETURN_IF_ERROR(
+      JobFleet::CheckSpread(options.jobs, options.sessions));
   OPTSTATE_RETURN_IF_ERROR(RaiseOpenFiles(
       kOtherFds + kFdsOfSession * options.sessions + kFdsOfJob * options.jobs));
   OPTSTATE_RETURN_IF_ERROR(CheckMemory(kOtherBytes +
