@@ -8,7 +8,7 @@
 #include <iostream>
 #include <random>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "tests/load/flood_scenario.h"
 #include "tests/load/load_scenario.h"

@@ -58,7 +58,10 @@ absl::Status LoadDaemon::DeleteJob(const std::string& name, bool force) const {
   v1::DeleteJobReply reply;
   const absl::Status status =
       FromGrpc(operator_->DeleteJob(&context, request, &reply));
-  if (absl::IsNotFound(status)) return absl::OkStatus();
+  // UNAVAILABLE: it is ending by itself, which AwaitFds() waits for.
+  if (absl::IsNotFound(status) || absl::IsUnavailable(status)) {
+    return absl::OkStatus();
+  }
   return Annotate(status, absl::StrCat("deletion of ", name));
 }
 
@@ -85,6 +88,8 @@ LoadDaemon::Fds LoadDaemon::CountFds() const {
 }
 
 absl::StatusOr<LoadDaemon::Fds> LoadDaemon::SettledFds() const {
+  OPTSTATE_RETURN_IF_ERROR(crash::PollUntil(
+      "engines to go", [this] { return ChildrenOf(pid()).empty(); }));
   Fds last = CountFds();
   int equal = 1;
   for (int i = 0; i < kSamplesMax && equal < kEqualSamples; ++i) {

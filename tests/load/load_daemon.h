@@ -42,8 +42,9 @@ class LoadDaemon {
     bool operator==(const Fds& other) const = default;
   };
   Fds CountFds() const;
-  // Returns the numbers once they have stayed as they are over many calls to
-  // the daemon: fds of what has just ended are gone then.
+  // Returns the numbers once there is no engine and they have stayed as they
+  // are over many calls to the daemon: fds of what has just ended are gone
+  // then.
   absl::StatusOr<Fds> SettledFds() const;
   // Waits until there is no engine, and the fds are these again.
   absl::Status AwaitFds(const Fds& expected) const;
