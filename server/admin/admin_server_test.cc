@@ -34,6 +34,9 @@ constexpr char kMessage[] = {0, 0, 0, 0, 0};  // empty, uncompressed
 class NoJobs : public supervisor::SupervisorControl {
  public:
   std::vector<supervisor::JobSummary> Jobs() override { return {}; }
+  absl::StatusOr<supervisor::JobSummary> FindJob(const std::string&) override {
+    return None();
+  }
   absl::Status HoldJob(const std::string&, const Caller&) override {
     return None();
   }

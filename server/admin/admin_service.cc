@@ -233,7 +233,7 @@ std::vector<v1::Job> AdminService::Describe(
     JobSummary now = summary;
     // The engine may have ended for good meanwhile, and the job with it.
     if (!one.ok()) {
-      absl::StatusOr<JobSummary> found = FindJob(summary.name);
+      absl::StatusOr<JobSummary> found = control_->FindJob(summary.name);
       if (!found.ok()) continue;
       now = *std::move(found);
     }
@@ -242,24 +242,28 @@ std::vector<v1::Job> AdminService::Describe(
   return jobs;
 }
 
+// Callers share a question to the engines, which has its own time: one who has
+// little must not end it for the others. It may begin when another has ended; a
+// caller who has no time for both asks alone.
+std::vector<v1::Job> AdminService::DescribeAll(absl::Time deadline) {
+  if (deadline < absl::Now() + 2 * engine_answer_max_) {
+    return Describe(control_->Jobs(), deadline);
+  }
+  return *listing_.Get(
+      [this] { return Describe(control_->Jobs(), absl::InfiniteFuture()); });
+}
+
 v1::ListJobsReply AdminService::ListJobs(absl::Time deadline) {
-  std::vector<v1::Job> jobs = Describe(control_->Jobs(), deadline);
+  std::vector<v1::Job> jobs = DescribeAll(deadline);
   v1::ListJobsReply reply;
   AddUnanswered(jobs, reply.mutable_unanswered());
   for (v1::Job& job : jobs) *reply.add_jobs() = std::move(job);
   return reply;
 }
 
-absl::StatusOr<JobSummary> AdminService::FindJob(const std::string& name) {
-  for (JobSummary& summary : control_->Jobs()) {
-    if (summary.name == name) return std::move(summary);
-  }
-  return NoJob(name);
-}
-
 absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
                                              absl::Time deadline, bool memory) {
-  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindJob(name));
+  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, control_->FindJob(name));
   std::vector<v1::Job> described = Describe({summary}, deadline);
   if (described.empty()) return NoJob(name);
   v1::Job job = std::move(described[0]);
@@ -278,7 +282,7 @@ absl::StatusOr<v1::ListSessionsReply> AdminService::ListSessions(
   if (job.empty()) {
     summaries = control_->Jobs();
   } else {
-    OPTSTATE_ASSIGN_OR_RETURN(JobSummary one, FindJob(job));
+    OPTSTATE_ASSIGN_OR_RETURN(JobSummary one, control_->FindJob(job));
     summaries.push_back(std::move(one));
   }
   std::vector<v1::Job> jobs = Describe(summaries, deadline);
@@ -295,7 +299,8 @@ absl::StatusOr<v1::ListSessionsReply> AdminService::ListSessions(
 
 absl::StatusOr<v1::ListParametersReply> AdminService::ListParameters(
     const v1::ListParametersRequest& request, absl::Time deadline) {
-  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindJob(request.job()));
+  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary,
+                            control_->FindJob(request.job()));
   OPTSTATE_RETURN_IF_ERROR(CheckAwake(summary));
   return engines_->ListParameters(request, EngineDeadline(deadline));
 }
@@ -364,7 +369,7 @@ absl::StatusOr<v1::SetJobReply> AdminService::SetJob(
 absl::StatusOr<JobSummary> AdminService::FindToChange(
     const std::string& name, const access::Caller& caller) {
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
-  OPTSTATE_ASSIGN_OR_RETURN(JobSummary summary, FindJob(name));
+  OPTSTATE_ASSIGN_OR_RETURN(JobSummary summary, control_->FindJob(name));
   OPTSTATE_RETURN_IF_ERROR(
       supervisor::CheckMayChangeJob(name, summary.uid, caller));
   OPTSTATE_RETURN_IF_ERROR(CheckAwake(summary));

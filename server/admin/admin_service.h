@@ -15,6 +15,7 @@
 #include "server/access/caller.h"
 #include "server/admin/engine_channels.h"
 #include "server/admin/server_info.h"
+#include "server/admin/shared_listing.h"
 #include "server/admin/upgrade_control.h"
 #include "server/supervisor/supervisor_control.h"
 
@@ -88,10 +89,10 @@ class AdminService {
  private:
   v1::ServerStatus StatusOf(const v1::ListJobsReply& list) const;
   absl::Time EngineDeadline(absl::Time deadline) const;
+  std::vector<v1::Job> DescribeAll(absl::Time deadline);
   std::vector<v1::Job> Describe(
       const std::vector<supervisor::JobSummary>& summaries,
       absl::Time deadline);
-  absl::StatusOr<supervisor::JobSummary> FindJob(const std::string& name);
   // Returns PERMISSION_DENIED when the caller may not change the job.
   absl::StatusOr<supervisor::JobSummary> FindToChange(
       const std::string& name, const access::Caller& caller);
@@ -108,6 +109,7 @@ class AdminService {
   UpgradeControl* const upgrade_;
   const ServerInfo info_;
   const absl::Duration engine_answer_max_;
+  SharedListing listing_;
 };
 
 }  // namespace optstate::admin

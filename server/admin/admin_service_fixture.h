@@ -41,6 +41,14 @@ class FakeControl : public supervisor::SupervisorControl {
     for (const auto& [name, job] : jobs) all.push_back(job);
     return all;
   }
+  absl::StatusOr<supervisor::JobSummary> FindJob(
+      const std::string& name) override {
+    absl::MutexLock lock(&mutex);
+    const auto found = jobs.find(name);
+    if (found != jobs.end()) return found->second;
+    return absl::NotFoundError(
+        absl::StrCat("there is no job \"", name, "\" on this node"));
+  }
   absl::Status HoldJob(const std::string& name,
                        const access::Caller& caller) override {
     calls.push_back("hold " + name);

@@ -84,7 +84,7 @@ absl::Status Follow(const std::string& name, SleepOperation* operation,
 absl::StatusOr<pid_t> AdminService::CheckCanSleep(const std::string& name,
                                                   absl::Time deadline) {
   OPTSTATE_ASSIGN_OR_RETURN(const supervisor::JobSummary summary,
-                            FindJob(name));
+                            control_->FindJob(name));
   if (summary.sleep.has_value()) {
     return absl::FailedPreconditionError(summary.reason);
   }

@@ -85,7 +85,7 @@ absl::Duration CallTimer::LimitOf(absl::string_view method) const {
 void CallTimer::Add(grpc::ServerContextBase* call, absl::Time deadline) {
   absl::MutexLock lock(&mutex_);
   calls_[call] = deadline;
-  ++added_;
+  next_look_ = std::min(next_look_, deadline);
 }
 
 void CallTimer::Remove(grpc::ServerContextBase* call) {
@@ -111,9 +111,9 @@ void CallTimer::Run() {
       calls_.erase(call);
       call->TryCancel();
     }
-    const uint64_t seen = added_;
-    const auto changed = [this, seen]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-      return ends_ || added_ != seen;
+    next_look_ = next;
+    const auto changed = [this, next]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+      return ends_ || next_look_ < next;
     };
     mutex_.AwaitWithDeadline(absl::Condition(&changed), next);
   }

@@ -4,7 +4,6 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_interceptor.h>
 
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <thread>
@@ -54,7 +53,9 @@ class CallTimer {
   const Limits limits_;
   absl::Mutex mutex_;
   bool ends_ ABSL_GUARDED_BY(mutex_) = false;
-  uint64_t added_ ABSL_GUARDED_BY(mutex_) = 0;
+  // When the thread looks next. A call that is added wakes the thread only if
+  // its time ends before that: most calls end long before theirs.
+  absl::Time next_look_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   std::map<grpc::ServerContextBase*, absl::Time> calls_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };

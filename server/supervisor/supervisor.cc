@@ -2,7 +2,6 @@
 
 #include <spdlog/spdlog.h>
 
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -152,53 +151,6 @@ absl::StatusOr<JobHost*> Supervisor::FindOrCreate(const Waiting& waiting) {
       registry_.Create(name, adopt.peer_uid()), options_.config.state_dir()));
   JobEvents(name, adopt.peer_uid()).Created();
   return StartHost(name, adopt.peer_uid(), /*is_new=*/true);
-}
-
-absl::Status Supervisor::CheckRoomForJob(
-    const accept::PeerCredentials& peer) const {
-  Counts jobs;
-  jobs.all = hosts_.size() + sleeping_.Names().size();
-  jobs.of_user = sleeping_.CountOf(peer.caller.uid);
-  for (const auto& [name, host] : hosts_) {
-    if (host->uid() == peer.caller.uid) ++jobs.of_user;
-  }
-  return CheckJobCount(limits(), peer, jobs);
-}
-
-absl::Status Supervisor::CheckRoomForSession(
-    const accept::PeerCredentials& peer, uid_t owner) {
-  const auto check = [&] {
-    return CheckSessionCount(limits(), peer, CountSessions(owner));
-  };
-  if (check().ok()) return absl::OkStatus();
-  LookForEndedSessions();
-  return check();
-}
-
-Counts Supervisor::CountSessions(uid_t owner) const {
-  Counts sessions;
-  sessions.all = sessions_.count();
-  for (const auto& [name, host] : hosts_) {
-    sessions.all += host->waiting_count();
-    if (host->uid() != owner) continue;
-    sessions.of_user += sessions_.count(name) + host->waiting_count();
-  }
-  return sessions;
-}
-
-void Supervisor::LookForEndedSessions() {
-  for (const auto& [name, host] : hosts_) {
-    host->DropEnded();
-    if (host->engine_pid() == 0) continue;
-    absl::StatusOr<std::set<ino_t>> open = os::OpenSockets(host->engine_pid());
-    // When unreadable, the old count is the safe side.
-    if (!open.ok()) continue;
-    for (const UniqueFd& fd : host->unread()) {
-      const absl::StatusOr<ino_t> inode = os::SocketInode(fd.get());
-      if (inode.ok()) open->insert(*inode);
-    }
-    sessions_.Retain(name, *open);
-  }
 }
 
 JobHost* Supervisor::StartHost(const std::string& name, uid_t uid,
@@ -369,9 +321,25 @@ std::vector<JobSummary> Supervisor::Jobs() {
       jobs.push_back(Summarize(*host));
       jobs.back().sleep = sleeping_.StateOf(name);
     }
-    AddSleepingJobs(&jobs);
+    for (const std::string& name : sleeping_.Names()) {
+      jobs.push_back(SummarizeSleeping(name));
+    }
   });
   return jobs;
+}
+
+absl::StatusOr<JobSummary> Supervisor::FindJob(const std::string& name) {
+  absl::StatusOr<JobSummary> job = NoJob(name);
+  RunInLoop([this, &name, &job] {
+    const auto found = hosts_.find(name);
+    if (found != hosts_.end()) {
+      job = Summarize(*found->second);
+      job->sleep = sleeping_.StateOf(name);
+    } else if (sleeping_.Has(name)) {
+      job = SummarizeSleeping(name);
+    }
+  });
+  return job;
 }
 
 absl::Status Supervisor::HoldJob(const std::string& name,

@@ -24,6 +24,7 @@
 #include "server/supervisor/job_host.h"
 #include "server/supervisor/job_registry.h"
 #include "server/supervisor/kept_segments.h"
+#include "server/supervisor/look_budget.h"
 #include "server/supervisor/session_ledger.h"
 #include "server/supervisor/sleep/sleeping_jobs.h"
 #include "server/supervisor/supervisor_control.h"
@@ -87,6 +88,7 @@ class Supervisor : public SupervisorControl {
   void TellEnginesToStop();
 
   std::vector<JobSummary> Jobs() override;
+  absl::StatusOr<JobSummary> FindJob(const std::string& name) override;
   absl::Status HoldJob(const std::string& name,
                        const access::Caller& caller) override;
   void ReleaseJob(const std::string& name) override;
@@ -118,7 +120,8 @@ class Supervisor : public SupervisorControl {
   absl::Status Route(Waiting* waiting);
   absl::StatusOr<JobHost*> FindOrCreate(const Waiting& waiting);
   absl::Status CheckRoomForJob(const accept::PeerCredentials& peer) const;
-  // Checks the session limits for a job that belongs to `owner`.
+  // Checks the session limits for a job that belongs to `owner`; when they are
+  // reached, looks for sessions that have ended, as far as looks_ allows.
   absl::Status CheckRoomForSession(const accept::PeerCredentials& peer,
                                    uid_t owner);
   Counts CountSessions(uid_t owner) const;
@@ -154,7 +157,7 @@ class Supervisor : public SupervisorControl {
       const std::string& name, pid_t engine);
   absl::StatusOr<std::shared_ptr<SleepOperation>> WakeJobInLoop(
       const std::string& name, const access::Caller& caller);
-  void AddSleepingJobs(std::vector<JobSummary>* jobs) const;
+  JobSummary SummarizeSleeping(const std::string& name) const;
   // Goes on with a job that is being put to sleep, now without an engine.
   // Returns false when the job has ended, and OnStopped() goes on.
   bool OnStoppedToSleep(JobHost* host, bool over);
@@ -166,6 +169,7 @@ class Supervisor : public SupervisorControl {
   JobRegistry registry_;
   const CoreShares shares_;
   SessionLedger sessions_;
+  LookBudget looks_;
   std::map<std::string, std::unique_ptr<JobHost>> hosts_;
   std::map<std::string, Held> held_;
   std::multimap<std::string, EngineWaiter> engine_waiters_;

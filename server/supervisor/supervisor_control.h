@@ -43,6 +43,9 @@ class SupervisorControl {
   virtual ~SupervisorControl() = default;
 
   virtual std::vector<JobSummary> Jobs() = 0;
+  // NOT_FOUND: there is no such job. Costs the same however many jobs there
+  // are.
+  virtual absl::StatusOr<JobSummary> FindJob(const std::string& name) = 0;
 
   // Holds a job for deletion. Deletion has two halves, so that no rank can
   // attach between the check for attached ranks and the end of the engine.

@@ -162,10 +162,9 @@ absl::StatusOr<TestSession> SupervisorHarness::Open(
 }
 
 std::optional<JobSummary> SupervisorHarness::Find(const std::string& job) {
-  for (JobSummary& summary : supervisor_->Jobs()) {
-    if (summary.name == job) return std::move(summary);
-  }
-  return std::nullopt;
+  absl::StatusOr<JobSummary> found = supervisor_->FindJob(job);
+  if (!found.ok()) return std::nullopt;
+  return *std::move(found);
 }
 
 bool SupervisorHarness::Eventually(const std::function<bool()>& holds) {

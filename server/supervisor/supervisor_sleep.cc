@@ -109,16 +109,14 @@ absl::Status Supervisor::WhyNoHost(const std::string& name) const {
       absl::StrCat("there is no job \"", name, "\" on this node"));
 }
 
-void Supervisor::AddSleepingJobs(std::vector<JobSummary>* jobs) const {
-  for (const std::string& name : sleeping_.Names()) {
-    JobSummary summary;
-    summary.name = name;
-    summary.uid = sleeping_.uid(name);
-    summary.directory = registry_.JobDirectory(name);
-    summary.sleep = sleeping_.StateOf(name);
-    summary.reason = std::string(sleeping_.WhyNoEngine(name).message());
-    jobs->push_back(std::move(summary));
-  }
+JobSummary Supervisor::SummarizeSleeping(const std::string& name) const {
+  JobSummary summary;
+  summary.name = name;
+  summary.uid = sleeping_.uid(name);
+  summary.directory = registry_.JobDirectory(name);
+  summary.sleep = sleeping_.StateOf(name);
+  summary.reason = std::string(sleeping_.WhyNoEngine(name).message());
+  return summary;
 }
 
 }  // namespace optstate::supervisor

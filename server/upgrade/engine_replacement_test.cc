@@ -70,6 +70,10 @@ class FakeControl : public supervisor::SupervisorControl {
   std::vector<supervisor::JobSummary> Jobs() override {
     return {{.name = "job", .reason = "", .directory = ""}};
   }
+  absl::StatusOr<supervisor::JobSummary> FindJob(
+      const std::string& name) override {
+    return absl::NotFoundError(name);
+  }
   absl::Status HoldJob(const std::string&, const access::Caller&) override {
     return absl::OkStatus();
   }

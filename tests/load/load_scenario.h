@@ -1,0 +1,66 @@
+#ifndef OPTSTATE_TESTS_LOAD_LOAD_SCENARIO_H_
+#define OPTSTATE_TESTS_LOAD_LOAD_SCENARIO_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "tests/load/admin_load.h"
+#include "tests/load/process_costs.h"
+#include "tests/load/stretch.h"
+
+namespace optstate::load {
+
+// Many jobs that step, and operators who ask, in one daemon.
+struct LoadOptions {
+  uint32_t jobs = 8;
+  uint32_t sessions = 32;
+  int64_t elements = 16384;  // of a job
+  bool grpc = false;         // ranks over gRPC on a unix socket
+  absl::Duration step_interval = absl::ZeroDuration();
+  double calls_per_second = 0;  // 0: as fast as they are answered
+  size_t call_threads = 4;
+  size_t channels = 2;
+  uint64_t lists_every = 2;  // see AdminLoad
+  // Rounds of three slices each: steps alone, calls alone, both.
+  int rounds = 1;
+  Stretch steps;  // of each job in a slice
+  Stretch calls;  // in a slice
+};
+
+// What supervisor, engines and this process, which has all ranks, have.
+struct CostSample {
+  ProcessCosts supervisor;
+  ProcessCosts engines;
+  ProcessCosts ranks;
+
+  std::string ToString() const;
+};
+
+struct LoadReport {
+  CostSample before;   // after a small run, whose jobs are gone
+  CostSample opened;   // all ranks attached, nothing under way
+  CostSample stepped;  // while jobs step and operators ask
+  CostSample after;    // all jobs deleted
+  std::vector<double> steps_alone_ms;
+  std::vector<double> steps_ms;  // beside calls
+  AdminTally calls_alone;
+  AdminTally calls;    // beside steps
+  uint64_t steps = 0;  // of all jobs
+
+  std::string ToString() const;
+};
+
+// Runs it on a daemon of its own, whose limits of jobs and of sessions are just
+// what is asked for. An error when a step fails, a job is at another step than
+// its ranks were told, one session more is not refused by the limit, or fds and
+// engines are not gone when all jobs are deleted. What became of calls is for
+// the caller to judge.
+absl::StatusOr<LoadReport> RunLoad(const LoadOptions& options);
+
+}  // namespace optstate::load
+
+#endif  // OPTSTATE_TESTS_LOAD_LOAD_SCENARIO_H_

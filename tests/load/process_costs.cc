@@ -1,0 +1,84 @@
+#include "tests/load/process_costs.h"
+
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "tests/faults/process_state.h"
+
+namespace optstate::load {
+namespace {
+
+// Returns the number of the line "NAME: NUMBER" or "NAME: NUMBER kB"; 0: there
+// is none.
+uint64_t NumberIn(const std::string& path, absl::string_view name) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    absl::string_view text = line;
+    if (!absl::ConsumePrefix(&text, name) || !absl::ConsumePrefix(&text, ":")) {
+      continue;
+    }
+    absl::ConsumeSuffix(&text, " kB");
+    uint64_t number = 0;
+    return absl::SimpleAtoi(absl::StripAsciiWhitespace(text), &number) ? number
+                                                                       : 0;
+  }
+  return 0;
+}
+
+}  // namespace
+
+void ProcessCosts::Add(const ProcessCosts& other) {
+  processes += other.processes;
+  fds += other.fds;
+  threads += other.threads;
+  resident_bytes += other.resident_bytes;
+  proportional_bytes += other.proportional_bytes;
+}
+
+std::string ProcessCosts::ToString() const {
+  constexpr double kMiB = 1 << 20;
+  return absl::StrFormat(
+      "%d processes, %d fds, %d threads, RSS %.1f MiB, PSS %.1f MiB", processes,
+      fds, threads, static_cast<double>(resident_bytes) / kMiB,
+      static_cast<double>(proportional_bytes) / kMiB);
+}
+
+ProcessCosts CostsOf(pid_t pid) {
+  const std::string directory = absl::StrCat("/proc/", pid);
+  ProcessCosts costs;
+  costs.threads = NumberIn(directory + "/status", "Threads");
+  if (costs.threads == 0) return costs;
+  costs.processes = 1;
+  costs.fds = faults::OpenFds(pid);
+  costs.resident_bytes = NumberIn(directory + "/status", "VmRSS") << 10;
+  costs.proportional_bytes = NumberIn(directory + "/smaps_rollup", "Pss") << 10;
+  return costs;
+}
+
+ProcessCosts CostsOf(const std::vector<pid_t>& pids) {
+  ProcessCosts costs;
+  for (const pid_t pid : pids) costs.Add(CostsOf(pid));
+  return costs;
+}
+
+std::vector<pid_t> ChildrenOf(pid_t pid) {
+  std::vector<pid_t> children;
+  std::error_code error;
+  for (std::filesystem::directory_iterator
+           task(absl::StrCat("/proc/", pid, "/task"), error),
+       end;
+       !error && task != end; task.increment(error)) {
+    std::ifstream file(task->path() / "children");
+    for (pid_t child; file >> child;) children.push_back(child);
+  }
+  return children;
+}
+
+}  // namespace optstate::load
