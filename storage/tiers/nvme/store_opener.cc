@@ -39,7 +39,10 @@ storage::SwapSizes StoreOpener::SizesOf(const Layout& layout,
                                         const NvmeSizeOptions& options) {
   const SubGroupTable sub_groups(&layout, sub_group_elements,
                                  SubGroupTable::CutOf(layout));
-  const RecordLayout records(&layout, &sub_groups, options.holds_parameters);
+  const RecordLayout records(
+      &layout, &sub_groups,
+      SectionOf(options.is_durable, options.holds_parameters,
+                options.has_sections));
   FrameTable::Shape shape;
   shape.records = sub_groups.size();
   shape.checksums = records.checksum_count();
@@ -81,6 +84,8 @@ FrameTable::Shape StoreOpener::ShapeOf() const {
   shape.slots = context_.slots;
   shape.paths = static_cast<uint32_t>(context_.options.directories.size());
   shape.weights = context_.weights;
+  shape.lacks_sections =
+      context_.record_layout.section() == RecordSection::kNone;
   return shape;
 }
 
@@ -117,6 +122,9 @@ absl::Status StoreOpener::Open(const storage::DurableCommit* restored) {
   OPTSTATE_RETURN_IF_ERROR(ChooseWeights(restored));
   const NvmeOptions& options = context_.options;
   const FrameTable::Shape shape = ShapeOf();
+  // A damaged table may give frames another size, so it is checked first.
+  const bool is_made = FrameTable::IsMade(options.table);
+  if (is_made) OPTSTATE_RETURN_IF_ERROR(context_.table.Check(shape));
   if (shape.frames < storage::kSwapFramesMin) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a host budget of ", options.frames.size(), " bytes has room for ",
@@ -135,8 +143,6 @@ absl::Status StoreOpener::Open(const storage::DurableCommit* restored) {
                      " times the parameters of a record, ",
                      context_.record_layout.section_bytes_max(), " bytes"));
   }
-  const bool is_made = FrameTable::IsMade(options.table);
-  if (is_made) OPTSTATE_RETURN_IF_ERROR(context_.table.Check(shape));
   if (options.table.size() < FrameTable::BytesNeeded(shape)) {
     return absl::InvalidArgumentError(
         absl::StrCat("the frame table has ", options.table.size(),
