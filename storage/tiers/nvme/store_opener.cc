@@ -1,7 +1,6 @@
 #include "storage/tiers/nvme/store_opener.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -273,51 +272,22 @@ absl::Status StoreOpener::CheckRestored(
       shape.records, ", ", shape.checksums, " and ", shape.paths));
 }
 
-absl::Status StoreOpener::RewriteUnsynced(StoreMonitor* monitor,
-                                          const Committer& committer) {
+std::vector<uint8_t> StoreOpener::MarkUnsynced(const Committer& committer) {
+  std::vector<uint8_t> unsynced(context_.records(), 0);
   if (!context_.options.is_durable || !context_.table.is_syncing()) {
-    return absl::OkStatus();
+    return unsynced;
   }
-  const std::unique_ptr<std::byte, decltype(&std::free)> buffer(
-      static_cast<std::byte*>(std::aligned_alloc(
-          io::kSectorBytes, context_.record_layout.frame_bytes())),
-      &std::free);
-  const absl::MutexLock lock(&monitor->mu);
   for (uint32_t i = 0; i < context_.records(); ++i) {
     RecordPlace place = context_.table.place(i);
     if (!place.is_on_disk || place.slot == committer.durable_slot(i)) continue;
-    if (place.frame != RecordPlace::kNoFrame) {
-      place.is_dirty = true;
-      context_.table.SetPlace(i, place);
+    if (place.frame == RecordPlace::kNoFrame) {
+      unsynced[i] = 1;
       continue;
     }
-    OPTSTATE_RETURN_IF_ERROR(RewriteRecord(i, place.slot, buffer.get()));
+    place.is_dirty = true;
+    context_.table.SetPlace(i, place);
   }
-  context_.table.SetSyncing(false);
-  return absl::OkStatus();
-}
-
-absl::Status StoreOpener::RewriteRecord(uint32_t record, uint32_t slot,
-                                        std::byte* buffer) const {
-  const RecordFiles::Place at = context_.files->PlaceOf(record, slot);
-  for (const auto kind :
-       {io::IoRequest::Kind::kRead, io::IoRequest::Kind::kWrite}) {
-    io::IoRequest request;
-    request.kind = kind;
-    request.file = at.file;
-    request.offset_bytes = at.offset_bytes;
-    request.buffer = {buffer, context_.record_layout.bytes(record)};
-    context_.engine.Submit(&request);
-    io::IoRequest* done = nullptr;
-    while (context_.engine.Poll({&done, 1}, /*wait=*/true) == 0) {
-    }
-    OPTSTATE_RETURN_IF_ERROR(request.status);
-    const int64_t different = context_.record_layout.FirstDifference(
-        record, buffer, /*with_parameters=*/true,
-        context_.table.checksums(slot));
-    if (different >= 0) return context_.DamagedError(record, slot, different);
-  }
-  return absl::OkStatus();
+  return unsynced;
 }
 
 }  // namespace optstate::nvme
