@@ -10,12 +10,14 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/unique_fd.h"
+#include "storage/format/sealed_text.h"
 #include "storage/state_folder.h"
 
 namespace optstate::storage {
@@ -24,8 +26,31 @@ namespace {
 constexpr char kBootIdPath[] = "/proc/sys/kernel/random/boot_id";
 constexpr size_t kTextBytesMax = 8192;  // a path and some
 
-absl::Status IsNot(const std::string& path, absl::string_view what) {
-  return absl::DataLossError(absl::StrCat(path, " holds no ", what));
+// Says what to do about a damaged file.
+constexpr char kOwnerRemedy[] = "write the uid of the job's owner to it";
+constexpr char kIdentityRemedy[] =
+    "if the right disk is mounted there, remove the file: the job's next "
+    "engine writes it anew";
+constexpr char kExtentRemedy[] =
+    "no other file says where on the device the job's records are: put right "
+    "what is wrong in its lines, without the white space behind them, or "
+    "delete the job";
+
+absl::Status IsNot(const std::string& path, absl::string_view what,
+                   absl::string_view remedy) {
+  return absl::DataLossError(
+      absl::StrCat(path, " holds no ", what, ": ", remedy));
+}
+
+// Reads a text that has a seal, unless a former build or a person wrote it.
+absl::StatusOr<std::string> ReadSealed(const std::string& path,
+                                       absl::string_view remedy) {
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string text, ReadDiskText(path));
+  const absl::StatusOr<absl::string_view> unsealed = UnsealText(text);
+  if (unsealed.ok()) return std::string(*unsealed);
+  return absl::DataLossError(absl::StrCat(
+      path, " is damaged: ", unsealed.status().message(), ", \"",
+      absl::CHexEscape(absl::StripAsciiWhitespace(text)), "\": ", remedy));
 }
 
 bool IsLocked(const std::string& path) {
@@ -106,18 +131,18 @@ bool IsDurableFolder(const std::string& folder) {
 absl::StatusOr<std::optional<uint32_t>> ReadDiskOwner(
     const std::string& folder) {
   const std::string path = folder + kDiskOwnerFile;
-  const absl::StatusOr<std::string> text = ReadDiskText(path);
+  const absl::StatusOr<std::string> text = ReadSealed(path, kOwnerRemedy);
   if (absl::IsNotFound(text.status())) return std::nullopt;
   OPTSTATE_RETURN_IF_ERROR(text.status());
   uint32_t owner = 0;
   if (absl::SimpleAtoi(absl::StripAsciiWhitespace(*text), &owner)) return owner;
-  return IsNot(path, "uid");
+  return IsNot(path, "uid", kOwnerRemedy);
 }
 
 absl::StatusOr<std::optional<DiskIdentity>> ReadDiskIdentity(
     const std::string& folder) {
   const std::string path = folder + kDiskIdentityFile;
-  const absl::StatusOr<std::string> text = ReadDiskText(path);
+  const absl::StatusOr<std::string> text = ReadSealed(path, kIdentityRemedy);
   if (absl::IsNotFound(text.status())) return std::nullopt;
   OPTSTATE_RETURN_IF_ERROR(text.status());
   const std::vector<absl::string_view> words =
@@ -129,7 +154,7 @@ absl::StatusOr<std::optional<DiskIdentity>> ReadDiskIdentity(
       words[2] != "directory" || !absl::SimpleAtoi(words[3], &number) ||
       words[4] != "of" || !absl::SimpleAtoi(words[5], &identity.count) ||
       number == 0 || number > identity.count) {
-    return IsNot(path, "\"incarnation X directory i of n\"");
+    return IsNot(path, "\"incarnation X directory i of n\"", kIdentityRemedy);
   }
   identity.index = number - 1;
   return identity;
@@ -139,9 +164,9 @@ absl::Status WriteDiskIdentity(const std::string& folder,
                                const DiskIdentity& identity) {
   return WriteDurably(
       folder + kDiskIdentityFile,
-      absl::StrCat(
+      SealText(absl::StrCat(
           "incarnation ", absl::Hex(identity.incarnation, absl::kZeroPad16),
-          "\ndirectory ", identity.index + 1, " of ", identity.count, "\n"));
+          "\ndirectory ", identity.index + 1, " of ", identity.count, "\n")));
 }
 
 std::string DiskExtentPath(const std::string& folder, uint32_t arrangement) {
@@ -158,7 +183,7 @@ absl::Status RemoveDiskExtent(const std::string& folder, uint32_t arrangement) {
 absl::StatusOr<std::optional<DiskExtent>> ReadDiskExtent(
     const std::string& folder, uint32_t arrangement) {
   const std::string path = DiskExtentPath(folder, arrangement);
-  const absl::StatusOr<std::string> text = ReadDiskText(path);
+  const absl::StatusOr<std::string> text = ReadSealed(path, kExtentRemedy);
   if (absl::IsNotFound(text.status())) return std::nullopt;
   OPTSTATE_RETURN_IF_ERROR(text.status());
   const std::vector<std::string> words =
@@ -171,7 +196,7 @@ absl::StatusOr<std::optional<DiskExtent>> ReadDiskExtent(
       !absl::SimpleAtoi(words[5], &bytes) || bytes == 0 ||
       begin % io::kSectorBytes != 0 || bytes % io::kSectorBytes != 0 ||
       begin + bytes < begin) {
-    return IsNot(path, "\"device X begin B bytes N\"");
+    return IsNot(path, "\"device X begin B bytes N\"", kExtentRemedy);
   }
   found.device_id = words[1];
   return found;
@@ -179,10 +204,11 @@ absl::StatusOr<std::optional<DiskExtent>> ReadDiskExtent(
 
 absl::Status WriteDiskExtent(const std::string& folder,
                              const DiskExtent& extent, uint32_t arrangement) {
-  return WriteDurably(DiskExtentPath(folder, arrangement),
-                      absl::StrCat("device ", extent.device_id, "\nbegin ",
-                                   extent.extent.begin_bytes, "\nbytes ",
-                                   extent.extent.bytes, "\n"));
+  return WriteDurably(
+      DiskExtentPath(folder, arrangement),
+      SealText(absl::StrCat("device ", extent.device_id, "\nbegin ",
+                            extent.extent.begin_bytes, "\nbytes ",
+                            extent.extent.bytes, "\n")));
 }
 
 absl::Status WriteDiskMemory(const std::string& folder,

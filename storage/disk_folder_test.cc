@@ -7,9 +7,13 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
 #include "proto/types/unique_fd.h"
+#include "storage/format/sealed_text.h"
 
 namespace optstate::storage {
 namespace {
@@ -30,9 +34,65 @@ class DiskFolderTest : public testing::Test {
     std::ofstream(folder_ + name) << text;
   }
 
+  // Damages each bit of a file, which must be noticed by who reads it.
+  void ExpectDamageIsNoticed(const std::string& path,
+                             const std::function<absl::Status()>& read,
+                             const std::string& remedy) const {
+    const std::string text = *ReadDiskText(path);
+    ASSERT_TRUE(IsSealed(text)) << path;
+    for (size_t at = 0; at < text.size(); ++at) {
+      for (int bit = 0; bit < 8; ++bit) {
+        std::string damaged = text;
+        damaged[at] = static_cast<char>(damaged[at] ^ (1 << bit));
+        std::ofstream(path) << damaged;
+        const absl::Status status = read();
+        const std::string where =
+            absl::StrCat("bit ", bit, " of byte ", at, ": ", status.ToString());
+        EXPECT_TRUE(absl::IsDataLoss(status)) << where;
+        EXPECT_NE(status.message().find(path), std::string::npos) << where;
+        EXPECT_NE(status.message().find(remedy), std::string::npos) << where;
+      }
+    }
+    std::ofstream(path) << text;
+    EXPECT_EQ(read(), absl::OkStatus());
+    // A former build's, and what it reads of ours.
+    const std::string plain(absl::StripTrailingAsciiWhitespace(text));
+    std::ofstream(path) << plain << "\n";
+    EXPECT_EQ(read(), absl::OkStatus());
+  }
+
   std::string root_;
   std::string folder_;
 };
+
+TEST_F(DiskFolderTest, DamageIsNoticedWithAFileAndARemedy) {
+  const DiskIdentity identity = {0xfedcba9876543210, 1, 3};
+  ASSERT_TRUE(WriteDiskIdentity(folder_, identity).ok());
+  ExpectDamageIsNoticed(
+      folder_ + kDiskIdentityFile,
+      [this] { return ReadDiskIdentity(folder_).status(); }, "remove the file");
+  EXPECT_EQ(*ReadDiskIdentity(folder_), identity);
+
+  const DiskExtent extent = {"0123456789abcdef0123456789abcdef",
+                             {1 << 20, 8192}};
+  for (const uint32_t arrangement : {0, 1}) {
+    ASSERT_TRUE(WriteDiskExtent(folder_, extent, arrangement).ok());
+    ExpectDamageIsNoticed(
+        DiskExtentPath(folder_, arrangement),
+        [this, arrangement] {
+          return ReadDiskExtent(folder_, arrangement).status();
+        },
+        "delete the job");
+    EXPECT_EQ(*ReadDiskExtent(folder_, arrangement), extent);
+  }
+
+  Write(kDiskOwnerFile, SealText("1000\n"));
+  ExpectDamageIsNoticed(
+      folder_ + kDiskOwnerFile,
+      [this] { return ReadDiskOwner(folder_).status(); },
+      "write the uid of the job's owner to it");
+  EXPECT_EQ(*ReadDiskOwner(folder_), 1000u);
+}
 
 TEST_F(DiskFolderTest, TheIdentityIsReadAsItWasWritten) {
   EXPECT_EQ(*ReadDiskIdentity(folder_), std::nullopt);

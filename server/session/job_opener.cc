@@ -10,6 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "kernels/cast.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
@@ -32,6 +33,20 @@ namespace {
 // Beside the state folder while that is being made from the disk: the folder is
 // then not whole.
 constexpr char kRestoringFile[] = "/restoring";
+
+// Says what to do about a job whose records cannot all be read after a loss of
+// power. It is not opened for a load: ranks that attach to a job that asks for
+// parameters bring their own, and it would go on from its step with those.
+absl::Status NotRestored(const absl::Status& why, absl::string_view job) {
+  if (!absl::IsDataLoss(why)) return why;
+  return absl::DataLossError(absl::StrCat(
+      "job \"", job,
+      "\" cannot be restored from its disks, because a record with its "
+      "parameters cannot be read: ",
+      why.message(), ". Nothing was changed in its records: optctl recover ",
+      job, " tries again. If the damage stays, delete the job (optctl delete ",
+      "job ", job, ") and load the checkpoint into a new one"));
+}
 
 }  // namespace
 
@@ -242,8 +257,9 @@ absl::Status JobOpener::RestoreFromDisk() {
   std::copy(job.scalars.begin(), job.scalars.end(),
             job_.store->scalars().begin());
   if (!job_.HoldsParametersOnDisk()) {
-    OPTSTATE_RETURN_IF_ERROR(job_.store->RestoreParameters());
-    OPTSTATE_RETURN_IF_ERROR(CastParametersFromMasters());
+    absl::Status restored = job_.store->RestoreParameters();
+    if (restored.ok()) restored = CastParametersFromMasters();
+    if (!restored.ok()) return NotRestored(restored, job_.options.name);
   }
   // A load that the power cut has ended.
   job_.tier->DropLoadLog();

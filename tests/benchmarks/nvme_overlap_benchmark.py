@@ -7,6 +7,9 @@ overlaps (raw reads and writes of as many bytes, and the step of a job in memory
 the engine for each GB that it moved. What else used the machine shows in the quartiles of the step
 and of the raw speed. --plot draws the time an element over the size, with these quartiles.
 
+Behind the table come the figures beside their goals, and a JSON object a line for programs: one for
+each row ("row"), and one with these figures ("figures").
+
     nvme_overlap_benchmark.py [--dir DIR] [--sizes 64,256] [--shares 8,2] [--plot FILE.svg]
 """
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import tempfile
@@ -35,6 +39,11 @@ RESERVE_BYTES = 3 << 30
 WARM_UP = 3
 PARAMETER_ELEMENTS = 2 * MiB
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# Goals: a step beside the larger of what it overlaps, and the time an element of the largest state
+# beside that of the smallest one of a GiB or more.
+OVERLAP_MAX = 1.1
+FLAT_MAX = 1.1
+FLAT_FROM_BYTES = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,12 +106,20 @@ class Served:
 @dataclasses.dataclass(frozen=True)
 class Row:
     elements: int
-    what: str
+    kind: Kind
     step_s: tuple[float, float, float]  # the median and the quartiles
     raw_gb_per_s: tuple[float, float, float]  # of raw reads and writes in the same rounds
     overlap: float | None  # step / the larger of I/O and update
     io_over_update: float | None
     cpu_s_per_gb: float | None
+
+    @property
+    def what(self) -> str:
+        return self.kind.what
+
+    @property
+    def state_bytes(self) -> int:
+        return self.elements * STATE_BYTES
 
     @property
     def ns_per_element(self) -> float:
@@ -127,12 +144,12 @@ def row_of(job: Served, times: Times, raw_bytes: int, update_ns: float | None) -
     step_s = steps[0]
     moved = sum(job.moved_bytes) / len(job.moved_bytes)
     if not job.kind.share:
-        return Row(job.elements, job.kind.what, steps, speed, None, None, None)
+        return Row(job.elements, job.kind, steps, speed, None, None, None)
     io_s = raw_s[0] * moved / (2 * raw_bytes)
     update_s = (update_ns or 0) * job.elements / 1e9
     return Row(
         job.elements,
-        job.kind.what,
+        job.kind,
         steps,
         speed,
         step_s / max(io_s, update_s),
@@ -187,7 +204,7 @@ def print_table(rows: Sequence[Row]) -> None:
     for row in rows:
         low, high = row.step_s[1:]
         cells = [
-            f"{row.elements * STATE_BYTES / 2**30:.1f}",
+            f"{row.state_bytes / 2**30:.1f}",
             row.what,
             f"{row.step_s[0] * 1e3:.0f} ({low * 1e3:.0f} to {high * 1e3:.0f})",
             "{:.2f} ({:.2f} to {:.2f})".format(*row.raw_gb_per_s),
@@ -196,6 +213,80 @@ def print_table(rows: Sequence[Row]) -> None:
             "" if row.cpu_s_per_gb is None else f"{row.cpu_s_per_gb:.2f}",
         ]
         print("| " + " | ".join(cells) + " |")
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What the rows say beside the goals; None: there are no two rows to compare."""
+
+    overlap: float | None  # of the worst row
+    flat: float | None  # time an element, the largest state / the smallest one of a GiB or more
+    cpu_s_per_gb: float | None  # of the worst row
+    half_over_least: float | None  # the step, half of the state in memory / the smallest share
+    durable_over_none: float | None  # the step, durability "step" / "none", the same share
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Figures:
+        swapped = [row for row in rows if row.kind.share]
+        plain = [row for row in swapped if row.kind.durability == "none"]
+        durable = [row for row in swapped if row.kind.durability != "none"]
+        overlaps = [row.overlap for row in plain if row.overlap is not None]
+        costs = [row.cpu_s_per_gb for row in swapped if row.cpu_s_per_gb is not None]
+
+        def step_of(elements: int, share: int) -> float | None:
+            for row in plain:
+                if (row.elements, row.kind.share) == (elements, share):
+                    return row.step_s[0]
+            return None
+
+        def ratio(above: float | None, below: float | None) -> float | None:
+            return above / below if above and below else None
+
+        flat = half = durability = None
+        if plain:
+            # The one share that is measured at every size is the first.
+            share = plain[0].kind.share
+            of_share = [row for row in plain if row.kind.share == share]
+            sizes = [row for row in of_share if row.state_bytes >= FLAT_FROM_BYTES]
+            sizes.sort(key=lambda row: row.elements)
+            if len(sizes) > 1:
+                flat = ratio(sizes[-1].ns_per_element, sizes[0].ns_per_element)
+            least = max(row.kind.share for row in plain)
+            if least > 2:
+                first = plain[0].elements
+                half = ratio(step_of(first, 2), step_of(first, least))
+        if durable:
+            of = durable[0]
+            durability = ratio(of.step_s[0], step_of(of.elements, of.kind.share))
+        return cls(max(overlaps, default=None), flat, max(costs, default=None), half, durability)
+
+
+def print_figures(figures: Figures) -> None:
+    def line(what: str, value: float | None, goal: float | None = None) -> None:
+        if value is None:
+            print(f"{what}: not measured")
+            return
+        verdict = "" if goal is None else f"; goal at most {goal}: "
+        if goal is not None:
+            verdict += "met" if value <= goal else "missed"
+        print(f"{what}: {value:.2f}{verdict}")
+
+    print()
+    line("step / larger of I/O and update, the worst", figures.overlap, OVERLAP_MAX)
+    line("ns an element, the largest state / that of 1 GiB", figures.flat, FLAT_MAX)
+    line("engine's CPU s a GB, the worst", figures.cpu_s_per_gb)
+    line("step, half in memory / the smallest share", figures.half_over_least)
+    line('step, durability "step" / "none"', figures.durable_over_none)
+
+
+def print_json(rows: Sequence[Row], figures: Figures) -> None:
+    for row in rows:
+        fields = dataclasses.asdict(row) | {
+            "state_bytes": row.state_bytes,
+            "ns_per_element": row.ns_per_element,
+        }
+        print(json.dumps({"benchmark": "nvme_overlap", "row": fields}))
+    print(json.dumps({"benchmark": "nvme_overlap", "figures": dataclasses.asdict(figures)}))
 
 
 def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
@@ -208,7 +299,7 @@ def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
     for what in dict.fromkeys(row.what for row in rows):
         line = [row for row in rows if row.what == what]
-        places = [row.elements * STATE_BYTES / 2**30 for row in line]
+        places = [row.state_bytes / 2**30 for row in line]
         ns = [[second * 1e9 / row.elements for second in row.step_s] for row in line]
         axes.errorbar(
             places,
@@ -272,6 +363,9 @@ def main() -> None:
     print(
         f"\n{arguments.threads} threads; load {before:.1f} before, {os.getloadavg()[0]:.1f} after."
     )
+    figures = Figures.of(rows)
+    print_figures(figures)
+    print_json(rows, figures)
     if arguments.plot:
         plot(rows, arguments.plot)
 

@@ -13,6 +13,7 @@
 #include "storage/block_device/device.h"
 #include "storage/block_device/extents.h"
 #include "storage/disk_folder.h"
+#include "storage/format/sealed_text.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/scratch_folder.h"
@@ -79,19 +80,25 @@ void Allocate(const std::string& directory) {
 }  // namespace
 
 std::vector<std::string> Seeds() {
-  return {Input(0, "incarnation 00000000deadbeef\ndirectory 1 of 2\n"),
-          Input(1, absl::StrCat(storage::ReadBootId().value_or("boot\n"),
-                                "/dev/shm/optstate/jobs/a\n")),
-          Input(2, "1000\n"),
-          Input(3, absl::StrCat("device ", kDeviceId,
-                                "\nbegin 1048576\nbytes 4194304\n")),
-          Input(4, absl::StrCat("device ", kDeviceId,
-                                "\nbegin 9223372036853727232\nbytes 4096\n")),
-          Input(5,
-                "incarnation 0000000000000007\ncounted_from 1700000000000000000"
-                "\nverified 1\ndamaged 0\n"),
-          Input(6, absl::StrCat("device ", kDeviceId, "\ndirectory ", kDeviceId,
-                                "\n"))};
+  return {
+      Input(0, "incarnation 00000000deadbeef\ndirectory 1 of 2\n"),
+      Input(1, absl::StrCat(storage::ReadBootId().value_or("boot\n"),
+                            "/dev/shm/optstate/jobs/a\n")),
+      Input(0, storage::SealText(
+                   "incarnation 00000000deadbeef\ndirectory 1 of 2\n")),
+      Input(2, "1000\n"),
+      Input(2, storage::SealText("1000\n")),
+      Input(3, absl::StrCat("device ", kDeviceId,
+                            "\nbegin 1048576\nbytes 4194304\n")),
+      Input(3, storage::SealText(absl::StrCat(
+                   "device ", kDeviceId, "\nbegin 1048576\nbytes 4194304\n"))),
+      Input(4, absl::StrCat("device ", kDeviceId,
+                            "\nbegin 9223372036853727232\nbytes 4096\n")),
+      Input(5,
+            "incarnation 0000000000000007\ncounted_from 1700000000000000000"
+            "\nverified 1\ndamaged 0\n"),
+      Input(6, absl::StrCat("device ", kDeviceId, "\ndirectory ", kDeviceId,
+                            "\n"))};
 }
 
 }  // namespace optstate::fuzz

@@ -229,6 +229,7 @@ void ReadFrameTable(absl::string_view bytes, bool right_checksums) {
   if (!weights.ok()) return;
   nvme::FrameTable::Shape shape = TableShape(false);
   shape.weights = *weights;
+  shape.lacks_sections = !nvme::FrameTable::HasSections(copy.bytes());
   if (right_checksums && copy.bytes().size() > kHeaderBytes) {
     // The checksum is the sixth number of 32 bits, of those beside it.
     uint32_t crc = storage::ExtendCrc32c(0, copy.At<char>(8), 12);

@@ -271,9 +271,9 @@ def test_auto_takes_memory_or_the_disk_and_keeps_the_durability(tmp_path, durabi
 
 def test_a_budget_for_less_than_three_records_names_the_least(disk_daemon, job):
     options = {**SWAPPED, "host_budget": 1, "job": job, "endpoint": disk_daemon.shm}
-    with pytest.raises(ValueError, match="set at least 147456"):
+    with pytest.raises(ValueError, match="set at least 98304"):
         optstate.AdamW(model_of().parameters(), **options)
-    options["host_budget"] = 147456
+    options["host_budget"] = 98304
     optstate.AdamW(model_of().parameters(), **options).close()
 
 

@@ -11,6 +11,7 @@
 #include "proto/types/status_macros.h"
 #include "spdlog/spdlog.h"
 #include "storage/disk_folder.h"
+#include "storage/format/sealed_text.h"
 
 namespace optstate::session {
 namespace {
@@ -77,12 +78,17 @@ absl::Status RemoveFolder(const std::string& folder) {
   return OsError(error.value(), absl::StrCat("remove ", folder));
 }
 
-// Each engine of a job does this: what is written already stays.
+// Each engine of a job does this: what is written already stays, but for the
+// text of a former build, which has no seal.
 absl::Status Identify(const std::string& folder,
                       const storage::DiskIdentity& identity) {
   OPTSTATE_ASSIGN_OR_RETURN(const std::optional<storage::DiskIdentity> now,
                             storage::ReadDiskIdentity(folder));
-  if (now == identity) return absl::OkStatus();
+  const absl::StatusOr<std::string> text =
+      storage::ReadDiskText(folder + storage::kDiskIdentityFile);
+  if (now == identity && text.ok() && storage::IsSealed(*text)) {
+    return absl::OkStatus();
+  }
   return storage::WriteDiskIdentity(folder, identity);
 }
 
@@ -176,8 +182,9 @@ absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
         storage::WriteDiskMemory(folders[i], claim.job_directory));
   }
   if (claim.first > 0) return absl::OkStatus();
-  return storage::WriteDurably(folders[0] + storage::kDiskOwnerFile,
-                               absl::StrCat(claim.owner, "\n"));
+  return storage::WriteDurably(
+      folders[0] + storage::kDiskOwnerFile,
+      storage::SealText(absl::StrCat(claim.owner, "\n")));
 }
 
 void RemoveDiskFolders(const std::vector<std::string>& folders,

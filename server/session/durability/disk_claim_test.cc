@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "storage/disk_folder.h"
+#include "storage/format/sealed_text.h"
 
 namespace optstate::session {
 namespace {
@@ -196,6 +197,54 @@ TEST_F(DiskClaimTest, AJobIsItsOwners) {
   fs::remove(two_[0] + storage::kDiskOwnerFile);
   EXPECT_TRUE(absl::IsFailedPrecondition(ClaimDiskFolders(two_, strangers)));
   EXPECT_FALSE(fs::exists(two_[0] + storage::kDiskOwnerFile));
+}
+
+// A job of a build that knew no seals is opened, and has them then.
+TEST_F(DiskClaimTest, TextsOfAFormerBuildAreSealed) {
+  Make(/*is_durable=*/true);
+  std::ofstream(two_[0] + storage::kDiskOwnerFile) << "7\n";
+  for (const size_t i : {0, 1}) {
+    std::ofstream(two_[i] + storage::kDiskIdentityFile)
+        << "incarnation 0000000000000001\ndirectory " << i + 1 << " of 2\n";
+  }
+  ASSERT_TRUE(ClaimDiskFolders(two_, Claim(1, false)).ok());
+  for (const std::string& path :
+       {two_[0] + storage::kDiskOwnerFile, two_[0] + storage::kDiskIdentityFile,
+        two_[1] + storage::kDiskIdentityFile}) {
+    const auto text = storage::ReadDiskText(path);
+    ASSERT_TRUE(text.ok()) << text.status();
+    EXPECT_TRUE(storage::IsSealed(*text)) << path;
+  }
+  EXPECT_EQ(*storage::ReadDiskOwner(two_[0]), 7u);
+  EXPECT_EQ(*storage::ReadDiskIdentity(two_[1]),
+            (storage::DiskIdentity{1, 1, 2}));
+}
+
+// A claim changes nothing when a file that says whose the folder is, is
+// damaged, and does what its error advises afterwards.
+TEST_F(DiskClaimTest, DamageIsNamedAndChangesNothing) {
+  Make(/*is_durable=*/true);
+  const std::string owner = two_[0] + storage::kDiskOwnerFile;
+  const std::string identity = two_[1] + storage::kDiskIdentityFile;
+  for (const std::string& path : {owner, identity}) {
+    const std::string text = *storage::ReadDiskText(path);
+    for (size_t at = 0; at < text.size(); ++at) {
+      std::string damaged = text;
+      damaged[at] = static_cast<char>(damaged[at] ^ (1 << at % 8));
+      std::ofstream(path) << damaged;
+      const absl::Status refused = ClaimDiskFolders(two_, Claim(1, false));
+      EXPECT_TRUE(absl::IsDataLoss(refused)) << at << ": " << refused;
+      EXPECT_THAT(refused.ToString(), HasSubstr(path)) << at;
+      EXPECT_EQ(*storage::ReadDiskText(path), damaged) << at;
+    }
+    std::ofstream(path) << text;
+  }
+  std::ofstream(owner) << "7";
+  fs::remove(identity);
+  ASSERT_TRUE(ClaimDiskFolders(two_, Claim(1, false)).ok());
+  EXPECT_EQ(*storage::ReadDiskOwner(two_[0]), 7u);
+  EXPECT_EQ(*storage::ReadDiskIdentity(two_[1]),
+            (storage::DiskIdentity{1, 1, 2}));
 }
 
 TEST_F(DiskClaimTest, AJobOfAFormerBuildGetsIdentities) {

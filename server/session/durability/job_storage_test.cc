@@ -109,6 +109,28 @@ TEST(JobStorageTest, ADeviceBudgetIsChangedAndTurnedOff) {
   EXPECT_EQ(DeviceBudgetOf(*changed), kBudget);
 }
 
+TEST(JobStorageTest, FramesTakeWhatWholeOnesCanOfABudget) {
+  const storage::SwapSizes sizes = {.frame = 32768, .records = 12};
+  v1::StorageSettings swapped;
+  swapped.set_placement(v1::PLACEMENT_NVME);
+  const auto frames = [&](uint64_t budget) {
+    swapped.set_host_budget_bytes(budget);
+    const uint64_t bytes = FrameBytesOf(swapped, sizes);
+    EXPECT_EQ(bytes % sizes.frame, 0u);
+    EXPECT_LE(bytes, budget);
+    return bytes / sizes.frame;
+  };
+  EXPECT_EQ(frames(3 * 32768), 3u);
+  EXPECT_EQ(frames(4 * 32768 - 1), 3u);
+  EXPECT_EQ(frames(4 * 32768), 4u);
+  EXPECT_EQ(frames(12 * 32768), 12u);
+  EXPECT_EQ(frames(1 << 30), 12u) << "no more than there are records";
+  // Less is refused before (CheckBudgetHolds).
+  swapped.set_host_budget_bytes(3 * 32768 - 1);
+  EXPECT_EQ(FrameBytesOf(swapped, sizes), 3u * 32768);
+  ExpectInvalid(CheckBudgetHolds(3 * 32768 - 1, sizes), "set at least 98304");
+}
+
 TEST(JobStorageTest, AChangeIsRefusedAsANewJobIs) {
   v1::SetJobRequest request;
   request.set_offload_fraction(1);

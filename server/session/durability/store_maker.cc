@@ -85,7 +85,9 @@ storage::SwapSizes SwapSizesOf(const v1::DaemonConfig& config,
        .job_bytes = DurableJobBytes(description.layout,
                                     SerializeDescription(description)),
        .weights = WeightsOf(description),
-       .holds_parameters = description.storage.parameters_on_disk()});
+       .holds_parameters = description.storage.parameters_on_disk(),
+       .has_sections = job.tier.has_value() &&
+                       nvme::FrameTable::HasSections(job.tier->frame_table())});
 }
 
 absl::StatusOr<uint64_t> ParameterCacheBytesOf(

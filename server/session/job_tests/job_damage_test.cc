@@ -44,6 +44,7 @@ int WrappedDataSync(int fd) {
 namespace optstate::session {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr uint64_t kSeed = 7;
@@ -145,6 +146,7 @@ class JobDamageTest : public testing::Test {
       job->Start(job->RandomTensors(kSeed));
       Train(job, 1, 2);
     }
+    slot_bytes_ = Describe().disk().frame_bytes();
   }
   ~JobDamageTest() override {
     writes_fail = false;
@@ -166,7 +168,7 @@ class JobDamageTest : public testing::Test {
   void DamageAll() { Damage(0, kRecords); }
   void Damage(uint64_t first, uint64_t end) {
     const std::string path = job_.disk() + "/jobs/test/records";
-    const auto slot_bytes = static_cast<off_t>(Describe().disk().frame_bytes());
+    const auto slot_bytes = static_cast<off_t>(slot_bytes_);
     const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
     ASSERT_GE(fd, 0) << path;
     for (uint64_t slot = 2 * first; slot < 2 * end; ++slot) {
@@ -187,6 +189,7 @@ class JobDamageTest : public testing::Test {
 
   JobHarness job_;
   JobHarness in_memory_;
+  uint64_t slot_bytes_ = 0;
 };
 
 TEST_F(JobDamageTest, AJobThatFailedAtADamagedRecordIsLoadedAnew) {
@@ -208,6 +211,30 @@ TEST_F(JobDamageTest, AJobThatFailedAtADamagedRecordIsLoadedAnew) {
   }
   Train(&job_, Describe().committed_step() + 1,
         Describe().committed_step() + 2);
+}
+
+// The job has no parameters without that record, and is not opened; nor are any
+// taken from ranks in its place. It is as it was when the disk reads again.
+TEST_F(JobDamageTest, AfterALossOfPowerADamagedRecordKeepsTheJobClosed) {
+  job_.Close();
+  job_.DropMemory();
+  Damage(1, 2);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const absl::Status refused = job_.Open();
+    EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()),
+                AllOf(HasSubstr(job_.disk() + "/jobs/test/records"),
+                      HasSubstr("parameters \"a\" to \"a\""),
+                      HasSubstr("optctl recover test tries again"),
+                      HasSubstr("optctl delete job test")));
+  }
+  Damage(1, 2);  // puts the bits right
+  ASSERT_EQ(job_.Open(), absl::OkStatus());
+  job_.AttachAll();
+  EXPECT_EQ(Describe().phase(), v1::JOB_PHASE_READY);
+  EXPECT_EQ(Describe().committed_step(), 2u);
+  for (JobHarness* job : {&job_, &in_memory_}) Train(job, 3, 4);
+  EXPECT_EQ(job_.StateBytes(), in_memory_.StateBytes());
 }
 
 TEST_F(JobDamageTest, ACheckpointReplacesWhatVerifyHasFound) {

@@ -292,8 +292,8 @@ TEST_P(JobRearrangeTest, ADirectoryThatIsAddedLaterIsUsedOnceItHasAWeight) {
 // Records of the added group have an array more.
 TEST(JobExtensionTest, ABudgetForLargerRecordsIsAskedForOrTheDefaultGrows) {
   const Kind& kind = kKinds[0];
-  constexpr uint64_t kFrameBytes = kSubGroup * 12;
-  constexpr uint64_t kLeastBytes = 3 * kSubGroup * 16;
+  constexpr uint64_t kFrameBytes = kSubGroup * 8;
+  constexpr uint64_t kLeastBytes = 3 * kSubGroup * 12;
   for (const bool is_default : {false, true}) {
     JobHarness::Setup setup = SetupOf(kind);
     setup.storage.set_host_budget_bytes(is_default ? 0 : 3 * kFrameBytes);

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
 #include <random>
 #include <string>
 #include <thread>
@@ -155,6 +156,78 @@ TEST_P(JobSettingsTest, TheNextEngineHasTheBudgetAndScriptsMayAskForEither) {
   ASSERT_TRUE(swapped_.Open().ok());
   EXPECT_EQ(DiskOf(&swapped_).frames(), 5);
   EXPECT_EQ(swapped_.StateBytes(), in_memory_.StateBytes());
+}
+
+// A job, the bytes of an element in its frames, and the frames that a budget
+// becomes.
+struct BudgetCase {
+  const char* name;
+  DType dtype;
+  MasterFormat master;
+  uint64_t element_bytes;  // with durability none
+  uint64_t frames[3];      // of kBudgets
+  uint64_t durable_element_bytes;
+  uint64_t durable_frames[3];
+};
+constexpr uint64_t kBudgets[] = {500'000, 400'000, 600'000};
+constexpr BudgetCase kBudgetCases[] = {{"float32",
+                                        DType::kFloat32,
+                                        MasterFormat::kFloat32,
+                                        8,
+                                        {7, 6, 9},
+                                        12,
+                                        {5, 4, 6}},
+                                       {"bfloat16",
+                                        DType::kBFloat16,
+                                        MasterFormat::kFloat32,
+                                        12,
+                                        {5, 4, 6},
+                                        12,
+                                        {5, 4, 6}},
+                                       {"split",
+                                        DType::kBFloat16,
+                                        MasterFormat::kSplit,
+                                        10,
+                                        {6, 4, 7},
+                                        12,
+                                        {5, 4, 6}}};
+
+// A new job, a live change and the next engine agree on the number: as many
+// whole frames as the budget has room for.
+TEST_P(JobSettingsTest, ABudgetBecomesAsManyFramesAsItHolds) {
+  const bool is_durable = GetParam() != v1::DURABILITY_KIND_NONE;
+  for (const BudgetCase& of : kBudgetCases) {
+    JobHarness::Setup setup = SetupOf(v1::PLACEMENT_NVME, GetParam());
+    setup.layout.master_format = of.master;
+    for (ParameterSpec& parameter : setup.layout.parameters) {
+      parameter.dtype = of.dtype;
+    }
+    setup.storage.set_host_budget_bytes(kBudgets[0]);
+    JobHarness job(setup);
+    job.Start(job.RandomTensors(kSeed));
+    const uint64_t frame_bytes =
+        kSubGroup * (is_durable ? of.durable_element_bytes : of.element_bytes);
+    for (size_t i = 0; i < std::size(kBudgets); ++i) {
+      SCOPED_TRACE(absl::StrCat(of.name, ", ", kBudgets[i], " bytes"));
+      if (i > 0) {
+        v1::SetJobRequest request;
+        request.set_host_budget_bytes(kBudgets[i]);
+        const auto reply = job.job().Set(request);
+        ASSERT_TRUE(reply.ok()) << reply.status();
+      }
+      const uint64_t frames = is_durable ? of.durable_frames[i] : of.frames[i];
+      ASSERT_EQ(frames, kBudgets[i] / frame_bytes) << "the case is wrong";
+      for (const bool is_reopened : {false, true}) {
+        if (is_reopened) {
+          job.Close();
+          ASSERT_TRUE(job.Open().ok());
+        }
+        EXPECT_EQ(DiskOf(&job).frame_bytes(), frame_bytes) << is_reopened;
+        EXPECT_EQ(DiskOf(&job).frames(), frames) << is_reopened;
+        EXPECT_EQ(FramesFileBytes(job), frames * frame_bytes) << is_reopened;
+      }
+    }
+  }
 }
 
 // Leaves what an engine leaves that died once the description named fewer

@@ -13,9 +13,26 @@ namespace optstate::nvme {
 namespace {
 
 constexpr uint64_t kMagic = 0x31454d4152464f53;  // "SOFRAME1"
-// A table without weights is of the first version.
+// A table with nothing that came later is of the first version. Each bit of the
+// version less 1 is one thing that it has, so that a build which does not know
+// the thing refuses the table, and opens all that are without.
 constexpr uint32_t kVersion = 1;
-constexpr uint32_t kVersionWithWeights = 2;
+constexpr uint32_t kWeightsBit = 1;
+constexpr uint32_t kLacksSectionsBit = 2;
+
+uint32_t VersionOf(const FrameTable::Shape& shape) {
+  return kVersion + (shape.weights.empty() ? 0 : kWeightsBit) +
+         (shape.lacks_sections ? kLacksSectionsBit : 0);
+}
+
+bool IsKnown(uint32_t version) {
+  return version >= kVersion &&
+         version <= kVersion + kWeightsBit + kLacksSectionsBit;
+}
+
+bool HasWeights(uint32_t version) {
+  return IsKnown(version) && ((version - kVersion) & kWeightsBit) != 0;
+}
 
 // A place as it is stored: the frame's index plus 1 in the low half.
 constexpr uint64_t kSlotBit = uint64_t{1} << 32;
@@ -57,7 +74,7 @@ uint32_t FrameTable::Checksum() const {
   uint32_t crc =
       storage::ExtendCrc32c(0, &header.version, 3 * sizeof(uint32_t));
   crc = storage::ExtendCrc32c(crc, &header.incarnation, 4 * sizeof(uint64_t));
-  if (header.version != kVersionWithWeights) return crc;
+  if (!HasWeights(header.version)) return crc;
   return storage::ExtendCrc32c(crc, bytes_.data() + WeightsOffset(header),
                                header.paths * sizeof(uint32_t));
 }
@@ -67,7 +84,7 @@ absl::StatusOr<std::vector<uint32_t>> FrameTable::ReadWeights(
   Header header;
   std::memcpy(static_cast<void*>(&header), bytes.data(), sizeof(header));
   std::vector<uint32_t> weights;
-  if (header.version != kVersionWithWeights) return weights;
+  if (!HasWeights(header.version)) return weights;
   // Each is checked by itself first, so that their sum cannot wrap.
   const uint64_t size = bytes.size();
   if (header.records > size || header.checksums > size || header.slots > 2 ||
@@ -109,6 +126,13 @@ uint64_t FrameTable::FrameBytesOf(absl::Span<const std::byte> bytes) {
   return header.frames * header.frame_bytes;
 }
 
+bool FrameTable::HasSections(absl::Span<const std::byte> bytes) {
+  if (!IsMade(bytes)) return false;
+  const auto& header = *reinterpret_cast<const Header*>(bytes.data());
+  return IsKnown(header.version) &&
+         ((header.version - kVersion) & kLacksSectionsBit) == 0;
+}
+
 FrameTable::Header& FrameTable::header() const {
   return *reinterpret_cast<Header*>(bytes_.data());
 }
@@ -120,7 +144,7 @@ std::atomic<uint64_t>& FrameTable::word(uint32_t record) const {
 
 void FrameTable::Make(const Shape& shape) {
   Header& header = this->header();
-  header.version = shape.weights.empty() ? kVersion : kVersionWithWeights;
+  header.version = VersionOf(shape);
   header.slots = shape.slots;
   header.paths = shape.paths;
   header.incarnation = shape.incarnation;
@@ -153,8 +177,7 @@ absl::Status FrameTable::Check(const Shape& shape) const {
   };
   const uint64_t magic = header.magic.load(std::memory_order_acquire);
   if (magic != kMagic) return differs("magic", magic, kMagic);
-  const uint32_t version =
-      shape.weights.empty() ? kVersion : kVersionWithWeights;
+  const uint32_t version = VersionOf(shape);
   if (header.version != version) {
     return differs("version", header.version, version);
   }

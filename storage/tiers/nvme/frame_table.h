@@ -50,6 +50,8 @@ class FrameTable {
     uint32_t paths = 1;  // directories over which records are spread
     // Weights of these directories, in their smallest form; none: equal parts.
     std::vector<uint32_t> weights = {};
+    // Records lack the sections that they would have: RecordSection::kNone.
+    bool lacks_sections = false;
   };
 
   static uint64_t BytesNeeded(const Shape& shape);
@@ -59,6 +61,10 @@ class FrameTable {
   // Returns the bytes of all frames that the table was made for; 0: it was not
   // made.
   static uint64_t FrameBytesOf(absl::Span<const std::byte> bytes);
+
+  // Says whether the table was made for records with all their sections, as
+  // former builds made them for every job.
+  static bool HasSections(absl::Span<const std::byte> bytes);
 
   // Returns the weights that a table was made with. DATA_LOSS: it is too short
   // to have them.

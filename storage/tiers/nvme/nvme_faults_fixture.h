@@ -29,7 +29,8 @@ inline constexpr uint64_t kSector = io::kSectorBytes;
 inline constexpr char kRecords[] = "/disk/records";
 inline constexpr char kCommits[] = "/disk/commits";
 
-// A record of 4096 AdamW elements: two arrays of floats and one parameter.
+// A record of 4096 AdamW elements: two arrays of floats, and, of a durable job,
+// one parameter.
 inline constexpr uint64_t kStateBytes = 2 * 4096 * 4;
 inline constexpr uint64_t kSlotBytes = kStateBytes + 4096 * 4;
 
@@ -75,7 +76,7 @@ class NvmeFaultsFixture : public testing::Test {
   void Start(bool is_durable) {
     job_ = std::make_unique<NvmeTestJob>(SetupOf(is_durable));
     ASSERT_EQ(job_->records(), kRecordCount);
-    ASSERT_EQ(job_->sizes().frame, kSlotBytes);
+    ASSERT_EQ(job_->sizes().frame, is_durable ? kSlotBytes : kStateBytes);
     ASSERT_EQ(job_->Open(), absl::OkStatus());
     WriteAll();
     if (is_durable) {

@@ -59,7 +59,7 @@ TEST_F(NvmeLyingDiskTest, AMisdirectedWriteIsDamageAndNeverWrongBytes) {
                   .path = kRecords,
                   .skip = skip,
                   .bytes = layouts_.Uniform(0, kRecordCount / 2 * slots - 1) *
-                           kSlotBytes});
+                           (is_durable ? kSlotBytes : kStateBytes)});
       // Records that are read meanwhile may be found damaged.
       for (size_t i = 0; i < kRecordCount; ++i) {
         const absl::Status written = job_->Write(i, &random_);

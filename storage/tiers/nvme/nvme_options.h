@@ -52,6 +52,8 @@ struct NvmeSizeOptions {
   uint64_t job_bytes = 0;  // see NvmeOptions
   std::vector<uint32_t> weights = {};
   bool holds_parameters = false;  // see NvmeOptions
+  // The job exists, and its frame table says FrameTable::HasSections().
+  bool has_sections = false;
 };
 
 // Reads that fail are tried so often.

@@ -69,7 +69,7 @@ TEST(NvmePlacesTest, AFrameThatIsNamedIsWholeAtEachPoint) {
   const SubGroupTable sub_groups(&job.layout(), kTileElements,
                                  SubGroupTable::CutOf(job.layout()));
   const RecordLayout record_layout(&job.layout(), &sub_groups,
-                                   /*holds_parameters=*/false);
+                                   RecordSection::kMasters);
   watched = &job;
   watched_layout = &record_layout;
   // The table says that a sync is under way before it is.

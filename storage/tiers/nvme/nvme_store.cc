@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
@@ -43,19 +44,42 @@ absl::StatusOr<std::unique_ptr<NvmeStore>> NvmeStore::Open(
       new NvmeStore(layout, sub_group_elements, memory, std::move(options)));
   StoreOpener opener(&store->context_);
   OPTSTATE_RETURN_IF_ERROR(opener.Open(restored));
+  std::vector<uint8_t> unsynced;
   {
     const absl::MutexLock lock(&store->monitor_.mu);
     store->committer_.Adopt();
-  }
-  OPTSTATE_RETURN_IF_ERROR(
-      opener.RewriteUnsynced(&store->monitor_, store->committer_));
-  {
-    const absl::MutexLock lock(&store->monitor_.mu);
+    unsynced = opener.MarkUnsynced(store->committer_);
     store->cache_.Adopt();
   }
   OPTSTATE_RETURN_IF_ERROR(store->parameters_.Open());
   store->io_thread_.Start();
+  OPTSTATE_RETURN_IF_ERROR(store->RewriteUnsynced(unsynced));
   return store;
+}
+
+// A pass makes each record newer than on disk. So the records are read ahead
+// and written behind as in a step, several at once, in the frames that there
+// are; those that it leaves in frames are flushed by the next commit.
+//
+// No order between records is needed, for each is whole somewhere at any
+// moment: it is compared before a frame is named, and the place names the
+// frame, and says that it is newer, until a write of all of it is over. An
+// engine that is killed in the middle leaves is_syncing, so the next one begins
+// again. No slot that the last commit names is written, so a power cut goes
+// back to that commit. The sync of the next commit is not submitted while a
+// record is being written, so it is for all of these writes. Only when each
+// record has been newer than on disk is is_syncing cleared: from then on its
+// place says what is left to be written.
+absl::Status NvmeStore::RewriteUnsynced(absl::Span<const uint8_t> unsynced) {
+  if (std::find(unsynced.begin(), unsynced.end(), 1) != unsynced.end()) {
+    OPTSTATE_ASSIGN_OR_RETURN(const size_t records, BeginPass(unsynced));
+    for (size_t i = 0; i < records; ++i) {
+      OPTSTATE_RETURN_IF_ERROR(PinOfPass(i).status());
+    }
+  }
+  const absl::MutexLock lock(&monitor_.mu);
+  if (context_.table.is_syncing()) context_.table.SetSyncing(false);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<storage::DurableCommit> NvmeStore::ReadCommit(

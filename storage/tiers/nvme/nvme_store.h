@@ -147,6 +147,8 @@ class NvmeStore final : public storage::StateStore {
   absl::Status ReadSection(uint32_t record, ParameterCache::Use use);
   bool WillBeWritten(uint32_t record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
+  // Writes again what StoreOpener::MarkUnsynced() returned.
+  absl::Status RewriteUnsynced(absl::Span<const uint8_t> unsynced);
   // Brings the records of frames from `frames` on to disk; unless that fails,
   // they stay there until the cache is reset.
   absl::Status Vacate(uint32_t frames);

@@ -30,9 +30,9 @@ using NvmeStoreFaultsTest = NvmeFaultsFixture;
 TEST_F(NvmeStoreFaultsTest, ADamagedRecordIsNamedAndOthersGoOn) {
   Start(/*is_durable=*/false);
   for (size_t record = 0; record < kRecordCount; record += 2) {
-    // One slot for each record, and every second one is in this file. The
-    // record's parameters are not read while they are in memory.
-    const uint64_t begin = record / 2 * kSlotBytes;
+    // One slot for each record, and every second one is in this file. It has no
+    // parameters, which are in memory alone.
+    const uint64_t begin = record / 2 * kStateBytes;
     const uint64_t at = begin + layouts_.Uniform(0, kStateBytes - 1);
     const auto mask = static_cast<std::byte>(1 << layouts_.Uniform(0, 7));
     job_->Close();

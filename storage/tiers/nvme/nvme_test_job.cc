@@ -42,7 +42,8 @@ NvmeStore::Sizes SizesOf(const NvmeTestJob::Setup& setup) {
        .directories = static_cast<uint32_t>(setup.directories.size()),
        .job_bytes = kJobBytes,
        .weights = setup.weights,
-       .holds_parameters = setup.holds_parameters});
+       .holds_parameters = setup.holds_parameters,
+       .has_sections = setup.has_sections});
 }
 
 std::vector<storage::DeviceExtent> ExtentsOf(const NvmeTestJob::Setup& setup,

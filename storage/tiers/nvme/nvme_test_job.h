@@ -93,6 +93,8 @@ class NvmeTestJob {
     bool is_durable = true;
     // The job has no parameter area.
     bool holds_parameters = false;
+    // Its table is that of a former build: see NvmeSizeOptions.
+    bool has_sections = false;
     uint64_t cache_sections =
         storage::kSwapCacheSectionsMin;  // then, of the largest
     std::vector<std::string> directories = {"/disk"};

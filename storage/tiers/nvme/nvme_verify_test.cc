@@ -30,6 +30,7 @@ constexpr size_t kRecordCount = 12;
 // parameter.
 constexpr uint64_t kElements = 2 * kTileElements;
 constexpr uint64_t kArrayBytes = kElements * 4;
+// Of a durable job; the others have no parameters on disk.
 constexpr uint64_t kSlotBytes = 3 * kArrayBytes;
 
 bool GoOn(const Found& /*found*/) { return true; }
@@ -64,7 +65,8 @@ class NvmeVerifyTest : public testing::Test {
     };
     job_ = std::make_unique<NvmeTestJob>(std::move(setup));
     ASSERT_EQ(job_->records(), kRecordCount);
-    ASSERT_EQ(job_->sizes().frame, kSlotBytes);
+    slot_bytes_ = is_durable ? kSlotBytes : 2 * kArrayBytes;
+    ASSERT_EQ(job_->sizes().frame, slot_bytes_);
     ASSERT_EQ(job_->Open(), absl::OkStatus());
   }
   void WriteAll() {
@@ -87,7 +89,7 @@ class NvmeVerifyTest : public testing::Test {
   void Flip(size_t record, uint32_t slot, uint64_t slots, uint64_t at,
             std::byte mask) {
     job_->Close();
-    disk_->Flip(FileOf(record), (record / 2 * slots + slot) * kSlotBytes + at,
+    disk_->Flip(FileOf(record), (record / 2 * slots + slot) * slot_bytes_ + at,
                 mask);
     ASSERT_EQ(job_->Open(), absl::OkStatus());
   }
@@ -96,6 +98,7 @@ class NvmeVerifyTest : public testing::Test {
   std::mt19937_64 random_;
   std::unique_ptr<io::SimulatedDisk> disk_;
   std::unique_ptr<NvmeTestJob> job_;
+  uint64_t slot_bytes_ = 0;
 };
 
 TEST_F(NvmeVerifyTest, AJobThatWasNeverWrittenHasNothingToVerify) {

@@ -21,6 +21,7 @@ namespace {
 using Weights = std::vector<uint32_t>;
 
 constexpr size_t kRecordCount = 12;
+// Of a durable job; the others have no parameters on disk.
 constexpr uint64_t kSlotBytes = 3 * kTileElements * 4;
 
 class NvmeWeightsTest : public testing::Test {
@@ -88,8 +89,8 @@ TEST_F(NvmeWeightsTest, EachDirectoryHasItsShare) {
   WriteAll(job.get());
   EXPECT_EQ(job->CompareAll(), absl::OkStatus());
   job->Close();
-  EXPECT_TRUE(HasBytes("/disk/records", 9 * kSlotBytes));
-  EXPECT_TRUE(HasBytes("/disk2/records", 3 * kSlotBytes));
+  EXPECT_TRUE(HasBytes("/disk/records", 9 * job->sizes().frame));
+  EXPECT_TRUE(HasBytes("/disk2/records", 3 * job->sizes().frame));
 }
 
 // The bytes of jobs with equal parts are those of former builds.

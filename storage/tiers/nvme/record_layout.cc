@@ -27,11 +27,17 @@ uint64_t TilesOf(const SubGroup& sub_group) {
 
 RecordLayout::RecordLayout(const Layout* layout,
                            const SubGroupTable* sub_groups,
-                           bool holds_parameters)
+                           RecordSection section)
     : layout_(layout),
       sub_groups_(sub_groups),
-      holds_parameters_(holds_parameters),
+      section_(section),
       frame_bytes_(io::kSectorBytes) {
+  if (section == RecordSection::kNone) {
+    section_ = RecordSection::kMasters;
+    for (uint32_t p = 0; p < layout->parameters().size(); ++p) {
+      if (IsPartOfMaster(p)) section_ = RecordSection::kNone;
+    }
+  }
   for (uint32_t p = 0; p < layout->parameters().size(); ++p) {
     if (!HasInSection(p)) continue;
     parameter_element_bytes_ = std::max<uint64_t>(
@@ -107,7 +113,7 @@ storage::RecordView RecordLayout::ViewOf(uint32_t sub_group, std::byte* frame,
       bases.parts[part] = frame + place.parts[part];
     }
   }
-  if (holds_parameters_) {
+  if (section_ == RecordSection::kAll) {
     bases.parameters = frame + place.state_bytes;
     bases.parameter_pitch_bytes = parameter_element_bytes_;
   } else {

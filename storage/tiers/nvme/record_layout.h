@@ -13,25 +13,35 @@
 
 namespace optstate::nvme {
 
+// The parameters that a record's section has.
+enum class RecordSection : uint8_t {
+  // None: they live in the parameter area, and nothing of the job is to survive
+  // a power cut.
+  kNone,
+  // Those that are a part of their masters, so that the record is complete
+  // after a power cut. They live in the area, and while it lives the section is
+  // not read. Jobs that former builds made have it in any case.
+  kMasters,
+  // All of them: there is no area, and they live in the section.
+  kAll,
+};
+
 // The bytes of a record in a frame, and in the same way in a slot on disk: the
 // state arrays with their scales, then the masters, then a section of
 // parameters. Each array begins at a multiple of 64 bytes, and the record fills
 // whole sectors.
 //
-// Where the job has a parameter area, parameters live there, and the section
-// has those that are a part of their masters, so that the record is complete
-// after a power cut; while the area lives the section is not read. Where the
-// job has none, the section has all parameters, and they live in it.
-//
 // Immutable. Bytes: FORMAT.md.
 // Size: a size and an offset for each part of a record.
 class RecordLayout {
  public:
-  // The first two must outlive this object. `holds_parameters`: the job has no
-  // parameter area.
+  // The first two must outlive this object.
   RecordLayout(const Layout* layout, const SubGroupTable* sub_groups,
-               bool holds_parameters);
+               RecordSection section);
 
+  // Returns what the sections have. It is kNone only where that leaves out a
+  // parameter: else it says kMasters, which are the same bytes.
+  RecordSection section() const { return section_; }
   // Returns the size of a frame: that of the largest record, and never 0.
   uint64_t frame_bytes() const { return frame_bytes_; }
   // Returns the size of a record without its parameters, in whole sectors.
@@ -129,16 +139,19 @@ class RecordLayout {
   int64_t Compare(uint32_t sub_group, const std::byte* frame,
                   bool with_parameters, absl::Span<const uint32_t> tiles,
                   uint32_t parameters) const;
+  bool IsPartOfMaster(uint32_t parameter) const {
+    return layout_->master_format(parameter) != MasterFormat::kFloat32;
+  }
   bool HasInSection(uint32_t parameter) const {
-    return holds_parameters_ ||
-           layout_->master_format(parameter) != MasterFormat::kFloat32;
+    return section_ == RecordSection::kAll ||
+           (section_ == RecordSection::kMasters && IsPartOfMaster(parameter));
   }
   template <typename Visitor>
   void ForEachParameter(uint32_t sub_group, const Visitor& visit) const;
 
   const Layout* layout_;
   const SubGroupTable* sub_groups_;
-  const bool holds_parameters_;
+  RecordSection section_;
   uint64_t parameter_element_bytes_ = 0;  // the widest that is kept
   uint64_t section_bytes_max_ = 0;
   std::vector<Place> places_;  // by sub-group

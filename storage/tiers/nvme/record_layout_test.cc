@@ -39,10 +39,9 @@ class RecordLayoutTest : public testing::Test {
   const Layout layout_ = MixedLayout();
   const SubGroupTable sub_groups_{&layout_, kTileElements,
                                   SubGroupTable::Cut::kTiles};
-  const RecordLayout beside_{&layout_, &sub_groups_,
-                             /*holds_parameters=*/false};
-  const RecordLayout within_{&layout_, &sub_groups_,
-                             /*holds_parameters=*/true};
+  const RecordLayout without_{&layout_, &sub_groups_, RecordSection::kNone};
+  const RecordLayout beside_{&layout_, &sub_groups_, RecordSection::kMasters};
+  const RecordLayout within_{&layout_, &sub_groups_, RecordSection::kAll};
 };
 
 TEST_F(RecordLayoutTest, TheSectionHasAllParametersWhereThereIsNoArea) {
@@ -59,6 +58,39 @@ TEST_F(RecordLayoutTest, TheSectionHasAllParametersWhereThereIsNoArea) {
   }
   EXPECT_EQ(within_.section_bytes_max(), kTileElements * 4);
   EXPECT_EQ(within_.checksum_count(), beside_.checksum_count());
+}
+
+TEST_F(RecordLayoutTest, ARecordMayLackItsSection) {
+  EXPECT_EQ(without_.section(), RecordSection::kNone);
+  EXPECT_EQ(without_.section_bytes_max(), 0u);
+  EXPECT_EQ(without_.checksum_count(), beside_.checksum_count());
+  for (uint32_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(without_.bytes(i), beside_.state_bytes(i));
+    EXPECT_EQ(without_.state_bytes(i), beside_.state_bytes(i));
+  }
+  EXPECT_EQ(without_.frame_bytes(), kTileElements * 8);
+  EXPECT_EQ(beside_.frame_bytes(), kTileElements * 12);
+  // Parameters are where they are with a section.
+  std::vector<std::byte> area(layout_.parameter_area_bytes());
+  std::vector<std::byte> frame(without_.frame_bytes());
+  const storage::RecordView view =
+      without_.ViewOf(0, frame.data(), area.data());
+  EXPECT_EQ(view.parameter(0, 0), area.data());
+}
+
+// Without a parameter that is a part of its master there is nothing to leave
+// out, and the records are those of former builds.
+TEST_F(RecordLayoutTest, OnlyWhatThereIsIsLeftOut) {
+  LayoutSpec spec;
+  spec.groups.resize(1);
+  spec.parameters = {
+      {.name = "a", .shape = {5000}, .numel = 5000, .dtype = DType::kBFloat16}};
+  const Layout layout = *Layout::Make(std::move(spec));
+  const SubGroupTable sub_groups(&layout, kTileElements,
+                                 SubGroupTable::Cut::kTiles);
+  const RecordLayout records(&layout, &sub_groups, RecordSection::kNone);
+  EXPECT_EQ(records.section(), RecordSection::kMasters);
+  EXPECT_EQ(records.section_bytes_max(), 0u);
 }
 
 // Each part begins at its distance times the widest size, here 4 bytes.

@@ -29,7 +29,8 @@ RecordRewriter::RecordRewriter(StoreContext* context,
       keeps_frames_(keeps_frames),
       sub_groups_(target->layout, target->sub_group_elements,
                   SubGroupTable::CutOf(*target->layout)),
-      layout_(target->layout, &sub_groups_, context->holds_parameters()),
+      // Records keep the form that they have.
+      layout_(target->layout, &sub_groups_, context->record_layout.section()),
       weights_(target->arrangement.weights.empty()
                    ? std::vector<uint32_t>()
                    : storage::SmallestWeights(target->arrangement.weights)),
@@ -46,6 +47,7 @@ FrameTable::Shape RecordRewriter::ShapeOf() const {
   shape.slots = context_.slots;
   shape.paths = static_cast<uint32_t>(target_.arrangement.directories.size());
   shape.weights = weights_;
+  shape.lacks_sections = layout_.section() == RecordSection::kNone;
   return shape;
 }
 

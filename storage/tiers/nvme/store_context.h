@@ -21,6 +21,15 @@
 
 namespace optstate::nvme {
 
+// Returns the section of a job's records. `has_sections`: the job exists, and
+// its frame table has that (FrameTable::HasSections).
+constexpr RecordSection SectionOf(bool is_durable, bool holds_parameters,
+                                  bool has_sections) {
+  if (holds_parameters) return RecordSection::kAll;
+  return is_durable || has_sections ? RecordSection::kMasters
+                                    : RecordSection::kNone;
+}
+
 // The engine, files and memory that the rooms of an NvmeStore share.
 //
 // StoreOpener sets weights, files and log; all is immutable after that, but for

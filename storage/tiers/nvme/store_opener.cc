@@ -1,7 +1,6 @@
 #include "storage/tiers/nvme/store_opener.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -39,7 +38,10 @@ storage::SwapSizes StoreOpener::SizesOf(const Layout& layout,
                                         const NvmeSizeOptions& options) {
   const SubGroupTable sub_groups(&layout, sub_group_elements,
                                  SubGroupTable::CutOf(layout));
-  const RecordLayout records(&layout, &sub_groups, options.holds_parameters);
+  const RecordLayout records(
+      &layout, &sub_groups,
+      SectionOf(options.is_durable, options.holds_parameters,
+                options.has_sections));
   FrameTable::Shape shape;
   shape.records = sub_groups.size();
   shape.checksums = records.checksum_count();
@@ -81,6 +83,8 @@ FrameTable::Shape StoreOpener::ShapeOf() const {
   shape.slots = context_.slots;
   shape.paths = static_cast<uint32_t>(context_.options.directories.size());
   shape.weights = context_.weights;
+  shape.lacks_sections =
+      context_.record_layout.section() == RecordSection::kNone;
   return shape;
 }
 
@@ -117,6 +121,9 @@ absl::Status StoreOpener::Open(const storage::DurableCommit* restored) {
   OPTSTATE_RETURN_IF_ERROR(ChooseWeights(restored));
   const NvmeOptions& options = context_.options;
   const FrameTable::Shape shape = ShapeOf();
+  // A damaged table may give frames another size, so it is checked first.
+  const bool is_made = FrameTable::IsMade(options.table);
+  if (is_made) OPTSTATE_RETURN_IF_ERROR(context_.table.Check(shape));
   if (shape.frames < storage::kSwapFramesMin) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a host budget of ", options.frames.size(), " bytes has room for ",
@@ -135,8 +142,6 @@ absl::Status StoreOpener::Open(const storage::DurableCommit* restored) {
                      " times the parameters of a record, ",
                      context_.record_layout.section_bytes_max(), " bytes"));
   }
-  const bool is_made = FrameTable::IsMade(options.table);
-  if (is_made) OPTSTATE_RETURN_IF_ERROR(context_.table.Check(shape));
   if (options.table.size() < FrameTable::BytesNeeded(shape)) {
     return absl::InvalidArgumentError(
         absl::StrCat("the frame table has ", options.table.size(),
@@ -267,51 +272,22 @@ absl::Status StoreOpener::CheckRestored(
       shape.records, ", ", shape.checksums, " and ", shape.paths));
 }
 
-absl::Status StoreOpener::RewriteUnsynced(StoreMonitor* monitor,
-                                          const Committer& committer) {
+std::vector<uint8_t> StoreOpener::MarkUnsynced(const Committer& committer) {
+  std::vector<uint8_t> unsynced(context_.records(), 0);
   if (!context_.options.is_durable || !context_.table.is_syncing()) {
-    return absl::OkStatus();
+    return unsynced;
   }
-  const std::unique_ptr<std::byte, decltype(&std::free)> buffer(
-      static_cast<std::byte*>(std::aligned_alloc(
-          io::kSectorBytes, context_.record_layout.frame_bytes())),
-      &std::free);
-  const absl::MutexLock lock(&monitor->mu);
   for (uint32_t i = 0; i < context_.records(); ++i) {
     RecordPlace place = context_.table.place(i);
     if (!place.is_on_disk || place.slot == committer.durable_slot(i)) continue;
-    if (place.frame != RecordPlace::kNoFrame) {
-      place.is_dirty = true;
-      context_.table.SetPlace(i, place);
+    if (place.frame == RecordPlace::kNoFrame) {
+      unsynced[i] = 1;
       continue;
     }
-    OPTSTATE_RETURN_IF_ERROR(RewriteRecord(i, place.slot, buffer.get()));
+    place.is_dirty = true;
+    context_.table.SetPlace(i, place);
   }
-  context_.table.SetSyncing(false);
-  return absl::OkStatus();
-}
-
-absl::Status StoreOpener::RewriteRecord(uint32_t record, uint32_t slot,
-                                        std::byte* buffer) const {
-  const RecordFiles::Place at = context_.files->PlaceOf(record, slot);
-  for (const auto kind :
-       {io::IoRequest::Kind::kRead, io::IoRequest::Kind::kWrite}) {
-    io::IoRequest request;
-    request.kind = kind;
-    request.file = at.file;
-    request.offset_bytes = at.offset_bytes;
-    request.buffer = {buffer, context_.record_layout.bytes(record)};
-    context_.engine.Submit(&request);
-    io::IoRequest* done = nullptr;
-    while (context_.engine.Poll({&done, 1}, /*wait=*/true) == 0) {
-    }
-    OPTSTATE_RETURN_IF_ERROR(request.status);
-    const int64_t different = context_.record_layout.FirstDifference(
-        record, buffer, /*with_parameters=*/true,
-        context_.table.checksums(slot));
-    if (different >= 0) return context_.DamagedError(record, slot, different);
-  }
-  return absl::OkStatus();
+  return unsynced;
 }
 
 }  // namespace optstate::nvme

@@ -1,8 +1,8 @@
 #ifndef OPTSTATE_STORAGE_TIERS_NVME_STORE_OPENER_H_
 #define OPTSTATE_STORAGE_TIERS_NVME_STORE_OPENER_H_
 
-#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "proto/types/layout.h"
@@ -13,14 +13,14 @@
 #include "storage/tiers/nvme/frame_table.h"
 #include "storage/tiers/nvme/nvme_options.h"
 #include "storage/tiers/nvme/store_context.h"
-#include "storage/tiers/nvme/store_monitor.h"
 
 namespace optstate::nvme {
 
 // Opens the files and the frame table of a store: a new one, one that an engine
 // left, or one from a commit.
 //
-// Threads: used before the thread of I/O begins; the store's lock is not held.
+// Threads: used before the thread of I/O begins; the store's lock is not held
+// but where that is said.
 class StoreOpener {
  public:
   // See NvmeStore::SizesOf().
@@ -34,13 +34,13 @@ class StoreOpener {
   // Sets the context's weights, files, log and table. `restored` is null unless
   // the job goes on at a commit. Checks all before it touches any file.
   absl::Status Open(const storage::DurableCommit* restored);
-  // Writes records anew that may be in a cache only after a sync that failed,
-  // or whose end the former engine did not see: no later sync knows of them.
-  // Records in frames are made dirty, so that the next commit flushes them; the
-  // others are written now. The committer has adopted the log, and the cache
-  // adopts the table afterwards.
-  absl::Status RewriteUnsynced(StoreMonitor* monitor,
-                               const Committer& committer);
+  // Finds records that may be in a cache only after a sync that failed, or
+  // whose end the former engine did not see: no later sync knows of them. Those
+  // in frames are made dirty, so that the next commit flushes them. Returns, by
+  // record, 1 for the others, which are to be written again. The committer has
+  // adopted the log, and the cache adopts the table afterwards. The store's
+  // lock is held.
+  std::vector<uint8_t> MarkUnsynced(const Committer& committer);
 
  private:
   FrameTable::Shape ShapeOf() const;
@@ -51,8 +51,6 @@ class StoreOpener {
   absl::Status OpenLog(bool is_new);
   void RemoveOtherArrangements() const;
   void MakeTable(const storage::DurableCommit* restored);
-  absl::Status RewriteRecord(uint32_t record, uint32_t slot,
-                             std::byte* buffer) const;
 
   StoreContext& context_;
 };

@@ -26,7 +26,7 @@ def train(endpoint: str, job: str, elements: int, seconds: float) -> None:
     """Prints how many steps the job makes once the parent has written a line."""
     torch.set_num_threads(1)
     parameters = make_parameters(elements, 1)
-    budget = 4 * elements  # bytes: a third of the state
+    budget = 8 * elements // 3  # bytes: a third of the records'
     with optstate.AdamW(
         parameters, job=job, endpoint=endpoint, placement="nvme", host_budget=budget
     ) as optimizer:
