@@ -226,7 +226,9 @@ class Stepping(Joining):
 
     def _average(self, attachment: Attachment) -> None:
         if self._served.settings.reduction == "collective":
-            average_gradients(attachment.ranks, attachment.parameters.tensors)
+            shared_out = attachment.shared_out
+            destinations = None if shared_out is None else shared_out.destinations()
+            average_gradients(attachment.ranks, attachment.parameters.tensors, destinations)
 
     def _left_by_scaler(self, name: str) -> Any:
         return self._served.__dict__.get(name)
