@@ -37,18 +37,19 @@ class Ranks:
     UnavailableError, of all that is exchanged: another rank has ended or cannot be reached.
     """
 
-    def __init__(self, process_group: Any | None) -> None:
+    def __init__(self, process_group: Any | None, name: str = "process_group") -> None:
+        """name: what the group is called in errors."""
         self._group = process_group
         self.rank, self.world_size = 0, 1
         self._distributed = dist.is_available() and dist.is_initialized()
         if process_group is not None and not self._distributed:
-            raise ValueError("process_group is given, but torch.distributed is not initialised")
+            raise ValueError(f"{name} is given, but torch.distributed is not initialised")
         self._can_reduce = True  # until the process group's backend says that it cannot
         if self._distributed:
             self.rank = dist.get_rank(process_group)
             self.world_size = dist.get_world_size(process_group)
             if self.rank < 0:
-                raise ValueError("this process is not a member of process_group")
+                raise ValueError(f"this process is not a member of {name}")
 
     def from_first(self, value: Any) -> Any:
         """Returns rank 0's value on every rank."""
