@@ -33,7 +33,7 @@ namespace {
 // timeout.
 constexpr size_t kAskedAtOnceMax = 32;
 
-// What one daemon says; `status` is why it does not.
+// One daemon and its answers; `status` is why there are none.
 struct Node {
   std::string endpoint;
   std::string host;

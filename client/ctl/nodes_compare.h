@@ -19,7 +19,7 @@ struct NodeJobs {
 // Returns, by job, in what the nodes that have a job of this name differ:
 // "steps 7 and 9, phases ready and failed". Nodes that take a step together are
 // one step apart for a moment, which does not count while ranks are attached.
-// What an engine did not say is compared with nothing.
+// Values that an engine did not say are compared with nothing.
 std::map<std::string, std::string> FindDifferences(
     absl::Span<const NodeJobs> nodes);
 

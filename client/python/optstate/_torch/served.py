@@ -443,7 +443,7 @@ class Served:
         what: str,
     ) -> None:
         """Closes the session and opens another with the new groups behind those of the job."""
-        refuse_extension(self.norm_group, what)
+        refuse_extension(old.nodes, what)
         groups = list(old_groups)
         self.finish_interrupted(old)
         old.check_no_micro_steps(what)

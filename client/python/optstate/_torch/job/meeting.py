@@ -1,4 +1,4 @@
-"""What the ranks of a job tell each other before any of them asks a daemon."""
+"""The ranks of a job tell each other who they are, before any of them asks a daemon."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from optstate.session_spec import ParameterSpec
 
 
 class Meeting(NamedTuple):
-    """What the ranks of a job have found."""
+    """A job as its ranks have found it together."""
 
     job: str
     names: Sequence[str]  # of this rank's parameters

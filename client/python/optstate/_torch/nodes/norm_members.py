@@ -15,7 +15,7 @@ from optstate._torch.settings import Settings
 
 
 class _Member(NamedTuple):
-    """What one rank says of itself."""
+    """One rank, as it says of itself."""
 
     job: str | None
     ranks: tuple[int, ...]  # of its process_group, as torch numbers all processes
@@ -125,9 +125,12 @@ def members_of(
     return None if norm_group is None else NormMembers(norm_group, process_group, settings, job)
 
 
-def refuse_extension(norm_group: Any | None, what: str) -> None:
-    """Raises UnimplementedError for what would extend one of several jobs."""
-    if norm_group is not None:
+def refuse_extension(nodes: Any | None, what: str) -> None:
+    """Raises UnimplementedError for an act that would extend one of several jobs.
+
+    nodes: the attachment's NodeAgreement, if it has one.
+    """
+    if nodes is not None and nodes.spans_jobs:
         raise errors.UnimplementedError(
             f"{what} cannot be had with norm_group, whose jobs would have to be extended together:"
             " give the optimizer all parameters, with requires_grad, when it is constructed"
