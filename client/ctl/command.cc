@@ -12,7 +12,13 @@
 namespace optstate::ctl {
 
 absl::StatusOr<std::unique_ptr<AdminClient>> Context::Connect() const {
-  return AdminClient::Make(endpoint, absl::Seconds(timeout_s));
+  if (endpoints.size() > 1 || !endpoints_file.empty()) {
+    return absl::InvalidArgumentError(
+        "several daemons are named (--endpoint, --endpoints-file), and only "
+        "`optctl get jobs -A` asks more than one");
+  }
+  return AdminClient::Make(endpoints.empty() ? "" : endpoints.front(),
+                           absl::Seconds(timeout_s));
 }
 
 absl::Status Write(absl::string_view text) {

@@ -3,7 +3,9 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,12 +18,15 @@ namespace optstate::ctl {
 
 // The options that every command has, and the command that was chosen.
 struct Context {
-  std::string endpoint;
+  std::vector<std::string> endpoints;  // empty: the node's daemon
+  std::string endpoints_file;          // with further ones; empty: none
   double timeout_s = 10;
   OutputFormat format = OutputFormat::kTable;
   // The chosen subcommand, which sets this; called once all options are parsed.
   std::function<absl::Status()> run;
 
+  // Makes a client of the one daemon that is named. INVALID_ARGUMENT: several
+  // are.
   absl::StatusOr<std::unique_ptr<AdminClient>> Connect() const;
   bool machine_readable() const {
     return format == OutputFormat::kJson || format == OutputFormat::kYaml;
@@ -75,6 +80,9 @@ void AddWatchCommand(CLI::App& app, Context& context);
 void AddEventsCommand(CLI::App& app, Context& context);
 void AddLogsCommand(CLI::App& app, Context& context);
 void AddDescribeCommand(CLI::App& app, Context& context);
+// Prints the jobs of every daemon that is named. The error of a daemon that
+// gives no answer is printed in a line of its own, and returned last.
+absl::Status GetJobsOfAllNodes(const Context& context);
 // Each adds a thing to `describe`.
 void AddDescribeTier(CLI::App& describe, Context& context);
 void AddDescribeDevice(CLI::App& describe, Context& context);

@@ -1,5 +1,6 @@
 #include <cstdint>
 #include <iostream>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -157,8 +158,15 @@ void AddGetCommand(CLI::App& app, Context& context) {
 
   CLI::App* jobs = command->add_subcommand(
       "jobs", "Every job: phase, committed step, ranks attached, bytes");
-  jobs->callback(
-      [&context] { context.run = [&context] { return GetJobs(context); }; });
+  auto all_nodes = std::make_shared<bool>(false);
+  jobs->add_flag("-A,--all-nodes", *all_nodes,
+                 "Of every --endpoint and line of --endpoints-file: node, "
+                 "step, durable step, and what differs between nodes");
+  jobs->callback([&context, all_nodes] {
+    context.run = [&context, all_nodes] {
+      return *all_nodes ? GetJobsOfAllNodes(context) : GetJobs(context);
+    };
+  });
 
   CLI::App* sessions = command->add_subcommand(
       "sessions", "Every attached rank: process, wire, what it has staged");

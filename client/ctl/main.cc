@@ -21,6 +21,8 @@ constexpr char kDescription[] =
     "  optctl status                    is the daemon there, what does it "
     "hold\n"
     "  optctl get jobs                  every job and its committed step\n"
+    "  optctl get jobs -A --endpoint grpcs:a:7070 --endpoint grpcs:b:7070\n"
+    "                                   the jobs of several nodes\n"
     "  optctl describe job gpt          why a job does not go on\n"
     "  optctl events --since 1h         what has happened\n"
     "  optctl get params gpt -o json    for scripts\n";
@@ -86,7 +88,12 @@ int Main(int argc, char** argv) {
   app.fallthrough();  // global options may follow the verb, as with kubectl
   Context context;
   std::string output = "table";
-  app.add_option("--endpoint", context.endpoint, "Which daemon");
+  // One word for each: else the verb would be taken for a second endpoint.
+  app.add_option("--endpoint", context.endpoints,
+                 "Which daemon; for get jobs -A also several times")
+      ->allow_extra_args(false);
+  app.add_option("--endpoints-file", context.endpoints_file,
+                 "File with an endpoint a line, for get jobs -A");
   app.add_option("--timeout", context.timeout_s, "Seconds to wait for it")
       ->check(CheckTimeout)
       ->capture_default_str();

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import array
 import bisect
-import ctypes
 from collections.abc import Sequence
 
 from optstate import _native
-from optstate.session import Piece, Session
+from optstate.session import Piece, Session, fetch_numbers
 from optstate.session_spec import SessionSpec
 
 
@@ -106,18 +105,4 @@ class HeldSession(Session):
 
     def gradient_norms(self, count: int) -> list[float]:
         """Returns the norms of all ranks' shards, in the order of the layout; -1: no gradient."""
-        return self._fetch_numbers(_native.GRADIENT_NORM, count)
-
-    def prepared_sums(self, count: int) -> list[float]:
-        """Returns the sums of squares of the prepared step, not unscaled, likewise."""
-        return self._fetch_numbers(_native.PREPARED_SUM, count)
-
-    def _fetch_numbers(self, state_array: int, count: int) -> list[float]:
-        numbers = (ctypes.c_double * count)()
-        begin = ctypes.addressof(numbers)
-        super().fetch_many(
-            array.array("i", [state_array]) * count,
-            array.array("I", range(count)),
-            array.array("Q", range(begin, begin + 8 * count, 8)),
-        )
-        return list(numbers)
+        return fetch_numbers(self, _native.GRADIENT_NORM, count)

@@ -473,3 +473,23 @@ class Session:
             if handle is not None:
                 self._library.optstate_session_close(handle)
                 self._interrupt.raise_pending()
+
+
+def fetch_numbers(session: Session, state_array: int, count: int) -> list[float]:
+    """Fetches one number for each of the first `count` parameters of a session's layout, whichever
+    rank holds them."""
+    numbers = (ctypes.c_double * count)()
+    begin = ctypes.addressof(numbers)
+    Session.fetch_many(  # a subclass may count parameters otherwise
+        session,
+        array.array("i", [state_array]) * count,
+        array.array("I", range(count)),
+        array.array("Q", range(begin, begin + 8 * count, 8)),
+    )
+    return list(numbers)
+
+
+def prepared_sums(session: Session, count: int) -> list[float]:
+    """Returns the sums of squares of the prepared step, not unscaled, by parameter of the layout;
+    -1: it has no gradient."""
+    return fetch_numbers(session, _native.PREPARED_SUM, count)

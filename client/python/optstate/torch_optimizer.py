@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from optstate._torch.layout import (
     optimizer_info,
     refuse_sharding_optimizer,
 )
+from optstate._torch.nodes.norm_members import places_of_duplicates
 from optstate._torch.optimizer_info import hyperparams_of
 from optstate._torch.options import (
     Scalar,
@@ -58,6 +60,11 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
             +-this (as clip_grad_value_). None, 0 and infinity: no clamping.
         process_group: the group whose ranks train the job together; None: the default
             group of torch.distributed if it is initialised, else this process.
+        norm_group: the group of all ranks of several jobs that clip by one norm and take each
+            step together or not at all, such as the stages of a pipeline, each with ranks of its
+            own as process_group. None: the job clips by the norm of its own gradients.
+        norm_duplicates: parameters that another job of norm_group has too, and counts: with
+            tensor parallelism those that are replicated, on all jobs but one.
         model: a module that gives parameters stable names; or pass (name,
             parameter) pairs as params, as torch's optimizers accept.
         named_parameters: the same from a module or from (name, parameter) pairs, for
@@ -211,6 +218,8 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
         max_value: Scalar | None = None,
         norm_type: float = 2.0,
         process_group: Any | None = None,
+        norm_group: Any | None = None,
+        norm_duplicates: Iterable[torch.Tensor] = (),
         model: torch.nn.Module | None = None,
         named_parameters: torch.nn.Module | NamedParameters | None = None,
         partition: str | None = None,
@@ -264,6 +273,7 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
             gradients_as_views,
             speculative=speculative,
             across_nodes=across_nodes,
+            in_norm_group=norm_group is not None,
         )
         refuse_sharding_optimizer()
         if isinstance(params, torch.nn.Module):
@@ -283,6 +293,9 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
         limit(max_value, "max_value")
         checked_norm_type(norm_type)
         served.max_norm, served.max_value, served.norm_type = max_norm, max_value, norm_type
+        served.norm_group = norm_group
+        places = places_of_duplicates(norm_duplicates, served.tensors(), norm_group)
+        served.settings = dataclasses.replace(settings, norm_duplicates=places)
         served.fix_options(self.defaults)
         served.name_by(named_parameters if model is None else model)
         served.attach(job)
@@ -378,12 +391,14 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
         job: str | None = None,
         endpoint: str | None = None,
         process_group: Any | None = None,
+        norm_group: Any | None = None,
     ) -> None:
         """Attaches a copied or unpickled optimizer, which has no job before.
 
         A new job starts with the state that the copy holds; an existing job
         overwrites parameters and state with the daemon's. process_group: replaces
-        the copied one; required (else RuntimeError) if pickling dropped a group.
+        the copied one; required (else RuntimeError) if pickling dropped a group. norm_group:
+        required (else RuntimeError) if the original had one, which copies lack.
         Collective.
         """
         served = self._served
@@ -397,6 +412,14 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
             raise RuntimeError(
                 "the optimizer was pickled, and its process_group was not: call"
                 " attach(process_group=...) with the ranks that train the job together"
+            )
+        if norm_group is not None:
+            served.norm_group = norm_group
+            served.settings = dataclasses.replace(served.settings, in_norm_group=True)
+        if served.settings.in_norm_group and served.norm_group is None:
+            raise RuntimeError(
+                "the optimizer was copied or unpickled, and its norm_group was not: call"
+                " attach(norm_group=...) with the ranks of all jobs that clip by one norm"
             )
         if endpoint is not None:
             served.settings = dataclasses.replace(served.settings, endpoint=endpoint)

@@ -212,3 +212,18 @@ def test_votes():
     assert resolution.decide([step, Step(3, 5), Step(3, 6)], [0, 1, 1]) is Verdict.ABORT
     assert resolution.decide([step, Step(3, 5, alike=1)], [0, 1]) is Verdict.ABORT
     assert resolution.decide([step, Step(4, 5)], [0, 1]) is Verdict.ABORT
+
+
+def test_jobs_that_take_their_steps_together_have_options_and_loads_of_their_own():
+    step, other = Step(3, 4, alike=1), Step(3, 5, alike=2)
+    assert resolution.decide([step, other], [0, 1]) is Verdict.ABORT
+    assert resolution.decide([step, other], [0, 1], ["a", "b"]) is Verdict.COMMIT
+    assert resolution.decide([step, other, other], [0, 1, 1], ["a", "b", "a"]) is Verdict.ABORT
+    clipped = dataclasses.replace(other, clip=(7,))
+    assert resolution.decide([step, clipped], [0, 1], ["a", "b"]) is Verdict.ABORT
+    positions = [_at(8, 9, loads_finished=1), _at(8, 10, loads_finished=2)]
+    with pytest.raises(Unresolvable):
+        resolution.resolve(positions, ["a", "b"], [0, 1])
+    assert resolution.resolve(positions, ["a", "b"], [0, 1], ["a", "b"]) == {}
+    with pytest.raises(Unresolvable):
+        resolution.resolve([*positions, positions[0]], ["a", "b", "c"], [0, 1, 1], "abb")

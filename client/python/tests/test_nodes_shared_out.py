@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 
 import nodes as on_nodes
@@ -215,3 +216,61 @@ def _collective(connection, rank, endpoints, job):
 def test_without_ddp(nodes, job):
     one, other = ranks.run(_collective, 2, [each.shm for each in nodes], job)
     assert one == other
+
+
+def _reduced(connection, rank, endpoints, per_node, job, can_reduce=True):
+    """Trains with reduction="collective" and no DistributedDataParallel. Returns bits of the
+    parameters and, by collective, how many elements were sent."""
+    endpoint = on_nodes.enter(rank, endpoints, per_node)
+    module = small_model()
+    sent = collections.Counter()
+    reduce, all_reduce = dist.reduce, dist.all_reduce
+
+    def counting_all_reduce(tensor, *args, **kwargs):
+        sent["all_reduce"] += tensor.numel()
+        return all_reduce(tensor, *args, **kwargs)
+
+    def counting_reduce(tensor, *args, **kwargs):
+        if not can_reduce:
+            raise RuntimeError("Backend fake does not support reduce")
+        sent["reduce"] += tensor.numel()
+        return reduce(tensor, *args, **kwargs)
+
+    dist.reduce, dist.all_reduce = counting_reduce, counting_all_reduce
+    kwargs = {"across_nodes": "sharded"} if len(endpoints) > 1 else {}
+    optimizer = optstate.AdamW(
+        module.named_parameters(),
+        lr=0.01,
+        job=job,
+        endpoint=endpoint,
+        reduction="collective",
+        **kwargs,
+    )
+    shared_out = optimizer._served.attachment.shared_out
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(module, 100 * step + rank).backward()
+        if rank == 0:
+            module[0].bias.grad = None  # the other rank has one
+        own = [None if each.grad is None else each.grad.clone() for each in module.parameters()]
+        optimizer.step()
+        for index, (gradient, parameter) in enumerate(zip(own, module.parameters())):
+            is_own = gradient is not None and torch.equal(gradient, parameter.grad)
+            is_elsewhere = shared_out is not None and shared_out.owners[index] != rank
+            assert is_own == (is_elsewhere and gradient is not None)
+    values = bits(module.parameters())
+    optimizer.close()
+    return values, sent
+
+
+@pytest.mark.parametrize("can_reduce", [True, False])
+def test_gradients_are_reduced_to_the_node_that_needs_them(can_reduce, nodes, daemon, job):
+    """By an all-reduce where the backend has nothing else; of two ranks the bits are the same."""
+    [one, _] = ranks.run(_reduced, 2, [daemon.shm], 2, job)
+    two = ranks.run(_reduced, 2, [each.shm for each in nodes], 1, job, can_reduce)
+    elements = sum(each.numel() for each in small_model().parameters())
+    assert one[1]["all_reduce"] >= STEPS * elements and "reduce" not in one[1]
+    for values, sent in two:
+        assert values == one[0]
+        assert sent["reduce"] == (STEPS * elements if can_reduce else 0)
+        assert (sent["all_reduce"] >= STEPS * elements) != can_reduce

@@ -16,14 +16,14 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
-from daemon import Daemon, program
+from daemon import Daemon
+from programs import commands
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1]
 READMES = {"guide": FOLDER / "README.md", "top": FOLDER.parents[1] / "README.md"}
@@ -92,21 +92,6 @@ def disk_daemon(tmp_path: pathlib.Path) -> Iterator[Daemon]:
     running = Daemon("--nvme-dir", str(tmp_path / "disk"), "--devices", "emulated")
     yield running
     running.stop()
-
-
-def commands(folder: pathlib.Path) -> pathlib.Path:
-    """A folder with the programs that commands name, whatever else is installed."""
-    folder.mkdir()
-    starts = {
-        "python": [sys.executable],
-        "torchrun": [sys.executable, "-m", "torch.distributed.run"],
-        "optctl": [program("optctl")],
-    }
-    for name, words in starts.items():
-        path = folder / name
-        path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-        path.chmod(0o755)
-    return folder
 
 
 @pytest.mark.parametrize("path, section", list(sections()))

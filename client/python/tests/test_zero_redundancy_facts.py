@@ -1,7 +1,8 @@
 """The checks that torch has for its ZeroRedundancyOptimizer, made of ours: state that is in one
 place only, whichever rank asks.
 
-These have no counterpart here: `consolidate_state_dict()` (each rank's `state_dict()` is whole),
+Where nodes share the state out, test_zero_redundancy_facts_on_nodes.py has them. These have no
+counterpart here: `consolidate_state_dict()` (each rank's `state_dict()` is whole),
 `parameters_as_bucket_view`, and models whose layers are on several GPUs.
 """
 

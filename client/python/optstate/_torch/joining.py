@@ -65,7 +65,7 @@ class Joining:
         elif attachment.is_sharded:
             refused = "sharded parameters: a rank without inputs has no gradients of its shards"
         elif attachment.nodes is not None:
-            refused = "ranks on several nodes"
+            refused = "ranks on several nodes, or with norm_group"
         if refused is not None:
             raise RuntimeError(f"optstate does not support Join, or join(), with {refused}")
         return _StepsOfOthers(self)

@@ -37,17 +37,19 @@ class Ranks:
     UnavailableError, of all that is exchanged: another rank has ended or cannot be reached.
     """
 
-    def __init__(self, process_group: Any | None) -> None:
+    def __init__(self, process_group: Any | None, name: str = "process_group") -> None:
+        """name: what the group is called in errors."""
         self._group = process_group
         self.rank, self.world_size = 0, 1
         self._distributed = dist.is_available() and dist.is_initialized()
         if process_group is not None and not self._distributed:
-            raise ValueError("process_group is given, but torch.distributed is not initialised")
+            raise ValueError(f"{name} is given, but torch.distributed is not initialised")
+        self._can_reduce = True  # until the process group's backend says that it cannot
         if self._distributed:
             self.rank = dist.get_rank(process_group)
             self.world_size = dist.get_world_size(process_group)
             if self.rank < 0:
-                raise ValueError("this process is not a member of process_group")
+                raise ValueError(f"this process is not a member of {name}")
 
     def from_first(self, value: Any) -> Any:
         """Returns rank 0's value on every rank."""
@@ -93,6 +95,32 @@ class Ranks:
             return
         with _reaching_all():
             dist.all_reduce(tensor, group=self._group)
+
+    def add_up_at(self, tensor: torch.Tensor, destination: int) -> None:
+        """Makes the tensor, in place, the sum of all ranks' on rank `destination`; on the others it
+        holds anything then. One reduce, which sends half of what an all-reduce does; an all-reduce
+        where the backend has no reduce."""
+        if self.world_size == 1:
+            return
+        if dist.get_backend(self._group) == "nccl" and not tensor.is_cuda:
+            there = tensor.cuda()
+            self.add_up_at(there, destination)
+            if self.rank == destination:
+                tensor.copy_(there)
+            return
+        if self._can_reduce:
+            group = self._group
+            at = dist.get_global_rank(group, destination) if group is not None else destination
+            try:
+                dist.reduce(tensor, dst=at, group=group)
+                return
+            except RuntimeError as error:
+                # All ranks have the same backend, which says so before it sends anything.
+                if "does not support reduce" not in str(error):
+                    with _reaching_all():
+                        raise
+                self._can_reduce = False
+        self.add_up(tensor)
 
     def replicate(self, tensor: torch.Tensor, source: int) -> None:
         """Makes the tensor, in place, that of rank `source` on all ranks. One broadcast."""

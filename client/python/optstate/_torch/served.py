@@ -26,7 +26,8 @@ from optstate._torch.layout import (
     parameter_specs,
     unnamed_alike,
 )
-from optstate._torch.nodes.agreement import raised_on_all
+from optstate._torch.nodes.norm_members import members_of, refuse_extension
+from optstate._torch.nodes.together import raised_on_all
 from optstate._torch.options import Scalar
 from optstate._torch.parameters.replaced import ReplacedParameters
 from optstate._torch.ranks import Ranks
@@ -63,6 +64,7 @@ class Served:
         self.settings = settings
         self.process_group = process_group
         self.lacks_process_group = False  # True: pickling dropped the process group
+        self.norm_group: Any | None = None  # of all jobs that clip by one norm; copies lack it
         self.names_by_id: dict[int, str] = {}
         # The module of model=, which may get parameters that are added later.
         self._model: weakref.ref[torch.nn.Module] | None = None
@@ -185,22 +187,22 @@ class Served:
             job=job,
             names_by_id=self.names_by_id,
             extends=extend_with is not None,
+            members=members_of(self.norm_group, self.process_group, self.settings, job),
         )
         is_new = extend_with is not None
         try:
             with raised_on_all(attachment.nodes):
                 if attachment.session.phase == _native.PHASE_FAILED:
                     raise_failure(attachment)
+                tensors = [tensor for group in groups for tensor in group["params"]]
                 if extend_with is not None:
                     self._check_extended(attachment)
                     new = set(extend_with)
-                    tensors = [tensor for group in groups for tensor in group["params"]]
                     held = {i: entry for i, entry in self._held(tensors).items() if i in new}
                     attachment.load(groups, extend_with, held or None)
                 elif attachment.needs_load:
                     first = first_to_load(attachment)
                     is_new = first == 0
-                    tensors = [tensor for group in groups for tensor in group["params"]]
                     check_replicas(attachment, tensors, first)
                     held = {i: entry for i, entry in self._held(tensors).items() if i >= first}
                     attachment.load(groups, range(first, len(tensors)), held)
@@ -444,6 +446,7 @@ class Served:
         what: str,
     ) -> None:
         """Closes the session and opens another with the new groups behind those of the job."""
+        refuse_extension(old.nodes, what)
         groups = list(old_groups)
         self.finish_interrupted(old)
         old.check_no_micro_steps(what)

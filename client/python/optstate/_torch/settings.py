@@ -44,6 +44,10 @@ class Settings:
     loss_scaler_state: LossScalerState | None = None
     speculative: bool = False
     across_nodes: str | None = None
+    # Whether it clips by the norm of a norm_group, which copies of an optimizer lack.
+    in_norm_group: bool = False
+    # Places, in the order of all parameters, of those that another job of norm_group counts.
+    norm_duplicates: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.across_nodes not in (None, "replicated", "sharded"):

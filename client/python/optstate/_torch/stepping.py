@@ -51,6 +51,7 @@ class Stepping(Joining):
             or settings.accumulate
             or settings.reduction != "trainer"
             or settings.loss_scaler is not None
+            or settings.in_norm_group
             or self._is_inside_join
             or torch.float16 in map(dtype_of, tensors)
         )
@@ -226,7 +227,9 @@ class Stepping(Joining):
 
     def _average(self, attachment: Attachment) -> None:
         if self._served.settings.reduction == "collective":
-            average_gradients(attachment.ranks, attachment.parameters.tensors)
+            shared_out = attachment.shared_out
+            destinations = None if shared_out is None else shared_out.destinations()
+            average_gradients(attachment.ranks, attachment.parameters.tensors, destinations)
 
     def _left_by_scaler(self, name: str) -> Any:
         return self._served.__dict__.get(name)
@@ -243,6 +246,12 @@ class Stepping(Joining):
                 f'a GradScaler cannot be used with reduction="{reduction}" on several ranks: it'
                 " looks at this rank's gradients alone, so that the ranks' scales would part. Use"
                 " loss_scaler=optstate.LossScaler(...), which the ranks share"
+            )
+        if self._has_scaler() and attachment.nodes is not None and attachment.nodes.spans_jobs:
+            raise RuntimeError(
+                "a GradScaler cannot be used with norm_group: it looks at this rank's gradients"
+                " alone, so that the jobs' scales would part. Use"
+                " loss_scaler=optstate.LossScaler(...), whose jobs skip steps together"
             )
         if self._has_scaler() and attachment.session.loss_scale:
             raise RuntimeError(

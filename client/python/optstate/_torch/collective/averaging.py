@@ -3,7 +3,7 @@ them from one rank to others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -17,10 +17,14 @@ BUCKET_BYTES = 25 << 20
 class Collective(Protocol):
     """Ranks that add up tensors; see Ranks."""
 
+    rank: int
     world_size: int
 
     def add_up(self, tensor: torch.Tensor) -> None:
         """Makes the tensor, in place, the sum of all ranks'. The bits are the same on all."""
+
+    def add_up_at(self, tensor: torch.Tensor, destination: int) -> None:
+        """Makes the tensor, in place, the sum of all ranks' on rank `destination` alone."""
 
     def replicate(self, tensor: torch.Tensor, source: int) -> None:
         """Makes the tensor, in place, that of rank `source`."""
@@ -41,30 +45,50 @@ def buckets_of(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     return buckets
 
 
-def average_gradients(collective: Collective, tensors: Sequence[torch.Tensor]) -> None:
+def average_gradients(
+    collective: Collective,
+    tensors: Sequence[torch.Tensor],
+    destinations: Mapping[torch.Tensor, int] | None = None,
+) -> None:
     """Makes each gradient the mean of all ranks', in place; collective.
 
     A rank without a gradient of a parameter counts as 0, unless no rank has one. 16-bit
     gradients are added up in fp32.
+
+    destinations: of each tensor the one rank that needs the mean; the gradients of the others
+    stay their own. None: all ranks need it.
     """
     if collective.world_size == 1 or not tensors:
         return
     has = torch.tensor([each.grad is not None for each in tensors], dtype=torch.int32)
     collective.add_up(has)
-    gradients = []
+    wanted: dict[int | None, list[torch.Tensor]] = {}  # gradients by destination
     for tensor, count in zip(tensors, has.tolist()):
         if count and tensor.grad is None:
             tensor.grad = torch.zeros_like(tensor)
         if tensor.grad is not None:
-            gradients.append(tensor.grad)
-    for bucket in buckets_of(gradients):
-        flat = torch.cat([gradient.detach().reshape(-1).float() for gradient in bucket])
+            destination = None if destinations is None else destinations[tensor]
+            wanted.setdefault(destination, []).append(tensor.grad)
+    for destination in sorted(wanted, key=lambda each: -1 if each is None else each):
+        for bucket in buckets_of(wanted[destination]):
+            _average_bucket(collective, bucket, destination)
+
+
+def _average_bucket(
+    collective: Collective, bucket: Sequence[torch.Tensor], destination: int | None
+) -> None:
+    flat = torch.cat([gradient.detach().reshape(-1).float() for gradient in bucket])
+    if destination is None:
         collective.add_up(flat)
-        flat /= collective.world_size
-        parts = flat.split([gradient.numel() for gradient in bucket])
-        with torch.no_grad():
-            for gradient, part in zip(bucket, parts):
-                gradient.copy_(part.view_as(gradient))
+    else:
+        collective.add_up_at(flat, destination)
+        if destination != collective.rank:
+            return
+    flat /= collective.world_size
+    parts = flat.split([gradient.numel() for gradient in bucket])
+    with torch.no_grad():
+        for gradient, part in zip(bucket, parts):
+            gradient.copy_(part.view_as(gradient))
 
 
 def replicate_gradients(

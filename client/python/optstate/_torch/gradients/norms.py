@@ -29,7 +29,10 @@ def sum_in_layout_order(of_nodes: Iterable[Iterable[tuple[int, float]]]) -> floa
     has no gradient.
     """
     shards = [shard for of_node in of_nodes for shard in of_node if shard[1] >= 0]
-    return sum(value for _, value in sorted(shards, key=lambda shard: shard[0]))
+    total = 0.0
+    for _, value in sorted(shards, key=lambda shard: shard[0]):
+        total += value  # sum() rounds otherwise from Python 3.12 on
+    return total
 
 
 def norms_by_name(of_shards: Iterable[tuple[str, float]]) -> dict[str, float]:

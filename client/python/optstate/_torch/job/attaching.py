@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from optstate import errors
 from optstate._torch.frozen import groups_as_in, parameters_in_job
 from optstate._torch.job.attachment import Attachment
+from optstate._torch.nodes.norm_members import NormMembers
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
 from optstate.session_spec import SessionSpec
@@ -71,10 +72,17 @@ def open_attachment(
     job: str | None,
     names_by_id: dict[int, str],
     extends: bool,
+    members: NormMembers | None = None,
 ) -> tuple[Attachment, ParamGroups]:
     """Opens with these groups of param_groups or, when an existing job has other groups of the
     same parameters, with the job's: parameters were frozen when it began, or are now. Returns
-    the groups that it opened with."""
+    the groups that it opened with.
+
+    members: as of meet(). All jobs of members open anew, or none does.
+    """
+    everyone = ranks if members is None else members.ranks
+    tensors = [tensor for group in param_groups for tensor in group["params"]]
+    duplicates = {id(tensors[place]) for place in settings.norm_duplicates}
 
     def opened(these: ParamGroups) -> Attachment:
         return Attachment(
@@ -85,6 +93,8 @@ def open_attachment(
             names_by_id=names_by_id,
             take_over=_take_over,
             extend=extends,
+            members=members,
+            duplicates=duplicates,
         )
 
     try:
@@ -92,7 +102,7 @@ def open_attachment(
     except Exception as failure:
         if extends or job is None:
             raise
-        if not all(ranks.gather(isinstance(failure, errors.FailedPreconditionError))):
+        if not all(everyone.gather(isinstance(failure, errors.FailedPreconditionError))):
             raise
         in_job: list[tuple[str, int]] = []
         if ranks.rank == 0:
@@ -101,7 +111,7 @@ def open_attachment(
         theirs = groups_as_in(in_job, param_groups, groups, names_by_id)
         was_extended = len({number for _, number in in_job}) > len(param_groups)
         has_frozen = groups is not param_groups
-        if not all(ranks.gather(bool(theirs) and (was_extended or has_frozen))):
+        if not all(everyone.gather(bool(theirs) and (was_extended or has_frozen))):
             raise
         assert theirs is not None
         return opened(theirs), theirs

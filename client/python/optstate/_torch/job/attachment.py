@@ -13,34 +13,25 @@ from optstate import _native, errors
 from optstate._torch.gradients.norms import norms_by_name
 from optstate._torch.gradients.pusher import GradientPusher, Gradients
 from optstate._torch.job.fetching import fetch
-from optstate._torch.job.opening import check_names, open_together, place_of, private_name
-from optstate._torch.job.partition import check_overlap, partition_of, shard_specs
+from optstate._torch.job.meeting import meet
+from optstate._torch.job.opening import open_together, place_of
+from optstate._torch.job.partition import partition_of
 from optstate._torch.job.registered_options import RegisteredOptions
 from optstate._torch.job.session_specs import session_spec
-from optstate._torch.layout import optimizer_info, parameter_names, parameter_specs
+from optstate._torch.layout import optimizer_info, parameter_specs
 from optstate._torch.names import quoted
-from optstate._torch.nodes.agreement import NodeAgreement, check_across_nodes
-from optstate._torch.nodes.owners import SharedOut
-from optstate._torch.nodes.parts import exchange_on_nodes
-from optstate._torch.nodes.places import Places, node_name
+from optstate._torch.nodes.norm_members import NormMembers
 from optstate._torch.optimizer_info import by_kind
 from optstate._torch.parameters.memory import Trained
 from optstate._torch.parameters.parameters import Parameters
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
-from optstate._torch.shards import (
-    Layout,
-    is_shard,
-    key_of,
-    local_entries,
-    local_of,
-    stand_in,
-)
+from optstate._torch.shards import key_of, local_entries, local_of, stand_in
 from optstate._torch.state import checkpoint
 from optstate._torch.state.arrays import ArrayTransfer
 from optstate.held_session import HeldSession
 from optstate.session import StepOutcome
-from optstate.session_spec import ParameterSpec, SessionSpec
+from optstate.session_spec import SessionSpec
 
 ParamGroups = Sequence[dict[str, Any]]
 
@@ -63,45 +54,32 @@ class Attachment:
         *,
         job: str | None,
         names_by_id: dict[int, str],
+        members: NormMembers | None = None,
+        duplicates: Collection[int] = (),
         take_over: Callable[[SessionSpec], bool],
         extend: bool = False,
     ) -> None:
         tensors = [tensor for group in param_groups for tensor in group["params"]]
         self._ranks = ranks
         self.is_private = job is None
-        is_sharded = settings.partition == "local" or any(map(is_shard, tensors))
-        begun = ranks.gather((job or private_name(), is_sharded, node_name(), job))
-        check_names([asked for _, _, _, asked in begun])
-        self.job: str = begun[0][0]
-        places = self._places = Places([node for _, _, node, _ in begun], ranks.rank)
-        shares_out = settings.across_nodes == "sharded" and self._places.several
-        self.is_sharded = shares_out or any(sharded for _, sharded, _, _ in begun)
-        check_across_nodes(settings, self._places, is_sharded=self.is_sharded)
-        if not self.is_sharded and ranks.world_size > 1:
-            check_overlap(settings)
         self._trained: Trained | None = None
-        names = parameter_names(param_groups, names_by_id)
-        layout: Layout | None = None
-        agreement = NodeAgreement(ranks, self._places)
+        met = meet(
+            param_groups,
+            settings,
+            ranks,
+            members,
+            job=job,
+            names_by_id=names_by_id,
+            duplicates=duplicates,
+        )
+        self.job = met.job
+        self._places = met.places
+        self.is_sharded = met.is_sharded
         # The owners of the parameters that are no shards, by node.
-        self.shared_out: SharedOut | None = None
-
-        def make_mine() -> list[ParameterSpec]:
-            if shares_out and not all(map(is_shard, tensors)):
-                self.shared_out = SharedOut(ranks, self._places, tensors, names)
-            return shard_specs(param_groups, names, settings)
-
-        if self.is_sharded:
-            known = None if self.is_private else self.job
-            try:
-                layout, agreement = exchange_on_nodes(ranks, places, make_mine, settings, known)
-            except BaseException:
-                self._leave_memory()
-                raise
-            if self.shared_out is not None:
-                layout = self.shared_out.in_layout(layout)
-        # On several nodes, what takes each step on all of them or on none.
-        self.nodes = agreement if self._places.several else None
+        self.shared_out = met.shared_out
+        layout, names = met.layout, met.names
+        # On several nodes, or with other jobs, what takes each step on all of them or on none.
+        self.nodes = met.agreement if met.takes_steps_together else None
 
         def make_spec() -> SessionSpec:
             info = optimizer_info(param_groups, settings.optimizer)
@@ -118,21 +96,25 @@ class Attachment:
                 partition=partition_of(settings, is_sharded=layout is not None),
                 ephemeral=self.is_private,
                 extend=extend,
+                two_phase=self.nodes is not None,
             )
 
         self.chose_endpoint = bool(settings.endpoint)
+        settles = settings.across_nodes is not None or met.agreement.spans_jobs
         try:
             self.session, self._spec = open_together(
                 ranks,
                 self._places,
-                agreement,
+                met.agreement,
                 make_spec,
                 take_over,
-                settles=settings.across_nodes is not None and not self.is_private,
+                settles=settles and not self.is_private,
             )
         except BaseException:
             self._leave_memory()
             raise
+        if self.nodes is not None:
+            self.nodes.note_layout([spec.name for spec in self._spec.parameters])
         self.info = by_kind(self._spec.optimizer)
         self.options = RegisteredOptions(
             self.info, self._spec.group_options, settings.required, settings.fixed

@@ -59,6 +59,7 @@ def open_together(
 
     `settles`: nodes are brought to one step before. A node that is alone may be what is left of
     several, with a step that waits for its verdict.
+    `agreement`: of all ranks that agree, which may be of other jobs too.
     `take_over` frees a rank that this process already holds, and returns whether it did.
     """
     error: Exception | None = None
@@ -70,11 +71,11 @@ def open_together(
             spec = make_spec()
         except Exception as failure:
             error = failure
-        ranks.agree(error)
+        agreement.agree(error)
         assert spec is not None
-        if places.several and spec.held is None:  # else each node has a layout of its own
-            agreement.check_spec(spec)
-        if place_of(spec.endpoint) != "embedded":  # that daemon begins with the session
+        agreement.check_spec(spec)
+        # An embedded daemon begins with the session; other jobs may have others.
+        if agreement.spans_jobs or place_of(spec.endpoint) != "embedded":
             agreement.settle(spec)
     try:
         spec = spec or make_spec()
@@ -96,9 +97,9 @@ def open_together(
         except Exception as failure:
             error = failure
     try:
-        ranks.agree(error)
+        agreement.agree(error)
         assert session is not None and spec is not None
-        if places.several:
+        if places.several or agreement.spans_jobs:
             agreement.check_attached(session)
     except BaseException:
         if session is not None:

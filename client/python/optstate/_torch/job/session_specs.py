@@ -13,7 +13,7 @@ from optstate.session_spec import SessionSpec
 def session_spec(settings: Settings, places: Places, **layout: Any) -> SessionSpec:
     """Returns the spec of this rank's session with the job of its node.
 
-    layout: the fields that follow from the parameters.
+    layout: the fields that follow from the parameters, and two_phase.
     """
     return SessionSpec(
         endpoint=settings.endpoint,
@@ -31,6 +31,5 @@ def session_spec(settings: Settings, places: Places, **layout: Any) -> SessionSp
         change_detection=_native.CHANGE_DETECTIONS[settings.detect_changes],
         storage=settings.storage,
         speculative=settings.speculative,
-        two_phase=places.several,
         **layout,
     )

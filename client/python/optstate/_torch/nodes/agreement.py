@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import hashlib
-import signal
 import struct
 import sys
-import threading
 import time
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +20,7 @@ from optstate._torch.nodes.alike import find_unlike
 from optstate._torch.nodes.clipping import Clipping
 from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.resolution import Position, Step, Verdict
+from optstate._torch.nodes.together import interrupts_afterwards
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
 from optstate._torch.state.checkpoint import PartialEntry
@@ -75,11 +73,13 @@ def check_across_nodes(settings: Settings, places: Places, *, is_sharded: bool) 
     places.check_even()
 
 
-def _hash(content: bytes) -> int:
+def hash_of(content: bytes) -> int:
+    """Returns 64 bits that identify the content."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
-def _position(spec: SessionSpec) -> Position | None:
+def position_of(spec: SessionSpec) -> Position | None:
+    """Asks this rank's daemon how far the job is; None: it has none of this name."""
     found = find_position(spec)
     if found is None:
         return None
@@ -105,6 +105,12 @@ def _position(spec: SessionSpec) -> Position | None:
 
 class NodeAgreement:
     """The ranks of all nodes, which decide together. Threads: one at a time."""
+
+    group_norm_refusal = (
+        "max_norm of a group cannot be had with shards on several nodes: each daemon"
+        " knows the norm of its own shards alone. Give max_norm to the optimizer, or clip"
+        " the group with torch.nn.utils.clip_grad_norm_ before step()"
+    )
 
     def __init__(self, ranks: Ranks, places: Places, kinds: Sequence[int] | None = None) -> None:
         """kinds: by node, the first node that holds the same shards; None: every node holds all
@@ -136,6 +142,11 @@ class NodeAgreement:
         self._undecided = 0
 
     @property
+    def spans_jobs(self) -> bool:
+        """Whether several jobs take their steps together."""
+        return False
+
+    @property
     def is_split(self) -> bool:
         """Whether nodes hold different parameters."""
         return self._kinds is not None and len(set(self._kinds)) > 1
@@ -146,11 +157,14 @@ class NodeAgreement:
         return self.is_split and self._undecided != 0
 
     def note_layout(self, names: Sequence[str]) -> None:
-        """Notes the names of this node's shards, in the order of its layout."""
+        """Notes the names of this node's parameters or shards, in the order of its layout."""
         self._clipping.note_layout(names)
 
     def check_spec(self, spec: SessionSpec) -> None:
-        """Raises, on all ranks, when ranks ask for different jobs. Collective."""
+        """Raises, on all ranks, when ranks ask for different jobs. Collective on several nodes,
+        unless each has a layout of its own."""
+        if not self._places.several or spec.held is not None:
+            return
         difference = find_unlike(self._ranks, self._places.names, spec)
         if difference is not None:
             raise errors.FailedPreconditionError(difference)
@@ -163,7 +177,7 @@ class NodeAgreement:
         for _ in range(_ROUNDS_MAX):
             found = self._positions(spec)
             try:
-                verdicts = resolution.resolve(found, self._places.nodes, self._kinds)
+                verdicts = self._resolve(found)
             except resolution.Unresolvable as error:
                 raise errors.FailedPreconditionError(f'job "{spec.job}": {error}') from None
             if not verdicts:
@@ -187,7 +201,13 @@ class NodeAgreement:
         return [found[rank] for rank in self._first_ranks]
 
     def _positions(self, spec: SessionSpec) -> list[Position | None]:
-        return self.on_first(lambda: _position(spec))
+        return self.on_first(lambda: position_of(spec))
+
+    def _resolve(self, positions: Sequence[Position | None]) -> dict[int, Verdict]:
+        return resolution.resolve(positions, self._places.nodes, self._kinds)
+
+    def _decide(self, votes: Sequence[Step | None]) -> Verdict:
+        return resolution.decide(votes, self._kinds_of_votes)
 
     def _bring(
         self,
@@ -268,7 +288,7 @@ class NodeAgreement:
             outcome = prepare()
         except Exception as failure:
             error = failure
-        with _interrupts_afterwards():
+        with interrupts_afterwards():
             is_brought = not self._undecided
             if self.is_split:
                 self._undecided = self._undecided or session.committed_step + 1
@@ -276,7 +296,7 @@ class NodeAgreement:
                 votes = self._votes(outcome)
             except errors.UnavailableError as failure:
                 raise error or _undecided(outcome, failure) from None
-            verdict = resolution.decide(votes, self._kinds_of_votes)
+            verdict = self._decide(votes)
             if verdict is Verdict.COMMIT and self.is_split:
                 assert outcome is not None
                 outcome = self._clip(session, outcome)
@@ -375,15 +395,11 @@ class NodeAgreement:
         if self._kinds is None:
             return how
         if self.is_split and any(group.max_norm for group in hyperparams):
-            raise errors.UnimplementedError(
-                "max_norm of a group cannot be had with shards on several nodes: each daemon"
-                " knows the norm of its own shards alone. Give max_norm to the optimizer, or clip"
-                " the group with torch.nn.utils.clip_grad_norm_ before step()"
-            )
+            raise errors.UnimplementedError(self.group_norm_refusal)
         self._clipping.note_options(**how)
         alike = {name: value for name, value in how.items() if name != "found_inf"}
         values = repr((loss_scale, sorted(alike.items()))).encode()
-        self._options = _hash(bytes(hyperparams) + values)
+        self._options = hash_of(bytes(hyperparams) + values)
         return {**how, "max_norm": 0.0} if self.is_split else how
 
     def of_all_shards(self, of_node: list[Any]) -> list[Any]:
@@ -405,7 +421,7 @@ class NodeAgreement:
             self._loaded = 0
             if not any(isinstance(entry, PartialEntry) for entry in entries.values()):
                 steps = {i: float(e["step"]) for i, e in entries.items() if e and "step" in e}
-                self._loaded_alike = _hash(repr(sorted(steps.items())).encode())
+                self._loaded_alike = hash_of(repr(sorted(steps.items())).encode())
         for index, entry in sorted((entries or {}).items()):
             values += [index, *(value for _, value in sorted((entry or {}).items()))]
         for value in values:
@@ -419,13 +435,18 @@ class NodeAgreement:
         """Raises on every rank when some rank has an error. Collective."""
         self._ranks.agree(error)
 
+    def _clip_numbers(self) -> list[int]:
+        """Returns what identifies how all jobs clip the step; nothing where there is one job."""
+        return []
+
     def _votes(self, outcome: StepOutcome | None) -> list[Step | None]:
         """Returns what each rank's node has prepared. One small all-gather."""
-        mine = [0] * 6
+        clip = self._clip_numbers()
+        mine = [0] * (6 + len(clip))
         if outcome is not None:
             alike = 0 if self._kinds is None else self._options ^ self._loaded_alike
             norm = int.from_bytes(struct.pack("=d", outcome.gradient_norm), sys.byteorder)
-            numbers = [outcome.digest ^ self._loaded, alike, norm]
+            numbers = [outcome.digest ^ self._loaded, alike, norm, *clip]
             signed = [number - (1 << 64 if number >> 63 else 0) for number in numbers]
             mine = [1, outcome.step, int(outcome.found_inf), *signed]
         found = self._ranks.gather_numbers(mine)
@@ -433,8 +454,8 @@ class NodeAgreement:
         norms = [struct.unpack("=d", each.to_bytes(8, sys.byteorder))[0] for each in bits]
         self._clipping.note_norms(norms)
         return [
-            Step(step, digest % (1 << 64), bool(found_inf), alike) if ok else None
-            for ok, step, found_inf, digest, alike, _ in found
+            Step(step, digest % (1 << 64), bool(found_inf), alike, clip=tuple(rest)) if ok else None
+            for ok, step, found_inf, digest, alike, _, *rest in found
         ]
 
     def _difference(self, votes: list[Step | None]) -> str:
@@ -445,6 +466,7 @@ class NodeAgreement:
             said.append(f"{node}: step {vote.step}, digest {vote.digest:016x}")
             if self._kinds is not None:
                 said[-1] += f", options {vote.alike % (1 << 64):016x}"
+            said += [f"clipping {each % (1 << 64):016x}" for each in vote.clip]
         return (
             f"the nodes have prepared different steps ({'; '.join(said)}), and the step is taken"
             " on none: gradients, options, or loads of state differ between nodes. Average the"
@@ -460,34 +482,3 @@ def _undecided(outcome: StepOutcome | None, failure: Exception | str) -> Excepti
         f"step {outcome.step} is prepared on this node, and this rank does not know what all have"
         f" decided: {failure}, with this step or without it on all nodes alike"
     )
-
-
-@contextlib.contextmanager
-def _interrupts_afterwards() -> Iterator[None]:
-    """Has Ctrl-C wait: a rank that has voted must bring the decision to its daemon."""
-    former = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or former is None:
-        yield
-        return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, former)
-        if came:
-            signal.raise_signal(signal.SIGINT)
-
-
-@contextlib.contextmanager
-def raised_on_all(nodes: NodeAgreement | None) -> Iterator[None]:
-    """Raises on the ranks of all nodes what is raised on one of them. Collective."""
-    if nodes is None:
-        yield
-        return
-    error: Exception | None = None
-    try:
-        yield
-    except Exception as failure:
-        error = failure
-    nodes.agree(error)

@@ -79,6 +79,12 @@ class SharedOut:
         ]
         return layout._replace(parameters=parameters)
 
+    def destinations(self) -> dict[torch.Tensor, int]:
+        """Returns, by parameter, the rank that pushes its gradient: the first of the owner."""
+        return {
+            tensor: self._first_ranks[owner] for tensor, owner in zip(self.tensors, self.owners)
+        }
+
     def end(self) -> None:
         """Makes the parameters whole ones again. Idempotent."""
         keep_elsewhere(self._elsewhere, False)

@@ -80,7 +80,6 @@ def exchange_on_nodes(
     agreement = NodeAgreement(ranks, places, layout.kinds)
     if settings.across_nodes == "sharded":
         layout = _named(layout, ranks, places, agreement, settings, job)
-    agreement.note_layout([spec.name for spec in layout.parameters])
     return layout, agreement
 
 

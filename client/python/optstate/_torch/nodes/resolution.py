@@ -41,7 +41,8 @@ class Verdict(enum.IntEnum):
 @dataclasses.dataclass(frozen=True)
 class Step:
     """A step that was prepared or taken. digest 0: taken in one phase. alike: of a vote, what is
-    equal on all nodes, whatever they hold."""
+    equal on all nodes of the job, whatever they hold. clip: of a vote, what is equal in all jobs
+    that take the step together."""
 
     step: int
     digest: int
@@ -50,6 +51,7 @@ class Step:
     # The norm of all nodes, where they hold different parameters; None: not noted. The digest of
     # a prepared step is that from before, the one of a committed step from after.
     norm: NodesNorm | None = None
+    clip: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,19 +68,28 @@ class Unresolvable(Exception):
     """The nodes cannot go on together; the text says why, and how to go on."""
 
 
-def decide(votes: Sequence[Step | None], kinds: Sequence[Hashable] | None = None) -> Verdict:
+def decide(
+    votes: Sequence[Step | None],
+    kinds: Sequence[Hashable] | None = None,
+    jobs: Sequence[Hashable] | None = None,
+) -> Verdict:
     """Returns what all do with a step that each rank's node has prepared, or taken already, or
     (None) could not prepare.
 
-    kinds: of each vote; digests are equal within a kind. None: all are of one.
+    kinds, jobs: of each vote; digests are equal within a kind, and what is alike within a job.
+    None: all are of one.
     """
     first = votes[0]
     digests: dict[Hashable, int] = {}
+    alike: dict[Hashable, int] = {}
     for index, vote in enumerate(votes):
         if first is None or vote is None:
             return Verdict.ABORT
         kind = kinds[index] if kinds is not None else 0
-        if (vote.step, vote.alike) != (first.step, first.alike):
+        job = jobs[index] if jobs is not None else 0
+        if (vote.step, vote.clip) != (first.step, first.clip):
+            return Verdict.ABORT
+        if alike.setdefault(job, vote.alike) != vote.alike:
             return Verdict.ABORT
         if digests.setdefault(kind, vote.digest) != vote.digest:
             return Verdict.ABORT
@@ -89,12 +100,14 @@ def resolve(
     positions: Sequence[Position | None],
     names: Sequence[str],
     kinds: Sequence[Hashable] | None = None,
+    jobs: Sequence[Hashable] | None = None,
 ) -> dict[int, Verdict]:
     """Returns, by node, the verdict that its prepared step gets now. Empty: all are at the same
     step, and none is prepared. Ask for the positions again after the verdicts are brought. The
     norm of CLIP is noted_norm().
 
-    positions: by node; None: it has no such job. kinds: of each node, as for decide().
+    positions: by node; None: it has no such job. kinds, jobs: of each node, as for decide(). Jobs
+    that take their steps together load by themselves, so that loads are compared within a job.
     Unresolvable: the nodes are at different steps and none can catch up.
     """
     if all(position is None for position in positions):
@@ -126,7 +139,7 @@ def resolve(
         raise Unresolvable(_describe(there, positions, names, latest))
     waiting = {node: p.prepared for node, p in enumerate(there) if p.prepared is not None}
     if waiting:
-        verdict = decide([p.prepared for p in there], kinds)
+        verdict = decide([p.prepared for p in there], kinds, jobs)
         if verdict is Verdict.COMMIT and is_split:
             if all(step.norm is None for step in waiting.values()):
                 verdict = Verdict.ABORT
@@ -136,8 +149,10 @@ def resolve(
                 return lacking or of_each
         return dict.fromkeys(waiting, verdict)
     # Where nothing is loaded yet, the ranks are going to load.
-    loads = {p.loads_finished for p in there}
-    if len(loads) > 1 and (latest or 0 not in loads):
+    loads: dict[Hashable, set[int]] = {}
+    for job, position in zip(jobs or [0] * len(there), there):
+        loads.setdefault(job, set()).add(position.loads_finished)
+    if any(len(of_job) > 1 and (latest or 0 not in of_job) for of_job in loads.values()):
         raise Unresolvable(
             _describe(there, positions, names, latest)
             + ": a load of state has ended on some nodes alone"
@@ -180,7 +195,7 @@ def _describe(
         said.append(f"{name}: {text}, {position.loads_finished} loads")
     least = min(position.committed.step for position in there)
     return (
-        f"the nodes of the job are not at one step ({'; '.join(said)}), and none has what the"
-        f" others lack. Delete the job on all nodes (optctl delete job) and begin it again from a"
-        f" checkpoint; all nodes had step {least}, and the last one was {latest}"
+        f"the nodes are not at one step ({'; '.join(said)}), and none has what the others lack."
+        " Delete the job on all nodes (optctl delete job) and begin it again from a checkpoint; all"
+        f" nodes had step {least}, and the last one was {latest}"
     )

@@ -1,0 +1,116 @@
+"""The ranks of a job tell each other who they are, before any of them asks a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from optstate._torch.job.opening import check_names, private_name
+from optstate._torch.job.partition import check_overlap, shard_specs
+from optstate._torch.layout import parameter_names
+from optstate._torch.nodes.agreement import NodeAgreement, check_across_nodes
+from optstate._torch.nodes.norm_group import NormGroup
+from optstate._torch.nodes.norm_members import NormMembers
+from optstate._torch.nodes.owners import SharedOut
+from optstate._torch.nodes.parts import exchange_on_nodes
+from optstate._torch.nodes.places import Places, node_name
+from optstate._torch.nodes.together import raised_on_all
+from optstate._torch.ranks import Ranks
+from optstate._torch.settings import Settings
+from optstate._torch.shards import Layout, is_shard
+from optstate.session_spec import ParameterSpec
+
+
+class Meeting(NamedTuple):
+    """A job as its ranks have found it together."""
+
+    job: str
+    names: Sequence[str]  # of this rank's parameters
+    places: Places
+    is_sharded: bool
+    layout: Layout | None  # of shards
+    # Parameters that are no shards, where nodes share them out.
+    shared_out: SharedOut | None
+    agreement: NodeAgreement
+
+    @property
+    def takes_steps_together(self) -> bool:
+        """Whether a step is taken on several nodes, or in several jobs, or in none."""
+        return self.places.several or self.agreement.spans_jobs
+
+
+def meet(
+    param_groups: Sequence[dict[str, Any]],
+    settings: Settings,
+    ranks: Ranks,
+    members: NormMembers | None,
+    *,
+    job: str | None,
+    names_by_id: dict[int, str],
+    duplicates: Collection[int],
+) -> Meeting:
+    """Collective, over the ranks of the job and of members. Leaves nothing behind when it raises,
+    which it does on all ranks.
+
+    members: the ranks that clip by one norm; None: those of the job. duplicates: ids of the
+    parameters that another job of them counts.
+    """
+    shared_out: list[SharedOut] = []
+    try:
+        with raised_on_all(members):
+            met = _meet_in_job(param_groups, settings, ranks, job, names_by_id, shared_out)
+        if members is None or not members.has_several_jobs:
+            return met
+        tensors = [tensor for group in param_groups for tensor in group["params"]]
+        group = NormGroup(
+            members,
+            met.agreement,
+            met.places,
+            None if met.layout is None else met.layout.kinds,
+            [name for name, each in zip(met.names, tensors) if id(each) in duplicates],
+            [(name, tuple(each.shape)) for name, each in zip(met.names, tensors)],
+        )
+        return met._replace(agreement=group)
+    except BaseException:
+        for each in shared_out:
+            each.end()
+        raise
+
+
+def _meet_in_job(
+    param_groups: Sequence[dict[str, Any]],
+    settings: Settings,
+    ranks: Ranks,
+    job: str | None,
+    names_by_id: dict[int, str],
+    made: list[SharedOut],
+) -> Meeting:
+    """made: gets what is to be ended when a rank raises."""
+    tensors: list[torch.Tensor] = [each for group in param_groups for each in group["params"]]
+    is_sharded = settings.partition == "local" or any(map(is_shard, tensors))
+    begun = ranks.gather((job or private_name(), is_sharded, node_name(), job))
+    check_names([asked for _, _, _, asked in begun])
+    name: str = begun[0][0]
+    places = Places([node for _, _, node, _ in begun], ranks.rank)
+    shares_out = settings.across_nodes == "sharded" and places.several
+    is_sharded = shares_out or any(sharded for _, sharded, _, _ in begun)
+    check_across_nodes(settings, places, is_sharded=is_sharded)
+    if not is_sharded and ranks.world_size > 1:
+        check_overlap(settings)
+    names = parameter_names(param_groups, names_by_id)
+    layout: Layout | None = None
+    agreement = NodeAgreement(ranks, places)
+
+    def make_mine() -> list[ParameterSpec]:
+        if shares_out and not all(map(is_shard, tensors)):
+            made.append(SharedOut(ranks, places, tensors, names))
+        return shard_specs(param_groups, names, settings)
+
+    if is_sharded:
+        layout, agreement = exchange_on_nodes(ranks, places, make_mine, settings, job)
+        for each in made:
+            layout = each.in_layout(layout)
+    shared_out = made[0] if made else None
+    return Meeting(name, names, places, is_sharded, layout, shared_out, agreement)

@@ -1,0 +1,184 @@
+"""Jobs of their own that clip by one norm: stages of a pipeline, parts of tensors that no DTensor
+describes, experts.
+
+They take each step together, as nodes do that hold different parameters: all prepare it, their
+sums of squares are added, each daemon notes the norm, and then all commit. So a step is taken by
+all jobs or by none, whoever dies when, and a job that skips a step has all skip it. What attaches
+settles all jobs together, by the rules of resolution.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any
+
+import torch
+
+from optstate import errors
+from optstate._torch.nodes import resolution
+from optstate._torch.nodes.agreement import NodeAgreement, hash_of, position_of
+from optstate._torch.nodes.norm_members import NormMembers
+from optstate._torch.nodes.places import Places
+from optstate._torch.nodes.resolution import Position, Step, Verdict
+from optstate.session import Session
+from optstate.session_spec import SessionSpec
+
+# Parameters of one job; the sums of the next job's have numbers above them.
+_PARAMETERS_MAX = 1 << 32
+
+
+class NormGroup(NodeAgreement):
+    """The ranks of all jobs of norm_group, which decide together.
+
+    Threads: one at a time. Collective, over norm_group: what is collective in NodeAgreement, and
+    the constructor.
+    """
+
+    group_norm_refusal = (
+        "max_norm of a param group cannot be had with norm_group: each daemon knows the norm of"
+        " its own job's parameters alone. Give max_norm to the optimizer, on all ranks"
+    )
+
+    def __init__(
+        self,
+        members: NormMembers,
+        of_job: NodeAgreement,
+        places: Places,
+        kinds: Sequence[int] | None,
+        duplicates: Collection[str],
+        shapes: Sequence[tuple[str, tuple[int, ...]]],
+    ) -> None:
+        """of_job, places, kinds: of this rank's job, as for NodeAgreement. duplicates: names of
+        its parameters that other jobs have too, and count. shapes: of all its parameters.
+
+        ValueError, on all ranks: ranks of a job disagree about its duplicates, or nobody counts
+        one.
+        """
+        ranks = members.ranks
+        here = members.places
+        # The first node of the job that holds the same, as a rank of norm_group.
+        kind = 0 if kinds is None else kinds[places.node_of[places.rank]]
+        place_in_job = places.first_ranks[kind]
+        found = ranks.gather((place_in_job, sorted(duplicates), sorted(shapes)))
+        _check_duplicates(members, [each[1:] for each in found])
+        rank_at = {
+            (job, place): rank
+            for rank, (job, place) in enumerate(zip(members.job_numbers, members.places_in_job))
+        }
+        firsts = [rank_at[job, each[0]] for job, each in zip(members.job_numbers, found)]
+        unit_of = here.node_of
+        super().__init__(ranks, here, [unit_of[firsts[rank]] for rank in here.first_ranks])
+        # A fixed order, whichever order the ranks have.
+        self._kind_ranks.sort(key=lambda r: (members.job_numbers[r], members.places_in_job[r]))
+        self._jobs_of_votes: Sequence[Hashable] = members.job_numbers
+        self._jobs = [members.job_numbers[rank] for rank in here.first_ranks]
+        self._of_job = of_job
+        self._is_on_several_nodes = places.several
+        self._duplicates = frozenset(duplicates)
+        self._has_duplicates = any(each[1] for each in found)
+        self._first_number = members.job_numbers[ranks.rank] * _PARAMETERS_MAX
+        self._clip_options = 0
+
+    @property
+    def spans_jobs(self) -> bool:
+        return True
+
+    def note_layout(self, names: Sequence[str]) -> None:
+        self._clipping.note_layout(
+            names,
+            first_number=self._first_number,
+            duplicates=self._duplicates,
+            needs_sums=self._has_duplicates,
+        )
+
+    def check_spec(self, spec: SessionSpec) -> None:
+        error: Exception | None = None
+        try:
+            self._of_job.check_spec(spec)
+        except Exception as failure:
+            error = failure
+        self.agree(error)
+
+    def check_attached(self, session: Session) -> None:
+        """Raises, on all ranks, when jobs are at other steps or have other loss scales, or nodes of
+        one job are in other phases. Collective."""
+        error: Exception | None = None
+        try:
+            self._of_job.check_attached(session)
+        except Exception as failure:
+            error = failure
+        self.agree(error)
+        facts: dict[Any, Any] = {
+            "committed step": session.committed_step,
+            "loss scaler": session.loss_scaler_state() or session.loss_scale,
+        }
+        self._check_alike(facts)
+
+    def check_parameters(self, keys: Sequence[Hashable], tensors: Sequence[torch.Tensor]) -> None:
+        error: Exception | None = None
+        try:
+            if self._is_on_several_nodes:
+                self._of_job.check_parameters(keys, tensors)
+        except Exception as failure:
+            error = failure
+        self.agree(error)
+
+    def note_options(
+        self, hyperparams: Any, loss_scale: float, how: dict[str, Any]
+    ) -> dict[str, Any]:
+        if self._has_duplicates and how["norm_type"] == 1:
+            raise errors.UnimplementedError(
+                "norm_type=1 cannot be had with norm_duplicates: daemons say each parameter's sum"
+                " of squares, and not of magnitudes, so that duplicates would be counted. Take"
+                " norm_type 2 or infinity"
+            )
+        # Options of the groups are the job's own; what all jobs clip by is the same for all.
+        clip = (loss_scale, how["max_norm"], how["norm_type"])
+        self._clip_options = hash_of(repr(clip).encode())
+        return super().note_options(hyperparams, loss_scale, how)
+
+    def of_all_shards(self, of_node: list[Any]) -> list[Any]:
+        """Does it for this rank's job alone."""
+        return self._of_job.of_all_shards(of_node)
+
+    def _positions(self, spec: SessionSpec) -> list[Position | None]:
+        # An embedded daemon begins with the session.
+        is_new = (spec.endpoint or os.environ.get("OPTSTATE_ENDPOINT")) == "embedded"
+        return self.on_first(lambda: None if is_new else position_of(spec))
+
+    def _clip_numbers(self) -> list[int]:
+        return [self._clip_options]
+
+    def _decide(self, votes: Sequence[Step | None]) -> Verdict:
+        return resolution.decide(votes, self._kinds_of_votes, self._jobs_of_votes)
+
+    def _resolve(self, positions: Sequence[Position | None]) -> dict[int, Verdict]:
+        return resolution.resolve(positions, self._places.nodes, self._kinds, self._jobs)
+
+
+def _check_duplicates(
+    members: NormMembers, found: Sequence[tuple[Sequence[str], Sequence[tuple[str, tuple]]]]
+) -> None:
+    of_jobs: dict[int, Sequence[str]] = {}
+    for rank, (job, (duplicates, _)) in enumerate(zip(members.job_numbers, found)):
+        if of_jobs.setdefault(job, duplicates) != duplicates:
+            raise ValueError(
+                f"ranks of {members.places.names[rank]} give other norm_duplicates than each other:"
+                " give all ranks of a job the same"
+            )
+    for rank, (job, (duplicates, shapes)) in enumerate(zip(members.job_numbers, found)):
+        counted = {
+            shape
+            for other, (theirs, of_other) in zip(members.job_numbers, found)
+            if other != job
+            for name, shape in of_other
+            if name not in theirs
+        }
+        for name, shape in shapes:
+            if name in duplicates and shape not in counted:
+                raise ValueError(
+                    f'parameter "{name}" {list(shape)} of {members.places.names[rank]} is one of'
+                    " norm_duplicates, and no other job of norm_group counts a parameter of this"
+                    " shape: leave it out in one job, so that it is counted once"
+                )

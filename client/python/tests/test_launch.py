@@ -1,0 +1,149 @@
+"""Runs the scripts of deploy/launch, each as on one node of two ranks."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+from programs import add_command, commands, free_port
+
+LAUNCH = pathlib.Path(__file__).resolve().parents[3] / "deploy" / "launch"
+KUBERNETES = LAUNCH.parent / "kubernetes" / "example" / "train.py"
+SYSTEM_SOCKET = pathlib.Path("/run/optstate/optstated.sock")
+RUN_TIMEOUT_S = 300
+# Runs a program whose rank 1 dies as it takes its fifth step, once.
+DIES_ONCE = """
+import os, pathlib, runpy, signal, sys
+import optstate
+from optstate._torch.stepping import Stepping
+
+step, mark, taken = Stepping.step, pathlib.Path(os.environ["MARK"]), 0
+
+def dying(self, *args, **kwargs):
+    global taken
+    taken += 1
+    if taken == 5 and os.environ["RANK"] == "1" and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, *args, **kwargs)
+
+Stepping.step = dying
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+@pytest.fixture
+def environment(tmp_path, daemon, job) -> dict[str, str]:
+    return {
+        **os.environ,
+        "OPTSTATE_ENDPOINT": daemon.shm,
+        "OMP_NUM_THREADS": "1",
+        "RUN": job,
+        "LAST_CALL": "1",
+        "NODE_NAME": "node",
+        "MARK": str(tmp_path / "mark"),
+        "PATH": f"{commands(tmp_path / 'bin')}:{os.environ.get('PATH', '')}",
+    }
+
+
+def _run(command, environment, **more) -> str:
+    done = subprocess.run(
+        list(map(str, command)),
+        env={**environment, "HEAD": f"127.0.0.1:{free_port()}", "PORT": str(free_port()), **more},
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _said(output: str) -> dict[int, tuple[int, int, str]]:
+    """Returns by rank the steps and the sum of parameters that it has printed last."""
+    pattern = r"rank (\d): from step (\d+) to (\d+), parameters sum to (\S+)"
+    found = re.findall(pattern, output)
+    return {int(rank): (int(first), int(last), total) for rank, first, last, total in found}
+
+
+@pytest.mark.parametrize("script", ["start", "start-elastic"])
+def test_torchrun_goes_on_where_the_job_is(script, environment):
+    start = LAUNCH / "torchrun" / script
+    ten = _said(_run([start], environment, STEPS="10"))
+    assert {rank: said[:2] for rank, said in ten.items()} == {0: (0, 10), 1: (0, 10)}
+    twenty = _said(_run([start], environment, STEPS="20"))
+    assert {rank: said[:2] for rank, said in twenty.items()} == {0: (10, 20), 1: (10, 20)}
+    assert len({total for _, _, total in twenty.values()}) == 1
+    whole = _said(_run([start], environment, STEPS="20", RUN=f"{environment['RUN']}-whole"))
+    assert whole[0] == (0, 20, twenty[0][2])
+
+
+@pytest.mark.parametrize(
+    ("script", "program"), [("start", LAUNCH / "train.py"), ("start-elastic", KUBERNETES)]
+)
+def test_torchrun_starts_ranks_again(script, program, environment, tmp_path):
+    dies = tmp_path / "dies.py"
+    dies.write_text(DIES_ONCE)
+    start = LAUNCH / "torchrun" / script
+    said = _said(_run([start, dies, program], environment, STEPS="10"))
+    assert {rank: each[:2] for rank, each in said.items()} == {0: (4, 10), 1: (4, 10)}
+    assert pathlib.Path(environment["MARK"]).exists()
+
+
+@pytest.mark.parametrize("script", ["torchrun/start", "torchrun/start-elastic", "with-daemon"])
+def test_what_is_lacking_is_said(script, environment):
+    environment = {name: value for name, value in environment.items() if name != "RUN"}
+    command = [LAUNCH / script, *(["true"] if script == "with-daemon" else [])]
+    for name in ("OPTSTATE_ENDPOINT", "SLURM_JOB_ID"):
+        environment.pop(name, None)
+    if script == "with-daemon" and SYSTEM_SOCKET.exists():
+        pytest.skip(f"this machine has a daemon at {SYSTEM_SOCKET}, which is used then")
+    done = subprocess.run(
+        list(map(str, command)), env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and "RUN" in done.stderr
+    _run([LAUNCH / script, "--help"], environment)
+
+
+def test_slurm(environment, tmp_path):
+    """With stand-ins for Slurm's programs: the daemon's state stays when the trainers fail."""
+    if SYSTEM_SOCKET.exists():
+        pytest.skip(f"this machine has a daemon at {SYSTEM_SOCKET}, which is used then")
+    folder = tmp_path / "bin"
+    add_command(folder, "scontrol", '[ "$*" = "show hostnames nodes" ] && echo 127.0.0.1')
+    add_command(folder, "srun", '[ "$1" = --kill-on-bad-exit=1 ] && shift\nSLURM_NODEID=0 "$@"')
+    del environment["OPTSTATE_ENDPOINT"]
+    state = pathlib.Path(f"/dev/shm/optstate-{os.getuid()}-{environment['RUN']}")
+    slurm = {
+        "SLURM_SUBMIT_DIR": str(LAUNCH.parents[1]),
+        "SLURM_JOB_NODELIST": "nodes",
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_ID": "7",
+        "TMPDIR": str(tmp_path),
+    }
+    batch = LAUNCH / "slurm" / "train.sbatch"
+    fails = tmp_path / "fails.py"
+    # It trains, and then fails.
+    fails.write_text(
+        "import runpy, sys\n"
+        f"runpy.run_path({str(LAUNCH / 'train.py')!r}, run_name='__main__')\n"
+        "sys.exit(3)\n"
+    )
+    try:
+        done = subprocess.run(
+            [str(batch), str(fails)],
+            env={**environment, **slurm, "PORT": str(free_port()), "STEPS": "5", "RESTARTS": "0"},
+            capture_output=True,
+            text=True,
+            timeout=RUN_TIMEOUT_S,
+        )
+        assert done.returncode != 0 and state.is_dir(), done.stdout + done.stderr
+        assert str(state) in done.stderr
+        said = _said(_run([batch], environment, **slurm, STEPS="10"))
+        assert {rank: each[:2] for rank, each in said.items()} == {0: (5, 10), 1: (5, 10)}
+        assert not state.exists()
+    finally:
+        shutil.rmtree(state, ignore_errors=True)
