@@ -64,6 +64,20 @@ uint64_t ElementsOfSubGroup(const v1::DaemonConfig& config,
              : config.engine().subgroup_elements();
 }
 
+storage::SwapSizes SwapSizesOf(const v1::DaemonConfig& config,
+                               const JobDescription& description,
+                               bool has_sections) {
+  return nvme::NvmeStore::SizesOf(
+      description.layout, ElementsOfSubGroup(config, description),
+      {.is_durable = IsDurable(description.storage),
+       .directories = DirectoryCountOf(config, description.storage),
+       .job_bytes = DurableJobBytes(description.layout,
+                                    SerializeDescription(description)),
+       .weights = WeightsOf(description),
+       .holds_parameters = description.storage.parameters_on_disk(),
+       .has_sections = has_sections});
+}
+
 }  // namespace
 
 uint64_t SubGroupElements(const JobContext& job,
@@ -73,21 +87,10 @@ uint64_t SubGroupElements(const JobContext& job,
 
 storage::SwapSizes SwapSizesOf(const JobContext& job,
                                const JobDescription& description) {
-  return SwapSizesOf(job.options.config, description);
-}
-
-storage::SwapSizes SwapSizesOf(const v1::DaemonConfig& config,
-                               const JobDescription& description) {
-  return nvme::NvmeStore::SizesOf(
-      description.layout, ElementsOfSubGroup(config, description),
-      {.is_durable = IsDurable(description.storage),
-       .directories = DirectoryCountOf(config, description.storage),
-       .job_bytes = DurableJobBytes(description.layout,
-                                    SerializeDescription(description)),
-       .weights = WeightsOf(description),
-       .holds_parameters = description.storage.parameters_on_disk(),
-       .has_sections = job.tier.has_value() &&
-                       nvme::FrameTable::HasSections(job.tier->frame_table())});
+  return SwapSizesOf(
+      job.options.config, description,
+      job.tier.has_value() &&
+          nvme::FrameTable::HasSections(job.tier->frame_table()));
 }
 
 absl::StatusOr<uint64_t> ParameterCacheBytesOf(
@@ -98,8 +101,10 @@ absl::StatusOr<uint64_t> ParameterCacheBytesOf(
 absl::StatusOr<uint64_t> ParameterCacheBytesOf(
     const v1::DaemonConfig& config, const JobDescription& description) {
   if (!description.storage.parameters_on_disk()) return 0;
-  return ParameterCacheBytesOf(description.storage,
-                               SwapSizesOf(config, description));
+  // Records with parameters have the same form, whichever build made them.
+  return ParameterCacheBytesOf(
+      description.storage,
+      SwapSizesOf(config, description, /*has_sections=*/false));
 }
 
 uint64_t FrameBytesOfTable(const JobContext& job) {

@@ -17,11 +17,8 @@
 // sees storage::StateStore, and values that are any store's.
 namespace optstate::session {
 
-// Returns what the records of such a job take in frames and on disk; also for
-// one that is not open, from its daemon's configuration alone.
+// Returns what the records of such a job take in frames and on disk.
 storage::SwapSizes SwapSizesOf(const JobContext& job,
-                               const JobDescription& description);
-storage::SwapSizes SwapSizesOf(const v1::DaemonConfig& config,
                                const JobDescription& description);
 
 // Returns the elements of a sub-group of such a job.
