@@ -184,8 +184,8 @@ TEST_F(ParameterViewsTest, ValuesOfAFileThatIsCutShortStayAsFarAsTheyAreThere) {
 }
 
 TEST_F(ParameterViewsTest, ViewsThatHaveLeftTheFileNeedItNoMore) {
-  At(5)[1] = 3;
   Engines(2)[49999] = 7;
+  At(5)[1] = 3;  // copies the page, on which the engine's value is too
   const float* const address = At(2);
   ASSERT_TRUE(views_->Leave().ok());
   ASSERT_TRUE(views_->Leave().ok());
