@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 import pytest
-from programs import add_command, commands, free_port
+from documented_programs import add_command, commands, free_port
 
 LAUNCH = pathlib.Path(__file__).resolve().parents[3] / "deploy" / "launch"
 KUBERNETES = LAUNCH.parent / "kubernetes" / "example" / "train.py"

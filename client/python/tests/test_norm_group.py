@@ -285,7 +285,7 @@ def _differs(connection, rank, endpoint, job):
     optimizer.step()
     assert optimizer.committed_step == 1
     with pytest.raises(optstate.UnimplementedError, match="add_param_group"):
-        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+        optimizer.add_param_group({"params": [("added", torch.nn.Parameter(torch.zeros(2)))]})
     # A copy has no group, and would clip alone.
     copied = copy.deepcopy(optimizer)
     with pytest.raises(RuntimeError, match="norm_group"):

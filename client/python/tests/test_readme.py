@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import pytest
 from daemon import Daemon
-from programs import commands
+from documented_programs import commands
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1]
 READMES = {"guide": FOLDER / "README.md", "top": FOLDER.parents[1] / "README.md"}
