@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from daemon import Daemon, program
+from daemon import Daemon, program, start_daemon_with_disks
 from emulated_device import EmulatedBackend, emulated
 from optstate._torch.gradients import views as gradient_views
 from runbook import Operator, programs
+from sleeping import is_in_memory
 
 _numbers = itertools.count()
 # Tensors are small; OpenMP's barriers cost far more than they gain on a busy machine.
@@ -30,6 +31,16 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     config = tmp_path_factory.mktemp("daemon") / "optstated.yaml"
     config.write_text("limits:\n  jobs_max: 4096\n  user_jobs_max: 4096\n")
     running = Daemon("--config", str(config))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def sleep_daemon(tmp_path: pathlib.Path) -> Iterator[Daemon]:
+    """A daemon whose jobs can sleep."""
+    if is_in_memory(tmp_path):
+        pytest.skip(f"{tmp_path} is in memory, where no job sleeps: set --basetemp to a disk")
+    running = start_daemon_with_disks(tmp_path, "disk")
     yield running
     running.stop()
 

@@ -1,14 +1,11 @@
-"""A daemon whose jobs can sleep, for tests of several modules."""
+"""Facts of jobs that sleep, for tests of several modules."""
 
 from __future__ import annotations
 
 import pathlib
 
-import pytest
-from daemon import start_daemon_with_disks
 
-
-def _is_in_memory(path: pathlib.Path) -> bool:
+def is_in_memory(path: pathlib.Path) -> bool:
     """Returns whether a path is on a file system in memory, where no job sleeps."""
     kinds = {}
     for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
@@ -16,15 +13,6 @@ def _is_in_memory(path: pathlib.Path) -> bool:
         kinds[fields.split()[4]] = rest.split()[0]
     places = [str(path.resolve()), *map(str, path.resolve().parents)]
     return next(kinds[place] for place in places if place in kinds) in ("tmpfs", "ramfs")
-
-
-@pytest.fixture
-def disk_daemon(tmp_path):
-    if _is_in_memory(tmp_path):
-        pytest.skip(f"{tmp_path} is in memory, where no job sleeps: set --basetemp to a disk")
-    running = start_daemon_with_disks(tmp_path, "disk")
-    yield running
-    running.stop()
 
 
 def phase(daemon, job):

@@ -11,7 +11,7 @@ import pytest
 import ranks
 import torch
 from ranks import say
-from sleeping import disk_daemon, phase  # noqa: F401
+from sleeping import phase
 from training import (
     assert_values,
     bits,
@@ -48,36 +48,36 @@ def _maps(directory):
 
 @pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_goes_on_bit_for_bit(kind, wire, disk_daemon, job):
+def test_training_goes_on_bit_for_bit(kind, wire, sleep_daemon, job):
     make, dtype, options = KINDS[kind]
     whole = small_model(dtype=dtype)
     expected = make(whole.parameters(), **options)
     train(whole, expected, range(8))
     model = small_model(dtype=dtype)
-    endpoint = getattr(disk_daemon, wire)
+    endpoint = getattr(sleep_daemon, wire)
     optimizer = make(model.parameters(), **options, job=job, endpoint=endpoint)
     for steps in (range(3), range(3, 6), range(6, 8)):
         train(model, optimizer, steps)
         before = bits(list(model.parameters()))
         offloaded = optimizer.offload_states()
         assert offloaded.directory.endswith(f"/asleep/jobs/{job}")
-        assert phase(disk_daemon, job) == "JOB_PHASE_ASLEEP"
+        assert phase(sleep_daemon, job) == "JOB_PHASE_ASLEEP"
         assert bits(list(model.parameters())) == before
         assert optimizer.committed_step == steps.stop and optimizer.job == job
         optimizer.reload_states()
-        assert phase(disk_daemon, job) == "JOB_PHASE_READY"
+        assert phase(sleep_daemon, job) == "JOB_PHASE_READY"
         assert bits(list(model.parameters())) == before
         assert optimizer.committed_step == steps.stop
     assert bits(list(model.parameters())) == bits(list(whole.parameters()))
     assert _state_bits(optimizer) == _state_bits(expected)
 
 
-def test_the_memory_is_given_back(disk_daemon, job):
+def test_the_memory_is_given_back(sleep_daemon, job):
     model = torch.nn.Linear(1024, 1024)
-    optimizer = optstate.AdamW(model.parameters(), job=job, endpoint=disk_daemon.shm)
+    optimizer = optstate.AdamW(model.parameters(), job=job, endpoint=sleep_daemon.shm)
     model(torch.ones(1, 1024)).sum().backward()
     optimizer.step()
-    state = disk_daemon.directory / "state"
+    state = sleep_daemon.directory / "state"
     folder = state / "jobs" / job
     before = _allocated(folder)
     assert before > 3 * 4 * (1 << 20)  # parameters and two moments
@@ -89,7 +89,7 @@ def test_the_memory_is_given_back(disk_daemon, job):
     # A mapping would keep the memory of a file that is removed.
     assert not _maps(state)
     assert offloaded.memory_bytes >= 0.95 * before
-    sleep = disk_daemon.optctl("describe", "job", job)["sleep"]
+    sleep = sleep_daemon.optctl("describe", "job", job)["sleep"]
     assert int(sleep["memory_bytes"]) == offloaded.memory_bytes
     assert sleep["directory"] == offloaded.directory
     assert model.weight.data_ptr() == address == held.data_ptr()
@@ -102,10 +102,10 @@ def test_the_memory_is_given_back(disk_daemon, job):
     optimizer.close()
 
 
-def test_what_needs_the_job_says_what_to_do(disk_daemon, job):
+def test_what_needs_the_job_says_what_to_do(sleep_daemon, job):
     model = small_model()
     optimizer = optstate.AdamW(
-        model.parameters(), lr=0.01, job=job, endpoint=disk_daemon.shm, accumulate=True
+        model.parameters(), lr=0.01, job=job, endpoint=sleep_daemon.shm, accumulate=True
     )
     train(model, optimizer, range(2))
     kept = optimizer.state_dict()
@@ -155,9 +155,9 @@ def test_what_needs_the_job_says_what_to_do(disk_daemon, job):
     assert largest_difference(model, whole) == 0
 
 
-def test_what_cannot_be_offloaded_is_refused_and_nothing_happens(disk_daemon, job):
+def test_what_cannot_be_offloaded_is_refused_and_nothing_happens(sleep_daemon, job):
     model = small_model()
-    optimizer = optstate.AdamW(model.parameters(), job=job, endpoint=disk_daemon.shm)
+    optimizer = optstate.AdamW(model.parameters(), job=job, endpoint=sleep_daemon.shm)
     for include, said in (
         (["lp_params"], "stay in this process"),
         (["optim_states", "lp_grads"], "zero_grad"),
@@ -175,19 +175,19 @@ def test_what_cannot_be_offloaded_is_refused_and_nothing_happens(disk_daemon, jo
     train(model, optimizer, range(1))
     assert optimizer.committed_step == 1
     with pytest.raises(optstate.FailedPreconditionError, match="Say job=NAME"):
-        optstate.AdamW(small_model().parameters(), endpoint=disk_daemon.shm).offload_states()
+        optstate.AdamW(small_model().parameters(), endpoint=sleep_daemon.shm).offload_states()
     own = optstate.AdamW(small_model().parameters(), job=job, endpoint="embedded")
     with pytest.raises(optstate.FailedPreconditionError, match="private daemon"):
         own.offload_states()
     own.close()
 
 
-def test_a_step_that_is_open_is_finished_or_aborted_before(disk_daemon, job):
+def test_a_step_that_is_open_is_finished_or_aborted_before(sleep_daemon, job):
     model, whole = small_model(), small_model()
     expected = optstate.AdamW(whole.parameters(), lr=0.01)
     train(whole, expected, range(2))
     optimizer = optstate.AdamW(
-        model.parameters(), lr=0.01, job=f"{job}-early", endpoint=disk_daemon.shm, overlap=True
+        model.parameters(), lr=0.01, job=f"{job}-early", endpoint=sleep_daemon.shm, overlap=True
     )
     train(model, optimizer, range(1))
     optimizer.zero_grad()
@@ -202,7 +202,7 @@ def test_a_step_that_is_open_is_finished_or_aborted_before(disk_daemon, job):
 
     model = small_model()
     optimizer = optstate.AdamW(
-        model.parameters(), job=f"{job}-sums", endpoint=disk_daemon.shm, accumulate=True
+        model.parameters(), job=f"{job}-sums", endpoint=sleep_daemon.shm, accumulate=True
     )
     loss_of(model, 0).backward()
     optimizer.accumulate_step()
@@ -232,14 +232,14 @@ def _changed(model):
         model[3].bias.data.add_(1)
 
 
-def test_changes_are_sent_before_and_afterwards(disk_daemon, job):
+def test_changes_are_sent_before_and_afterwards(sleep_daemon, job):
     shapes = [[7, 9], [5], []]
     given = list(gradients(shapes, seed=4, steps=3))
     found = []
     for sleeps in (False, True):
         model = small_model()
         tensors = [*model.parameters(), *parameters_of(shapes, 3, torch.float32)]
-        options = {"job": job, "endpoint": disk_daemon.shm} if sleeps else {}
+        options = {"job": job, "endpoint": sleep_daemon.shm} if sleeps else {}
         optimizer = optstate.AdamW(tensors, lr=0.01, **options)
         for gradient in given:
             optimizer.zero_grad()
@@ -260,9 +260,9 @@ def test_changes_are_sent_before_and_afterwards(disk_daemon, job):
     assert found[0] == found[1]
 
 
-def test_state_that_was_written_before(disk_daemon, job):
+def test_state_that_was_written_before(sleep_daemon, job):
     model = small_model()
-    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=disk_daemon.shm)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=sleep_daemon.shm)
     train(model, optimizer, range(2))
     weight = model[0].weight
     optimizer.state[weight]["exp_avg"] = torch.full_like(weight, 0.25)
@@ -274,15 +274,15 @@ def test_state_that_was_written_before(disk_daemon, job):
 
 
 @pytest.mark.parametrize("how", ["kill", "stop_gently"])
-def test_a_job_sleeps_over_a_restart_of_the_daemon(how, disk_daemon, job):
+def test_a_job_sleeps_over_a_restart_of_the_daemon(how, sleep_daemon, job):
     model, whole = small_model(), small_model()
     train(whole, optstate.AdamW(whole.parameters(), lr=0.01), range(4))
-    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=disk_daemon.shm)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=sleep_daemon.shm)
     train(model, optimizer, range(2))
     optimizer.offload_states()
-    getattr(disk_daemon, how)()
-    disk_daemon.start()
-    assert phase(disk_daemon, job) == "JOB_PHASE_ASLEEP"
+    getattr(sleep_daemon, how)()
+    sleep_daemon.start()
+    assert phase(sleep_daemon, job) == "JOB_PHASE_ASLEEP"
     optimizer.reload_states()
     assert optimizer.committed_step == 2
     train(model, optimizer, range(2, 4))
@@ -298,15 +298,15 @@ def _sleeps_until_killed(connection, _, job, endpoint):
     connection.recv()
 
 
-def test_another_trainer_goes_on_when_the_job_is_woken(disk_daemon, job):
-    with ranks.running(_sleeps_until_killed, 1, job, disk_daemon.shm, grouped=False) as killed:
+def test_another_trainer_goes_on_when_the_job_is_woken(sleep_daemon, job):
+    with ranks.running(_sleeps_until_killed, 1, job, sleep_daemon.shm, grouped=False) as killed:
         before = killed.hear(0)
         killed.kill(0)
     model = small_model(seed=9)
     with pytest.raises(optstate.FailedPreconditionError, match=f"optctl wake {job}"):
-        optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=disk_daemon.shm)
-    disk_daemon.run_optctl("wake", job)
-    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=disk_daemon.shm)
+        optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=sleep_daemon.shm)
+    sleep_daemon.run_optctl("wake", job)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=sleep_daemon.shm)
     assert optimizer.committed_step == 3
     assert_values([before], model)
     train(model, optimizer, range(3, 5))
@@ -316,9 +316,9 @@ def test_another_trainer_goes_on_when_the_job_is_woken(disk_daemon, job):
 
 
 @pytest.mark.parametrize("leaves", ["close", "with", "del"])
-def test_an_optimizer_that_ends_leaves_the_job_asleep(leaves, disk_daemon, job):
+def test_an_optimizer_that_ends_leaves_the_job_asleep(leaves, sleep_daemon, job):
     model = small_model()
-    optimizer = optstate.AdamW(model.parameters(), job=job, endpoint=disk_daemon.shm)
+    optimizer = optstate.AdamW(model.parameters(), job=job, endpoint=sleep_daemon.shm)
     train(model, optimizer, range(1))
     if leaves == "with":
         with optimizer:
@@ -332,37 +332,37 @@ def test_an_optimizer_that_ends_leaves_the_job_asleep(leaves, disk_daemon, job):
         optimizer.close()
         with pytest.raises(RuntimeError, match="closed"):
             optimizer.reload_states()
-    assert phase(disk_daemon, job) == "JOB_PHASE_ASLEEP"
+    assert phase(sleep_daemon, job) == "JOB_PHASE_ASLEEP"
 
 
-def test_a_job_that_went_on_is_not_taken_back(disk_daemon, job):
+def test_a_job_that_went_on_is_not_taken_back(sleep_daemon, job):
     model = small_model()
-    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=disk_daemon.shm)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=sleep_daemon.shm)
     train(model, optimizer, range(2))
     before = bits(list(model.parameters()))
     optimizer.offload_states()
-    disk_daemon.run_optctl("wake", job)
+    sleep_daemon.run_optctl("wake", job)
     other = small_model()
-    with optstate.AdamW(other.parameters(), lr=0.01, job=job, endpoint=disk_daemon.shm) as theirs:
+    with optstate.AdamW(other.parameters(), lr=0.01, job=job, endpoint=sleep_daemon.shm) as theirs:
         train(other, theirs, range(2, 3))
     for _ in range(2):
         with pytest.raises(optstate.FailedPreconditionError, match="at step 2 and is at step 3"):
             optimizer.reload_states()
     assert bits(list(model.parameters())) == before
     assert optimizer.committed_step == 2
-    again = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=disk_daemon.shm)
+    again = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=sleep_daemon.shm)
     assert again.committed_step == 3 and largest_difference(model, other) == 0
 
 
-def test_other_values_at_the_same_step_are_not_taken_back(disk_daemon, job):
+def test_other_values_at_the_same_step_are_not_taken_back(sleep_daemon, job):
     model = small_model()
-    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=disk_daemon.shm)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=sleep_daemon.shm)
     train(model, optimizer, range(2))
     before = bits(list(model.parameters()))
     optimizer.offload_states()
-    disk_daemon.run_optctl("wake", job)
+    sleep_daemon.run_optctl("wake", job)
     other = small_model()
-    with optstate.AdamW(other.parameters(), lr=0.01, job=job, endpoint=disk_daemon.shm) as theirs:
+    with optstate.AdamW(other.parameters(), lr=0.01, job=job, endpoint=sleep_daemon.shm) as theirs:
         with torch.no_grad():
             other[0].weight.add_(1)
         theirs.upload_parameters()
@@ -371,26 +371,26 @@ def test_other_values_at_the_same_step_are_not_taken_back(disk_daemon, job):
     assert bits(list(model.parameters())) == before
 
 
-def test_a_job_that_was_deleted_is_not_found(disk_daemon, job):
+def test_a_job_that_was_deleted_is_not_found(sleep_daemon, job):
     model = small_model()
-    optimizer = optstate.AdamW(model.parameters(), job=job, endpoint=disk_daemon.shm)
+    optimizer = optstate.AdamW(model.parameters(), job=job, endpoint=sleep_daemon.shm)
     train(model, optimizer, range(1))
     before = bits(list(model.parameters()))
     optimizer.offload_states()
-    disk_daemon.run_optctl("delete", "job", job)
+    sleep_daemon.run_optctl("delete", "job", job)
     with pytest.raises(optstate.NotFoundError):
         optimizer.reload_states()
     # Another one of its name is not taken for it.
-    fresh = optstate.AdamW(small_model().parameters(), job=job, endpoint=disk_daemon.shm)
+    fresh = optstate.AdamW(small_model().parameters(), job=job, endpoint=sleep_daemon.shm)
     fresh.close()
     with pytest.raises(optstate.FailedPreconditionError, match="another one"):
         optimizer.reload_states()
     assert bits(list(model.parameters())) == before
 
 
-def test_damage_on_the_disk_leaves_the_job_asleep(disk_daemon, job):
+def test_damage_on_the_disk_leaves_the_job_asleep(sleep_daemon, job):
     model = small_model()
-    optimizer = optstate.AdamW(model.parameters(), job=job, endpoint=disk_daemon.shm)
+    optimizer = optstate.AdamW(model.parameters(), job=job, endpoint=sleep_daemon.shm)
     train(model, optimizer, range(1))
     offloaded = optimizer.offload_states()
     file = pathlib.Path(offloaded.directory) / "files" / "state" / "job.binpb"
@@ -398,14 +398,14 @@ def test_damage_on_the_disk_leaves_the_job_asleep(disk_daemon, job):
     file.write_bytes(b"damage" + whole[6:])
     with pytest.raises(optstate.DataLossError, match="job.binpb"):
         optimizer.reload_states()
-    assert phase(disk_daemon, job) == "JOB_PHASE_ASLEEP"
+    assert phase(sleep_daemon, job) == "JOB_PHASE_ASLEEP"
     file.write_bytes(whole)
     optimizer.reload_states()
     train(model, optimizer, range(1, 2))
     assert optimizer.committed_step == 2
 
 
-def test_speculative_jobs_and_gradients_that_are_views(disk_daemon, job):
+def test_speculative_jobs_and_gradients_that_are_views(sleep_daemon, job):
     for name, options in {
         "speculative": {"overlap": True, "speculative": True},
         "views": {"gradients_as_views": True},
@@ -415,7 +415,7 @@ def test_speculative_jobs_and_gradients_that_are_views(disk_daemon, job):
         with contextlib.closing(optstate.AdamW(whole.parameters(), lr=0.01)) as expected:
             train(whole, expected, range(6))
         optimizer = optstate.AdamW(
-            model.parameters(), lr=0.01, job=f"{job}-{name}", endpoint=disk_daemon.shm, **options
+            model.parameters(), lr=0.01, job=f"{job}-{name}", endpoint=sleep_daemon.shm, **options
         )
         train(model, optimizer, range(3))
         optimizer.offload_states()

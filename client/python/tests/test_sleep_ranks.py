@@ -7,7 +7,7 @@ import pytest
 import ranks
 import torch
 from ranks import say
-from sleeping import disk_daemon, phase  # noqa: F401
+from sleeping import phase
 from training import assert_values, loss_of, small_model, train, values_of
 
 
@@ -31,12 +31,12 @@ def _ranks_sleep(connection, rank, job, endpoint, reduction):
 
 @pytest.mark.parametrize("reduction", ["trainer", "daemon"])
 @pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
-def test_all_ranks_sleep_and_go_on(wire, reduction, disk_daemon, job):
-    endpoint = getattr(disk_daemon, wire)
+def test_all_ranks_sleep_and_go_on(wire, reduction, sleep_daemon, job):
+    endpoint = getattr(sleep_daemon, wire)
     with ranks.running(_ranks_sleep, 2, job, endpoint, reduction) as pair:
         said = {pair.hear(rank) for rank in range(2)}
         assert len(said) == 1 and said.pop() > 0
-        assert phase(disk_daemon, job) == "JOB_PHASE_ASLEEP"
+        assert phase(sleep_daemon, job) == "JOB_PHASE_ASLEEP"
         for connection in pair.connections:
             connection.send("reload")
         found = pair.results()
