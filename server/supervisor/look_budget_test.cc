@@ -19,7 +19,7 @@ TEST_F(LookBudgetTest, AFloodGetsItsBurstAndThenAShareOfTheTime) {
   EXPECT_FALSE(budget_.MayLook("uid 1"));
   now_ += absl::Milliseconds(1);
   EXPECT_TRUE(budget_.MayLook("uid 1"));
-  // What a look takes beyond the budget is paid for before the next.
+  // Time that a look takes beyond the budget is paid for before the next.
   budget_.Charge("uid 1", absl::Milliseconds(10));
   EXPECT_FALSE(budget_.MayLook("uid 1"));
   now_ += absl::Milliseconds(10) / LookBudget::kShare - absl::Milliseconds(2);

@@ -27,7 +27,7 @@ absl::Status Supervisor::CheckRoomForSession(
   };
   absl::Status status = check();
   if (status.ok()) return status;
-  // Who has caused too many looks is refused by the counts as they are.
+  // A user who has caused too many looks is refused by the counts as they are.
   const std::string who = peer.quota_name();
   if (!peer.is_operator() && !looks_.MayLook(who)) return status;
   const absl::Time begin = absl::Now();

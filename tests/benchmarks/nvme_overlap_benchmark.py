@@ -217,7 +217,7 @@ def print_table(rows: Sequence[Row]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What the rows say beside the goals; None: there are no two rows to compare."""
+    """Figures of the rows beside their goals; None: there are no two rows to compare."""
 
     overlap: float | None  # of the worst row
     flat: float | None  # time an element, the largest state / the smallest one of a GiB or more

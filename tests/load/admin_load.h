@@ -20,15 +20,15 @@ namespace optstate::load {
 // of a process to one address share one.
 std::unique_ptr<v1::Admin::Stub> ConnectAdmin(const std::string& socket);
 
-// What became of many calls of Admin.
+// The outcome of many calls of Admin.
 struct AdminTally {
   // How long the calls took that were answered, in ms, by method.
   std::map<std::string, std::vector<double>> answered_ms;
   std::map<absl::StatusCode, uint64_t> refused;
   // Jobs of lists whose engines did not answer in time.
   uint64_t unanswered_jobs = 0;
-  // What is wrong with the first answer that is, or with a refusal that has no
-  // text; empty: nothing.
+  // Says what is wrong with the first answer that is, or with a refusal that
+  // has no text; empty: nothing.
   std::string wrong;
   uint64_t made = 0;
   double seconds = 0;

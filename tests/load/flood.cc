@@ -193,7 +193,7 @@ void Flood::RefusedJobs() {
   }
 }
 
-// What no session says, to the engine of the flood's own job.
+// Says what no session says to the engine of the flood's own job.
 void Flood::GarbageToEngine() {
   for (int i = 0; i < kHellos; ++i) {
     UniqueFd connection;

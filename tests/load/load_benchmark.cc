@@ -1,5 +1,5 @@
-// What many sessions, jobs and questions cost, and what a flood by one user
-// costs another; see README.md.
+// Measures what many sessions, jobs and questions cost, and what a flood by one
+// user costs another; see README.md.
 
 #include <CLI/CLI.hpp>
 #include <cstdint>

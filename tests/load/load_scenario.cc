@@ -20,8 +20,8 @@
 namespace optstate::load {
 namespace {
 
-// What a session has open, in this process or in the supervisor, and a job in
-// the supervisor, with room to spare; and everything else.
+// File descriptors that a session has open, in this process or in the
+// supervisor, and a job in the supervisor, with room to spare; and all others.
 constexpr uint64_t kFdsOfSession = 12;
 constexpr uint64_t kFdsOfJob = 12;
 constexpr uint64_t kOtherFds = 1024;

@@ -31,7 +31,7 @@ struct LoadOptions {
   Stretch calls;  // in a slice
 };
 
-// What supervisor, engines and this process, which has all ranks, have.
+// Costs of supervisor, engines and this process, which has all ranks.
 struct CostSample {
   ProcessCosts supervisor;
   ProcessCosts engines;

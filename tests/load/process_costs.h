@@ -10,8 +10,8 @@
 
 namespace optstate::load {
 
-// What one or more processes have, as /proc shows it; nothing of a process that
-// is gone.
+// Resources that one or more processes have, as /proc shows it; none of a
+// process that is gone.
 struct ProcessCosts {
   size_t processes = 0;
   size_t fds = 0;

@@ -87,10 +87,9 @@ uint64_t SubGroupElements(const JobContext& job,
 
 storage::SwapSizes SwapSizesOf(const JobContext& job,
                                const JobDescription& description) {
-  return SwapSizesOf(
-      job.options.config, description,
-      job.tier.has_value() &&
-          nvme::FrameTable::HasSections(job.tier->frame_table()));
+  return SwapSizesOf(job.options.config, description,
+                     job.tier.has_value() && nvme::FrameTable::HasSections(
+                                                 job.tier->frame_table()));
 }
 
 absl::StatusOr<uint64_t> ParameterCacheBytesOf(

@@ -1,4 +1,4 @@
-// What a frame takes of a budget, by dtype and durability, and jobs whose
+// Tests what a frame takes of a budget, by dtype and durability, and jobs whose
 // records have sections that are not used any more.
 
 #include <cstdint>

@@ -180,8 +180,8 @@ TEST_F(NvmeUnsyncedTest, APowerCutGoesBackToTheLastCommit) {
   EXPECT_GT(cuts, kRecordCount - kFrames);
 }
 
-// What cannot be read or written ends the opening with its error, and is
-// written by an engine that can.
+// A record that cannot be read or written ends the opening with its error, and
+// is written by an engine that can.
 TEST_F(NvmeUnsyncedTest, AnErrorLeavesThemToTheNextEngine) {
   for (const auto kind :
        {io::IoRequest::Kind::kRead, io::IoRequest::Kind::kWrite}) {

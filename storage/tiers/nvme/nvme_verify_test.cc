@@ -30,7 +30,7 @@ constexpr size_t kRecordCount = 12;
 // parameter.
 constexpr uint64_t kElements = 2 * kTileElements;
 constexpr uint64_t kArrayBytes = kElements * 4;
-// Of a durable job; the others have no parameters on disk.
+// A slot of a durable job; the others have no parameters on disk.
 constexpr uint64_t kSlotBytes = 3 * kArrayBytes;
 
 bool GoOn(const Found& /*found*/) { return true; }

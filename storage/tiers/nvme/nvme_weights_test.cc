@@ -21,7 +21,7 @@ namespace {
 using Weights = std::vector<uint32_t>;
 
 constexpr size_t kRecordCount = 12;
-// Of a durable job; the others have no parameters on disk.
+// A slot of a durable job; the others have no parameters on disk.
 constexpr uint64_t kSlotBytes = 3 * kTileElements * 4;
 
 class NvmeWeightsTest : public testing::Test {

@@ -18,7 +18,7 @@ enum class RecordSection : uint8_t {
   // None: they live in the parameter area, and nothing of the job is to survive
   // a power cut.
   kNone,
-  // Those that are a part of their masters, so that the record is complete
+  // Parameters that are a part of their masters, so that the record is complete
   // after a power cut. They live in the area, and while it lives the section is
   // not read. Jobs that former builds made have it in any case.
   kMasters,

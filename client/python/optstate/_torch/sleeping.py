@@ -44,7 +44,7 @@ _Result = TypeVar("_Result")
 
 
 class Offloaded(NamedTuple):
-    """What offload_states() has given back, and where it is."""
+    """Memory that offload_states() has given back, and where its bytes are."""
 
     memory_bytes: int  # of the daemon's files, once for all ranks
     directory: str  # on the daemon's machine

@@ -1,4 +1,4 @@
-"""What an optimizer keeps of its job while that is asleep."""
+"""Facts that an optimizer keeps of its job while that is asleep."""
 
 from __future__ import annotations
 
