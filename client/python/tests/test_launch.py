@@ -80,6 +80,10 @@ def test_torchrun_goes_on_where_the_job_is(environment):
     assert whole[0] == (0, 20, twenty[0][2])
 
 
+@pytest.mark.skipif(
+    "OPTSTATE_TEST_RESTARTS" not in os.environ,
+    reason="gloo's ranks may hang as they meet again: set OPTSTATE_TEST_RESTARTS to try",
+)
 def test_torchrun_starts_ranks_again(environment, tmp_path):
     dies = tmp_path / "dies.py"
     dies.write_text(DIES_ONCE)
