@@ -169,7 +169,7 @@ TEST_F(EntranceTest, AUnixPeerStaysWhoItIs) {
   EXPECT_EQ(given.peer.caller, access::UnixCaller(4711));
   EXPECT_EQ(given.peer.pid, 7);
   EXPECT_EQ(given.hello.job(), "a");
-  // Nobody further in has any business with it.
+  // The token has been checked; whoever serves the connection does not get it.
   EXPECT_EQ(given.hello.token(), "");
 }
 

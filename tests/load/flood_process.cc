@@ -78,6 +78,7 @@ FloodProcess::FloodProcess(pid_t pid, UniqueFd input, UniqueFd output)
 
 FloodProcess::~FloodProcess() {
   process_.Signal(SIGKILL);
+  // A destructor has nobody to tell: End() is how a caller hears of errors.
   process_.AwaitEnd(absl::Now() + kPatience).IgnoreError();
 }
 
