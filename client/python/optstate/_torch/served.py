@@ -161,10 +161,7 @@ class Served:
         self.outcome = outcome
 
     def attach(self, job: str | None) -> None:
-        """Attaches, loads what the daemon lacks, and reads all parameters back.
-
-        It leaves nothing open when it raises.
-        """
+        """Attaches, loads what the daemon lacks, and reads all back; or leaves nothing open."""
         groups = groups_to_register(self.param_groups, self.names_by_id, self.state)
         self.replaced = self.attach_groups(groups, job)
         self.detached_because = None
