@@ -29,10 +29,10 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _accepts(path: pathlib.Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
+def _accepts(family: socket.AddressFamily, address: str | tuple[str, int]) -> bool:
+    with socket.socket(family) as probe:
         try:
-            probe.connect(str(path))
+            probe.connect(address)
         except OSError:
             return False
         return True
@@ -68,14 +68,14 @@ class Daemon:
         return (self.directory / "log").read_text(errors="replace")
 
     def start(self) -> None:
-        """Starts it (again) and returns when it accepts."""
+        """Starts it (again) and returns when it accepts on both addresses."""
         command = [program("optstated"), "--state-dir", str(self.directory / "state")]
         command += ["--socket", str(self.socket), "--listen", self._tcp, "--insecure"]
         command += self._arguments
         with open(self.directory / "log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         for _ in range(START_TIMEOUT_S * 200):
-            if _accepts(self.socket):
+            if self._accepts():
                 return
             try:  # also the pause between two attempts
                 status = self.process.wait(timeout=0.005)
@@ -83,6 +83,11 @@ class Daemon:
                 continue
             raise RuntimeError(f"optstated ended with {status}:\n{self.log}")
         raise RuntimeError(f"optstated does not accept:\n{self.log}")
+
+    def _accepts(self) -> bool:
+        host, port = self._tcp.split(":")
+        on_tcp = _accepts(socket.AF_INET, (host, int(port)))
+        return on_tcp and _accepts(socket.AF_UNIX, str(self.socket))
 
     def run_optctl(self, *arguments: str) -> str:
         """Runs optctl; returns what it prints."""

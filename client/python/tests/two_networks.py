@@ -11,6 +11,7 @@ import time
 
 INTERFACE = "veth-optstate"
 _CLONE_NEWNET = 0x40000000
+_ESTABLISHED = 1
 _LOSS_TIMEOUT_S = 60
 _numbers = itertools.count()
 
@@ -24,14 +25,20 @@ def _ip(*arguments: str) -> None:
         raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 
 
-def _segments_sent_again(process: int) -> int:
-    """Returns the count of TCP segments sent again, in the network of a process; -1: it ended."""
-    try:
-        text = pathlib.Path(f"/proc/{process}/net/snmp").read_text()
-    except FileNotFoundError:
-        return -1
-    names, values = (line.split() for line in text.splitlines() if line.startswith("Tcp:"))
-    return int(values[names.index("RetransSegs")])
+def _bytes_in_flight(process: int) -> int:
+    """Returns how many bytes the other ends of a process's network's TCP connections have not
+    acknowledged; -1: the process has ended."""
+    total = 0
+    for table in ["tcp", "tcp6"]:
+        try:
+            lines = pathlib.Path(f"/proc/{process}/net/{table}").read_text().splitlines()
+        except OSError:
+            return -1
+        for line in lines[1:]:
+            _, _, _, state, queues, *_ = line.split()
+            if int(state, 16) == _ESTABLISHED:
+                total += int(queues.split(":")[0], 16)
+    return total
 
 
 class TwoNetworks:
@@ -69,14 +76,11 @@ class TwoNetworks:
 
     def await_loss(self, *processes: int) -> None:
         """Returns once one of these processes' networks has sent something in vain, or one of the
-        processes has ended, which needed the link no more."""
-        before = [_segments_sent_again(process) for process in processes]
+        processes has ended, which needed the link no more. The link is cut."""
         deadline = time.monotonic() + _LOSS_TIMEOUT_S
-        now = before
-        while now == before and -1 not in now:
+        while all(_bytes_in_flight(process) == 0 for process in processes):
             assert time.monotonic() < deadline, "nothing was sent over the link"
             time.sleep(0.01)
-            now = [_segments_sent_again(process) for process in processes]
 
     def close(self) -> None:
         for name in self.names:
