@@ -7,28 +7,6 @@
 namespace optstate::observe {
 namespace {
 
-// Returns the length of the character that `text` begins with; 0: no UTF-8, or
-// a control character (C0, DEL, C1, line and paragraph separator).
-size_t PrintableBytes(absl::string_view text) {
-  const auto byte = [text](size_t i) {
-    return static_cast<uint8_t>(i < text.size() ? text[i] : 0);
-  };
-  const uint8_t first = byte(0);
-  if (first < 0x80) return first >= 0x20 && first != 0x7f ? 1 : 0;
-  const size_t size = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-  if (first < 0xc2 || first > 0xf4) return 0;
-  uint32_t code = first & (0xffu >> (size + 1));
-  for (size_t i = 1; i < size; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-    code = code << 6 | (byte(i) & 0x3f);
-  }
-  constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
-  const bool valid = code >= kLeast[size] && code <= 0x10ffff &&
-                     !(code >= 0xd800 && code <= 0xdfff);
-  const bool moves = code < 0xa0 || code == 0x2028 || code == 0x2029;
-  return valid && !moves ? size : 0;
-}
-
 void AppendByte(char byte, std::string* out) {
   switch (byte) {
     case '\n':
@@ -49,6 +27,32 @@ void AppendByte(char byte, std::string* out) {
 
 }  // namespace
 
+size_t DecodeCharacter(absl::string_view text, uint32_t* code) {
+  const auto byte = [text](size_t i) {
+    return static_cast<uint8_t>(i < text.size() ? text[i] : 0);
+  };
+  if (text.empty()) return 0;
+  const uint8_t first = byte(0);
+  *code = first;
+  if (first < 0x80) return 1;
+  const size_t size = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  if (first < 0xc2 || first > 0xf4) return 0;
+  *code = first & (0xffu >> (size + 1));
+  for (size_t i = 1; i < size; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+    *code = *code << 6 | (byte(i) & 0x3f);
+  }
+  constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  const bool valid = *code >= kLeast[size] && *code <= 0x10ffff &&
+                     !(*code >= 0xd800 && *code <= 0xdfff);
+  return valid ? size : 0;
+}
+
+bool IsControl(uint32_t code) {
+  return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x2028 ||
+         code == 0x2029;
+}
+
 std::string LogText(absl::string_view text) {
   std::string out;
   out.reserve(text.size());
@@ -57,7 +61,9 @@ std::string LogText(absl::string_view text) {
       absl::StrAppend(&out, "... (", text.size(), " bytes more)");
       break;
     }
-    const size_t size = PrintableBytes(text);
+    uint32_t code = 0;
+    const size_t decoded = DecodeCharacter(text, &code);
+    const size_t size = IsControl(code) ? 0 : decoded;
     if (size == 0) {
       AppendByte(text[0], &out);
     } else {

@@ -2,6 +2,7 @@
 #define OPTSTATE_SERVER_OBSERVE_LOG_TEXT_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -16,6 +17,14 @@ inline constexpr size_t kLineBytesMax = 2048;
 // that are no UTF-8 become \n, \r, \t or \xHH; other characters stay as they
 // are.
 std::string LogText(absl::string_view text);
+
+// Returns the length of the character of UTF-8 that `text` begins with, and
+// sets its number; 0: there is none, or it is not well-formed.
+size_t DecodeCharacter(absl::string_view text, uint32_t* code);
+
+// Returns whether the character moves a cursor, or ends a line for some
+// program: C0, DEL, C1, line and paragraph separator.
+bool IsControl(uint32_t code);
 
 }  // namespace optstate::observe
 

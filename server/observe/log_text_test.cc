@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <string>
 
 namespace optstate::observe {
@@ -36,6 +37,20 @@ TEST(LogTextTest, WhatIsNoUtf8IsShownByteByByte) {
   EXPECT_EQ(LogText("\xe2\x80"), R"(\xe2\x80)");          // cut
   EXPECT_EQ(LogText("\xc0\x8a"), R"(\xc0\x8a)");          // overlong newline
   EXPECT_EQ(LogText("\xed\xa0\x80"), R"(\xed\xa0\x80)");  // a surrogate
+}
+
+TEST(LogTextTest, Characters) {
+  uint32_t code = 0;
+  EXPECT_EQ(DecodeCharacter("a", &code), 1u);
+  EXPECT_EQ(code, uint32_t{'a'});
+  EXPECT_EQ(DecodeCharacter("\u00f6!", &code), 2u);
+  EXPECT_EQ(code, 0xf6u);
+  EXPECT_EQ(DecodeCharacter("\xf0\x9f\x99\x82", &code), 4u);
+  EXPECT_EQ(code, 0x1f642u);
+  EXPECT_EQ(DecodeCharacter("\xf4\x90\x80\x80", &code), 0u);
+  EXPECT_EQ(DecodeCharacter("", &code), 0u);
+  EXPECT_TRUE(IsControl(0x9f));
+  EXPECT_FALSE(IsControl(0xa0));
 }
 
 TEST(LogTextTest, LongTextIsCut) {

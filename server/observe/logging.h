@@ -7,6 +7,12 @@
 
 namespace optstate::observe {
 
+// How a line is written.
+enum class LogFormat {
+  kText,  // for people
+  kJson,  // an object a line, see ToJson()
+};
+
 // Makes spdlog write one line per event to stderr:
 //
 //   2026-01-31T12:00:00.000Z info  optstated[123] job a: created for uid 1000
@@ -14,8 +20,13 @@ namespace optstate::observe {
 // `process` is "optstated", or "engine JOB". When stderr is the systemd journal
 // ($JOURNAL_STREAM), time and program are left to it: the line starts with its
 // priority ("<6>"), and an engine's with "engine JOB: " after that, by which
-// `optctl logs JOB` finds it.
-void SetUpLogging(absl::string_view process, absl::string_view level);
+// `optctl logs JOB` finds it. A line of JSON is whole there too, after its
+// priority, which the journal takes off.
+void SetUpLogging(absl::string_view process, absl::string_view level,
+                  LogFormat format = LogFormat::kText);
+
+// Returns the format of the last SetUpLogging(); before it, kText.
+LogFormat CurrentLogFormat();
 
 // Sets the level: trace, debug, info, warn or error; anything else is taken as
 // info (the configuration was checked before).

@@ -7,13 +7,19 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <regex>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 namespace optstate::observe {
 namespace {
 
+using ::testing::EndsWith;
 using ::testing::MatchesRegex;
+using ::testing::StartsWith;
 
 template <typename F>
 std::string Captured(F log) {
@@ -68,6 +74,53 @@ TEST(LoggingTest, JournalGetsPriorities) {
     ::unsetenv("JOURNAL_STREAM");
   });
   EXPECT_EQ(text, "<3>bad\n<6>good\n<6>engine a: of a job\n");
+}
+
+TEST(LoggingTest, LinesOfJson) {
+  ::unsetenv("JOURNAL_STREAM");
+  const std::string text = Captured([] {
+    SetUpLogging("optstated", "info", LogFormat::kJson);
+    EXPECT_EQ(CurrentLogFormat(), LogFormat::kJson);
+    spdlog::info("job {}: created", "a");
+    SetUpLogging("engine b", "info", LogFormat::kJson);
+    spdlog::critical("1\n2 step={}", 3);
+    spdlog::debug("not asked for");
+    SetUpLogging("engine b", "info");
+  });
+  EXPECT_EQ(CurrentLogFormat(), LogFormat::kText);
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  ASSERT_EQ(lines.size(), 3u) << text;
+  const std::string time = "\\{\"time\":\"....-..-..T..:..:..[.][0-9]{6}Z\",";
+  EXPECT_TRUE(std::regex_match(
+      lines[0],
+      std::regex(time + "\"level\":\"info\",\"process\":\"supervisor\","
+                        "\"pid\":[0-9]+,\"job\":\"a\","
+                        "\"message\":\"job a: created\"\\}")))
+      << lines[0];
+  EXPECT_TRUE(std::regex_match(
+      lines[1],
+      std::regex(time + "\"level\":\"critical\",\"process\":\"engine\","
+                        "\"pid\":[0-9]+,\"job\":\"b\","
+                        "\"message\":\"1\\\\n2 step=3\","
+                        "\"fields\":\\{\"step\":\"3\"\\}\\}")))
+      << lines[1];
+  EXPECT_EQ(lines[2], "");
+}
+
+// The journal takes the priority off, and leaves the object.
+TEST(LoggingTest, LinesOfJsonInTheJournal) {
+  const std::string text = Captured([] {
+    struct stat info;
+    ASSERT_EQ(::fstat(STDERR_FILENO, &info), 0);
+    ::setenv("JOURNAL_STREAM",
+             absl::StrCat(info.st_dev, ":", info.st_ino).c_str(), 1);
+    SetUpLogging("optstated", "info", LogFormat::kJson);
+    spdlog::error("bad");
+    ::unsetenv("JOURNAL_STREAM");
+    SetUpLogging("optstated", "info");
+  });
+  EXPECT_THAT(text, StartsWith("<3>{\"time\":\""));
+  EXPECT_THAT(text, EndsWith("\"message\":\"bad\"}\n"));
 }
 
 TEST(LoggingTest, JournalOfSomebodyElse) {
