@@ -68,6 +68,22 @@ TEST_F(DaemonTest, CheckConfig) {
   EXPECT_THAT(bad.output, HasSubstr(file + ":2: unknown key \"engines\""));
 }
 
+TEST_F(DaemonTest, WhatIsSaidBeforeTheConfigurationIsReadFollowsTheFlag) {
+  const std::string file = root() + "/c.yaml";
+  std::ofstream(file) << "engines: 3\n";
+  const ProcessExit text = RunToEnd({"--config", file});
+  EXPECT_EQ(text.code, 1);
+  EXPECT_THAT(text.output, StartsWith("optstated: "));
+  const ProcessExit json = RunToEnd({"--config", file, "--log-format", "json"});
+  EXPECT_EQ(json.code, 1);
+  EXPECT_THAT(json.output, StartsWith("{\"time\":\""));
+  EXPECT_THAT(json.output,
+              HasSubstr("\"level\":\"error\",\"process\":\"supervisor\""));
+  EXPECT_THAT(json.output, HasSubstr("unknown key \\\"engines\\\""));
+  EXPECT_THAT(json.output, EndsWith("}\n"));
+  EXPECT_EQ(RunToEnd({"--log-format", "xml"}).code, 2);
+}
+
 TEST_F(DaemonTest, ClosedStandardStreamsAreOpened) {
   const pid_t pid = ::fork();
   if (pid == 0) {

@@ -3,11 +3,11 @@
 // (--embedded).
 
 #include <fcntl.h>
+#include <spdlog/spdlog.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <exception>
 #include <iostream>
 #include <optional>
@@ -53,9 +53,24 @@ __attribute__((section(".preinit_array"),
                used)) void (*const kFirst)() = OpenStandardStreams;
 
 int Fail(const absl::Status& status, int code = 1) {
-  // The text is plain, so that it is readable before and without a log.
-  std::cerr << "optstated: " << status.message() << "\n";
+  if (observe::CurrentLogFormat() == observe::LogFormat::kJson) {
+    spdlog::error("{}", std::string(status.message()));
+  } else {
+    // The text is plain, so that it is readable before and without a log.
+    std::cerr << "optstated: " << status.message() << "\n";
+  }
   return code;
+}
+
+// Has this process and its libraries write the log.
+void StartLog(absl::string_view process, absl::string_view level,
+              v1::LogFormat format) {
+  observe::SetUpLogging(process, level,
+                        format == v1::LOG_FORMAT_JSON
+                            ? observe::LogFormat::kJson
+                            : observe::LogFormat::kText);
+  observe::RouteGrpcLog();
+  observe::RouteProtobufLog();
 }
 
 int RunEngineMode(const CommandLine& line) {
@@ -66,10 +81,9 @@ int RunEngineMode(const CommandLine& line) {
         "--engine is for optstated's own use: no engine configuration"));
   }
   ::close(line.engine_config_fd);
-  observe::SetUpLogging(absl::StrCat("engine ", line.engine_job),
-                        options.config.daemon().log_level());
-  observe::RouteGrpcLog();
-  observe::RouteProtobufLog();
+  StartLog(absl::StrCat("engine ", line.engine_job),
+           options.config.daemon().log_level(),
+           options.config.daemon().log_format());
   return engine::RunEngine(options);
 }
 
@@ -102,6 +116,12 @@ int Run(CommandLine line) {
   if (embedded && line.config.log_level.empty()) {
     line.config.log_level = "warn";
   }
+  // What is said before the configuration is read follows the flags. A check of
+  // the configuration answers whoever asks for it, and writes no log.
+  if (!line.check_config) {
+    StartLog("optstated", line.config.log_level,
+             config::LogFormatOf(line.config.log_format));
+  }
   const absl::Status usage = config::CheckFlags(line.config);
   if (!usage.ok()) return Fail(usage, config::kExitUsage);
   const auto load = [line] {
@@ -111,14 +131,12 @@ int Run(CommandLine line) {
   const absl::StatusOr<v1::DaemonConfig> config = load();
   if (!config.ok()) return Fail(config.status());
   if (line.check_config) return CheckConfig(line, *config);
+  StartLog("optstated", config->log_level(), config->log_format());
 
   // A trainer's private daemon has no use for what is the trainer's.
   const absl::StatusOr<std::vector<accept::ActivatedSocket>> activated =
       accept::TakeActivatedSockets();
   if (!activated.ok()) return Fail(activated.status());
-  observe::SetUpLogging("optstated", config->log_level());
-  observe::RouteGrpcLog();
-  observe::RouteProtobufLog();
   DaemonOptions options;
   options.config = *config;
   if (embedded) {
@@ -151,7 +169,6 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     // Only libraries throw here: out of memory, or a flag that CLI11 would not
     // define.
-    std::fprintf(stderr, "optstated: %s\n", error.what());
-    return 1;
+    return optstate::server::Fail(absl::InternalError(error.what()));
   }
 }

@@ -55,9 +55,10 @@ absl::StatusOr<std::string> JobPattern(const std::string& job) {
   }
   // Lines say `job NAME` or `job=NAME`; an engine's own begin with
   // `engine NAME: `. Names have dots and hyphens, but none at their end here.
-  return absl::StrCat("\\b(job|engine)[ =]\"?",
+  // Lines of JSON have "job":"NAME", and quotes in their text are escaped.
+  return absl::StrCat("(\\b(job|engine)[ =]\\\\?\"?|\"job\":\")",
                       absl::StrReplaceAll(job, {{".", "\\."}}),
-                      "(\"|[.]?$|[.]? |[^A-Za-z0-9._-])");
+                      "(\"|[.]?$|[.]? |[.]\"|[^A-Za-z0-9._-])");
 }
 
 }  // namespace

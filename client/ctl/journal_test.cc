@@ -84,13 +84,19 @@ TEST(JournalTest, LinesOfAJob) {
        {"job gpt-2.xl: created by uid 7", "engine gpt-2.xl: rank 1 lost",
         "delete job \"gpt-2.xl\" by uid 7: OK", "workers: job=gpt-2.xl count=8",
         "session for job gpt-2.xl of uid 7", "the engine of job gpt-2.xl.",
-        "upgrade: job gpt-2.xl"}) {
+        "upgrade: job gpt-2.xl",
+        R"({"time":"t","process":"engine","job":"gpt-2.xl","message":"x"})",
+        R"({"time":"t","message":"delete job \"gpt-2.xl\" by uid 7: OK"})",
+        R"({"time":"t","message":"the engine of job gpt-2.xl."})"}) {
     EXPECT_TRUE(std::regex_search(line, regex)) << line;
   }
   for (const char* line :
        {"job gpt-2.xl2: created", "job gpt-2.xl.b: created", "job gpt-2axl: x",
         "job other: created", "job my-gpt-2.xl: created", "gpt-2.xl",
-        "job gpt-2.xl-b: created"}) {
+        "job gpt-2.xl-b: created",
+        R"({"time":"t","process":"engine","job":"gpt-2.xl2","message":"x"})",
+        R"({"time":"t","process":"engine","job":"my-gpt-2.xl"})",
+        R"({"time":"t","message":"delete job \"gpt-2.xl.b\" by uid 7"})"}) {
     EXPECT_FALSE(std::regex_search(line, regex)) << line;
   }
 }

@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -9,6 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "client/ctl/command.h"
 #include "client/ctl/journal.h"
+#include "client/ctl/log_line.h"
+#include "client/ctl/program_lines.h"
 #include "client/ctl/since.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
@@ -20,7 +23,14 @@ struct LogsOptions {
   std::string job;
   std::string since;
   bool follow = false;
+  bool raw = false;
 };
+
+absl::Status NoJournalctl() {
+  return absl::FailedPreconditionError(
+      "the log is in systemd's journal, and there is no journalctl in $PATH to "
+      "read it with");
+}
 
 bool DoesNotAnswer(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
@@ -57,12 +67,18 @@ absl::Status Execute(std::vector<std::string> command) {
   for (std::string& word : command) argv.push_back(word.data());
   argv.push_back(nullptr);
   ::execvp(argv[0], argv.data());
-  if (errno == ENOENT) {
-    return absl::FailedPreconditionError(
-        "the log is in systemd's journal, and there is no journalctl in $PATH "
-        "to read it with");
-  }
+  if (errno == ENOENT) return NoJournalctl();
   return OsError(errno, "execute journalctl");
+}
+
+// Shows what the command writes, lines of JSON as text, and ends this process
+// as the command has ended; returns only on failure.
+absl::Status ShowAsText(std::vector<std::string> command, bool follows) {
+  const absl::StatusOr<int> code =
+      PassLines(std::move(command), follows, TextOfLogLine);
+  if (absl::IsNotFound(code.status())) return NoJournalctl();
+  if (!code.ok() || *code == 0) return code.status();
+  std::_Exit(*code);
 }
 
 absl::Status Run(const Context& context, const LogsOptions& options) {
@@ -77,7 +93,8 @@ absl::Status Run(const Context& context, const LogsOptions& options) {
   OPTSTATE_ASSIGN_OR_RETURN(query.unit, FindUnit(context));
   OPTSTATE_ASSIGN_OR_RETURN(std::vector<std::string> command,
                             JournalCommand(query));
-  return Execute(std::move(command));
+  if (options.raw) return Execute(std::move(command));
+  return ShowAsText(std::move(command), options.follow);
 }
 
 }  // namespace
@@ -93,6 +110,9 @@ void AddLogsCommand(CLI::App& app, Context& context) {
                       "Lines that name this job, and its engine's, alone");
   command->add_flag("-f,--follow", options->follow,
                     "Also shows lines from now on, until Ctrl-C");
+  command->add_flag("--raw", options->raw,
+                    "Lines as they are in the journal, also those of a daemon "
+                    "with log_format: json");
   command
       ->add_option("--since", options->since,
                    "Only lines of this long ago or later: 90s, 10m, 2d")

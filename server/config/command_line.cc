@@ -91,6 +91,11 @@ void AddFlags(CLI::App* app, CommandLine* line) {
                   "trace, debug, info, warn or error")
       ->type_name("LEVEL")
       ->check(CheckGiven);
+  app->add_option("--log-format", line->config.log_format,
+                  "How lines of the log are written: text or json, an object a "
+                  "line")
+      ->type_name("FORMAT")
+      ->check(CheckGiven);
   app->set_version_flag("--version", absl::StrCat("optstated ", kVersion));
 
   // An empty group hides an option: these are for the daemon's own processes.

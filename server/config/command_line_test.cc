@@ -24,12 +24,13 @@ std::optional<int> Parse(std::vector<std::string> arguments,
 
 TEST(CommandLineTest, OfADaemon) {
   CommandLine line;
-  ASSERT_EQ(Parse({"optstated", "--config",    "c.yaml",     "--state-dir",
-                   "/s",        "--socket",    "/x",         "--listen",
-                   "a:1",       "--listen",    "b:2",        "--nvme-dir",
-                   "/d",        "--log-level", "debug",      "--lock-memory",
-                   "always",    "--devices",   "emulated:2", "--sleep-dir",
-                   "/z",        "--metrics",   "m:3",        "--insecure"},
+  ASSERT_EQ(Parse({"optstated",    "--config",    "c.yaml",     "--state-dir",
+                   "/s",           "--socket",    "/x",         "--listen",
+                   "a:1",          "--listen",    "b:2",        "--nvme-dir",
+                   "/d",           "--log-level", "debug",      "--lock-memory",
+                   "always",       "--devices",   "emulated:2", "--sleep-dir",
+                   "/z",           "--metrics",   "m:3",        "--insecure",
+                   "--log-format", "json"},
                   &line),
             std::nullopt);
   EXPECT_EQ(line.config_file, "c.yaml");
@@ -38,6 +39,7 @@ TEST(CommandLineTest, OfADaemon) {
   EXPECT_THAT(line.config.listen, ElementsAre("a:1", "b:2"));
   EXPECT_THAT(line.config.nvme_directories, ElementsAre("/d"));
   EXPECT_EQ(line.config.log_level, "debug");
+  EXPECT_EQ(line.config.log_format, "json");
   EXPECT_EQ(line.config.lock_memory, "always");
   EXPECT_EQ(line.config.devices, "emulated:2");
   EXPECT_EQ(line.config.sleep_directory, "/z");

@@ -214,6 +214,9 @@ std::vector<Fault> Check(const v1::DaemonConfig& config) {
                                    "\" is none of trace, debug, info, warn, "
                                    "error")});
   }
+  if (config.log_format() == v1::LOG_FORMAT_UNSPECIFIED) {
+    faults.push_back({"log_format", "must be text or json"});
+  }
   if (config.lock_memory() == v1::LOCK_MEMORY_UNSPECIFIED) {
     faults.push_back({"lock_memory", "must be auto, always or never"});
   }
@@ -251,6 +254,9 @@ std::string FlagOf(const std::string& field, const ConfigFlags& flags) {
   if (field == "listen" && !flags.listen.empty()) return "--listen";
   if (field == "insecure_tcp" && flags.insecure_tcp) return "--insecure";
   if (field == "log_level" && !flags.log_level.empty()) return "--log-level";
+  if (field == "log_format" && !flags.log_format.empty()) {
+    return "--log-format";
+  }
   if (field == "lock_memory" && !flags.lock_memory.empty()) {
     return "--lock-memory";
   }
@@ -285,6 +291,9 @@ void ApplyFlags(const ConfigFlags& flags, v1::DaemonConfig* config) {
   if (!flags.state_dir.empty()) config->set_state_dir(flags.state_dir);
   if (!flags.socket.empty()) config->set_socket(flags.socket);
   if (!flags.log_level.empty()) config->set_log_level(flags.log_level);
+  if (!flags.log_format.empty()) {
+    config->set_log_format(LogFormatOf(flags.log_format));
+  }
   if (!flags.listen.empty()) {
     *config->mutable_listen() = {flags.listen.begin(), flags.listen.end()};
   }
@@ -337,6 +346,7 @@ v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
   config.set_socket(DefaultSocket(environment));
   config.set_socket_mode(0666);
   config.set_log_level("info");
+  config.set_log_format(v1::LOG_FORMAT_TEXT);
   config.set_huge_pages(v1::HUGE_PAGES_AUTO);
   config.set_lock_memory(v1::LOCK_MEMORY_AUTO);
   config.set_devices("cuda");
@@ -371,6 +381,12 @@ v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
   limits.set_user_grpc_connections_max(64);
   limits.set_operator_reserve_percent(12);
   return config;
+}
+
+v1::LogFormat LogFormatOf(absl::string_view word) {
+  if (word == "text") return v1::LOG_FORMAT_TEXT;
+  if (word == "json") return v1::LOG_FORMAT_JSON;
+  return v1::LOG_FORMAT_UNSPECIFIED;
 }
 
 absl::Status CheckFlags(const ConfigFlags& flags) {

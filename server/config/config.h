@@ -36,7 +36,11 @@ struct ConfigFlags {
   std::string sleep_directory;
   std::string metrics;  // see ParseListenAddress()
   bool insecure_tcp = false;
+  std::string log_format;  // see LogFormatOf()
 };
+
+// Returns the format that the word, text or json, names; UNSPECIFIED: none.
+v1::LogFormat LogFormatOf(absl::string_view word);
 
 // Returns INVALID_ARGUMENT, naming the flag, when a flag's value is wrong
 // regardless of the file.

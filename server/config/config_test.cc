@@ -134,6 +134,20 @@ TEST(ConfigTest, LockMemoryIsOneOfThreeWords) {
             "--lock-memory: must be auto, always or never");
 }
 
+TEST(ConfigTest, TheLogIsTextOrJson) {
+  EXPECT_EQ(DefaultConfig(kRoot).log_format(), v1::LOG_FORMAT_TEXT);
+  EXPECT_EQ(ParseConfig("log_format: json", "", {}, kRoot)->log_format(),
+            v1::LOG_FORMAT_JSON);
+  EXPECT_THAT(ErrorOf("log_format: xml"),
+              HasSubstr("expected one of text, json"));
+  ConfigFlags flags;
+  flags.log_format = "json";
+  EXPECT_EQ(ParseConfig("log_format: text", "", flags, kRoot)->log_format(),
+            v1::LOG_FORMAT_JSON);
+  flags.log_format = "unspecified";
+  EXPECT_EQ(CheckFlags(flags).message(), "--log-format: must be text or json");
+}
+
 TEST(ConfigTest, DirectoriesOfDisksAreAbsoluteAndDiffer) {
   EXPECT_THAT(ErrorOf("nvme: {directories: [disk]}"),
               HasSubstr("must be an absolute path"));

@@ -178,6 +178,30 @@ def test_memory(operator, start_daemon):
     assert "gpt" not in operator.run("optctl get jobs")
 
 
+@executes("--log-format json", "--raw", "optctl logs NAME")
+def test_the_log_as_json(operator, start_daemon):
+    daemon = start_daemon(*operator.words("--log-format json"))
+    model, optimizer = attach(daemon.shm)
+    train(model, optimizer)
+    optimizer.close()
+    # No service of systemd: it says where the log is, in either form.
+    raw = " ".join(operator.words("--raw"))
+    for then in ("", f" {raw}"):
+        logs = operator.run("optctl logs NAME", replaced=_JOB, then=then, exit_status=4)
+        assert str(daemon.directory / "log") in logs
+    daemon.stop_gently()
+    lines = [json.loads(line) for line in daemon.log.splitlines()]
+    assert {line["process"] for line in lines} == {"supervisor", "engine"}
+    assert all(line["job"] == "gpt" for line in lines if line["process"] == "engine")
+    created = [line for line in lines if line["message"].startswith("job gpt: created")]
+    assert [line["job"] for line in created] == ["gpt"]
+    ends = [line for line in lines if line["message"].startswith("engine ends")]
+    assert [line["fields"]["step"] for line in ends] == ["1"]
+    assert all(
+        re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", line["time"]) for line in lines
+    )
+
+
 @executes(
     "--nvme-dir DIR",
     "optctl set job NAME directory_weights=3,1",
