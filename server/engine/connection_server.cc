@@ -71,7 +71,17 @@ absl::StatusOr<std::unique_ptr<ConnectionServer>> ConnectionServer::Start(
 ConnectionServer::ConnectionServer(Options options)
     : options_(std::move(options)),
       handshake_timeout_(HandshakeTimeout(options_.config.daemon().limits())),
-      engine_instance_(NewInstance()) {}
+      engine_instance_(NewInstance()),
+      control_version_(kControlVersionMin),
+      losses_(
+          options_.link,
+          [job = options_.job] { return job->Describe().committed_step(); }),
+      table_(transport::SessionTable::Observers{
+          .on_lost =
+              [this](uint32_t rank, absl::string_view reason) {
+                losses_.Report(rank, reason);
+              },
+          .wires = options_.wires}) {}
 
 absl::Status ConnectionServer::StartTransports() {
   const auto on_session_end = [this] {
@@ -99,6 +109,10 @@ void ConnectionServer::TakeSupervise(SupervisorMessage message) {
   const v1::SupervisorRequest::Supervise& supervise =
       message.request.supervise();
   observe::SetLogLevel(supervise.log_level());
+  // A supervisor of the build before takes an engine of its own version alone.
+  control_version_ = std::clamp(supervise.control_version(), kControlVersionMin,
+                                kControlVersion);
+  losses_.TakeSupervisor(control_version_);
   const absl::Status served = options_.service->Serve(std::move(message.fd));
   if (!served.ok()) spdlog::error("{}", served.ToString());
   if (options_.job != nullptr) {
@@ -109,6 +123,7 @@ void ConnectionServer::TakeSupervise(SupervisorMessage message) {
 }
 
 void ConnectionServer::SetDraining(bool draining) {
+  losses_.SetDraining(draining);
   if (draining) {
     options_.job->BeginDrain();
   } else {
@@ -128,7 +143,7 @@ void ConnectionServer::TakeLimits(const v1::Limits& limits) {
 v1::EngineEvent::Ready ConnectionServer::MakeReady() {
   v1::EngineEvent::Ready ready;
   ready.set_version(std::string(kVersion));
-  ready.set_control_version(kControlVersion);
+  ready.set_control_version(control_version_);
   ready.set_state_format_version(kStateFormatVersion);
   ready.set_engine_instance(engine_instance_);
   ready.set_restarts(options_.config.restarts());

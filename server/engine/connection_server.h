@@ -13,10 +13,12 @@
 #include "proto/types/unique_fd.h"
 #include "server/engine/awaited_ranks.h"
 #include "server/engine/engine_service.h"
+#include "server/engine/loss_reporter.h"
 #include "server/engine/open_connections.h"
 #include "server/engine/supervisor_link.h"
 #include "server/engine/supervisor_reporter.h"
 #include "server/session/job.h"
+#include "server/session/wire_counters.h"
 #include "server/transport/fd_watcher.h"
 #include "server/transport/grpc/grpc_transport.h"
 #include "server/transport/session_table.h"
@@ -45,6 +47,8 @@ class ConnectionServer {
     // `failure` then.
     session::Job* job = nullptr;
     absl::Status failure;
+    // Counts the bytes of sessions; may be null.
+    session::WireCounters* wires = nullptr;
   };
 
   // All arguments outlive the server.
@@ -83,6 +87,8 @@ class ConnectionServer {
   UniqueFd session_ended_;
   OpenConnections connections_;
   std::optional<AwaitedRanks> awaited_;  // none without a job
+  uint32_t control_version_;  // of the supervisor
+  LossReporter losses_;
   bool finished_ = false;
   // Time of the last adopted connection, or of the start.
   absl::Time last_adopted_ = absl::InfinitePast();

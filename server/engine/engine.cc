@@ -27,6 +27,7 @@
 #include "server/engine/work_reporter.h"
 #include "server/session/job.h"
 #include "server/session/recovery/gradient_keeper.h"
+#include "server/session/wire_counters.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::engine {
@@ -131,6 +132,7 @@ int RunEngine(const EngineOptions& options) {
   reporter.Seed(kept);
   const size_t kept_count = kept.size();
   std::atomic<uint64_t> disk_bytes = 0;
+  session::WireCounters wires;
   absl::StatusOr<std::unique_ptr<session::Job>> job = [&] {
     const WorkReporter working(link->get(), &disk_bytes);
     return session::Job::Open({.name = config.job(),
@@ -139,7 +141,8 @@ int RunEngine(const EngineOptions& options) {
                                .config = config.daemon(),
                                .kept = std::move(kept),
                                .keeper = &reporter,
-                               .disk_bytes = &disk_bytes});
+                               .disk_bytes = &disk_bytes,
+                               .wires = &wires});
   }();
   if (!job.ok()) {
     spdlog::error("job cannot be opened: job={} error=\"{}\"", config.job(),
@@ -154,7 +157,8 @@ int RunEngine(const EngineOptions& options) {
                                          .reporter = &reporter,
                                          .service = service->get(),
                                          .job = opened,
-                                         .failure = job.status()});
+                                         .failure = job.status(),
+                                         .wires = &wires});
   if (!server.ok()) return Fail(server.status(), link->get());
   (*server)->TakeSupervise(std::move(introduction.supervise));
   spdlog::info("engine ready: job={} restarts={} kept_gradients={}",

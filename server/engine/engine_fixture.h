@@ -60,7 +60,9 @@ class TestSupervisor {
     if (connection.ok()) control_ = *std::move(connection);
   }
 
-  void Supervise(bool draining = false, const v1::Limits& limits = {}) {
+  // `control_version`: 0 is that of a supervisor of the first release.
+  void Supervise(bool draining = false, const v1::Limits& limits = {},
+                 uint32_t control_version = 0) {
     int fds[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
     ::fcntl(fds[0], F_SETFL, O_NONBLOCK | O_RDWR);
@@ -69,6 +71,7 @@ class TestSupervisor {
     const UniqueFd theirs(fds[1]);
     v1::SupervisorRequest request;
     request.mutable_supervise()->set_log_level("info");
+    request.mutable_supervise()->set_control_version(control_version);
     request.mutable_supervise()->set_draining(draining);
     *request.mutable_supervise()->mutable_limits() = limits;
     Send(request, theirs.get());

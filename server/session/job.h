@@ -42,6 +42,8 @@ class StateStore;
 
 namespace optstate::session {
 
+class WireCounters;
+
 // One training job: its layout, its state, the partition of the state over
 // ranks, and the order of its steps. Knows nothing of sockets, rings or RPC:
 // transports call it.
@@ -129,6 +131,9 @@ class Job {
     // that others see it work while it opens or ends. May be null; must outlive
     // the job.
     std::atomic<uint64_t>* disk_bytes = nullptr;
+    // What transports have counted, for Describe(). May be null; must outlive
+    // the job.
+    const WireCounters* wires = nullptr;
     // An observer for tests; must outlive the job.
     scheduler::StepObserver* observer = nullptr;
     // Makes the store of a job whose records are all in memory, in place of a

@@ -12,6 +12,7 @@
 #include "server/session/devices/device_updates.h"
 #include "server/session/durability/rearrangement.h"
 #include "server/session/job_facts.h"
+#include "server/session/wire_counters.h"
 
 namespace optstate::session {
 namespace {
@@ -33,6 +34,7 @@ v1::Job JobDescriber::Describe() const {
   if (job_.shape == nullptr) return job;
   DescribeState(&job);
   DescribeSessions(&job);
+  if (job_.options.wires != nullptr) job_.options.wires->Describe(&job);
   return job;
 }
 

@@ -318,6 +318,8 @@ void EngineProcess::HandlePacket(engine::Packet packet) {
       return;
     case v1::EngineEvent::kWorking:
       return callbacks_.on_working(event.working().disk_bytes());
+    case v1::EngineEvent::kRankLost:
+      return callbacks_.on_rank_lost(event.rank_lost());
     case v1::EngineEvent::EVENT_NOT_SET:
       spdlog::error("engine {} sent an event that is not known here", pid_);
       return;

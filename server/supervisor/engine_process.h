@@ -40,6 +40,8 @@ class EngineProcess {
     // The engine reads or writes the job's records, before it is ready or after
     // it was told to stop; `disk_bytes` grows.
     std::function<void(uint64_t disk_bytes)> on_working;
+    // A rank's connection has ended without a detach.
+    std::function<void(const v1::EngineEvent::RankLost&)> on_rank_lost;
     // There is room again for AdoptConnection after UNAVAILABLE.
     std::function<void()> on_writable;
     // The process has ended, and was reaped if it was a child; `how` ends a

@@ -2,10 +2,16 @@
 
 #include <spdlog/spdlog.h>
 
+#include <map>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
 #include "optstate/v1/admin.pb.h"
+#include "server/observe/event_budget.h"
 #include "server/observe/event_log.h"
 #include "server/observe/node_event.h"
 
@@ -23,6 +29,21 @@ v1::EventSeverity SeverityOf(level_enum level) {
     default:
       return v1::EVENT_SEVERITY_INFO;
   }
+}
+
+std::string TimeText(absl::Duration took) {
+  return absl::StrFormat("%.2f s", absl::ToDoubleSeconds(took));
+}
+
+// Returns what one user's jobs may have of events of lost ranks. There are as
+// many budgets as users have had jobs.
+observe::EventBudget& LossBudgetOf(uid_t owner) {
+  constexpr double kBurst = 64;
+  constexpr absl::Duration kInterval = absl::Seconds(10);
+  static absl::Mutex& mutex = *new absl::Mutex;
+  static auto& budgets = *new std::map<uid_t, observe::EventBudget>;
+  const absl::MutexLock lock(&mutex);
+  return budgets.try_emplace(owner, kBurst, kInterval).first->second;
 }
 
 std::string By(const std::string& by) {
@@ -100,6 +121,49 @@ void JobEvents::EngineKilled(pid_t engine, absl::string_view failed_to) const {
 void JobEvents::EngineDied(pid_t engine, absl::string_view how) const {
   Tell(level_enum::err, "engine_died",
        absl::StrCat("engine ", engine, " ", how));
+}
+
+void JobEvents::RankLost(uint32_t rank, uint64_t committed_step,
+                         absl::string_view reason) const {
+  const std::optional<uint64_t> left_out = LossBudgetOf(owner_).Take();
+  if (!left_out.has_value()) return;
+  std::string text = absl::StrCat("rank ", rank, " lost at step ",
+                                  committed_step, ": ", reason);
+  if (*left_out != 0) {
+    absl::StrAppend(
+        &text, "; ", *left_out,
+        " losses of ranks of this user's jobs were left out before");
+  }
+  Tell(level_enum::warn, "rank_lost", text);
+}
+
+void JobEvents::Asleep(absl::string_view folder, uint64_t disk_bytes,
+                       uint64_t memory_bytes, absl::Duration took) const {
+  Tell(level_enum::info, "job_asleep",
+       absl::StrCat("asleep in ", folder, ": ", disk_bytes, " bytes there, ",
+                    memory_bytes, " bytes of memory given back, in ",
+                    TimeText(took)));
+}
+
+void JobEvents::NotPutToSleep(const absl::Status& why, uint64_t copied_bytes,
+                              absl::Duration took) const {
+  Tell(level_enum::err, "job_sleep_failed",
+       absl::StrCat("not put to sleep, after ", copied_bytes, " bytes and ",
+                    TimeText(took), ": ", why.ToString()));
+}
+
+void JobEvents::Awake(uint64_t disk_bytes, uint64_t memory_bytes,
+                      absl::Duration took) const {
+  Tell(level_enum::info, "job_awake",
+       absl::StrCat("awake: ", disk_bytes, " bytes read back, ", memory_bytes,
+                    " bytes of memory taken again, in ", TimeText(took)));
+}
+
+void JobEvents::NotWoken(const absl::Status& why, uint64_t copied_bytes,
+                         absl::Duration took) const {
+  Tell(level_enum::err, "job_wake_failed",
+       absl::StrCat("not woken, after ", copied_bytes, " bytes and ",
+                    TimeText(took), ": ", why.ToString()));
 }
 
 void JobEvents::Failed(absl::string_view why, absl::string_view kept) const {

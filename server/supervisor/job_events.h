@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 
 namespace optstate::supervisor {
 
@@ -42,6 +43,24 @@ class JobEvents {
   // The engine is killed, because it `failed_to` ("get ready in 2m").
   void EngineKilled(pid_t engine, absl::string_view failed_to) const;
   void EngineDied(pid_t engine, absl::string_view how) const;
+
+  // A rank's connection has ended without a detach. Those of one user's jobs
+  // are told 64 times at once, and every 10 s after that: they leave other
+  // events in the log. What was left out is said.
+  void RankLost(uint32_t rank, uint64_t committed_step,
+                absl::string_view reason) const;
+
+  // The job's ways to sleep and awake, with how long they took. `disk_bytes`
+  // lie there, `memory_bytes` were given back or are taken again;
+  // `copied_bytes` were copied when it failed.
+  void Asleep(absl::string_view folder, uint64_t disk_bytes,
+              uint64_t memory_bytes, absl::Duration took) const;
+  void NotPutToSleep(const absl::Status& why, uint64_t copied_bytes,
+                     absl::Duration took) const;
+  void Awake(uint64_t disk_bytes, uint64_t memory_bytes,
+             absl::Duration took) const;
+  void NotWoken(const absl::Status& why, uint64_t copied_bytes,
+                absl::Duration took) const;
 
   // The job is FAILED; `kept` says what is left of it.
   void Failed(absl::string_view why, absl::string_view kept) const;

@@ -80,6 +80,9 @@ EngineProcess::Callbacks JobHost::EngineCallbacks() {
   };
   callbacks.on_drop = [this](uint32_t rank) { kept_.erase(rank); };
   callbacks.on_working = [this](uint64_t bytes) { OnWorking(bytes); };
+  callbacks.on_rank_lost = [this](const v1::EngineEvent::RankLost& lost) {
+    OnRankLost(lost);
+  };
   callbacks.on_writable = [this] { Pump(); };
   callbacks.on_exit = [this](const std::string& how) { OnExit(how); };
   return callbacks;
@@ -155,12 +158,13 @@ void JobHost::OnReady(const v1::EngineEvent::Ready& ready) {
   reason_.clear();
   engine_info_ = ready;
   if (adopted_) options_.config.set_restarts(ready.restarts());
-  if (ready.control_version() != engine::kControlVersion) {
+  if (ready.control_version() < engine::kControlVersionMin ||
+      ready.control_version() > engine::kControlVersion) {
     spdlog::warn(
         "job {}: engine {} is of optstated {} and speaks another language "
-        "(control version {}, here {}); replacing it",
+        "(control version {}, here {} to {}); replacing it",
         name(), engine_->pid(), ready.version(), ready.control_version(),
-        engine::kControlVersion);
+        engine::kControlVersionMin, engine::kControlVersion);
     return ReplaceRunning();
   }
   // The engine has reported all its gradients; sessions may have ended while no
@@ -175,6 +179,12 @@ void JobHost::OnReady(const v1::EngineEvent::Ready& ready) {
   callbacks_.on_engine(engine_->TakeGrpcFd(), {ready.connections().begin(),
                                                ready.connections().end()});
   Pump();
+}
+
+// Ranks of a job that drains, or whose engine ends, go because of that.
+void JobHost::OnRankLost(const v1::EngineEvent::RankLost& lost) const {
+  if (state_ != State::kRunning || callbacks_.supervise().draining()) return;
+  events_.RankLost(lost.rank(), lost.committed_step(), lost.reason());
 }
 
 void JobHost::OnFinished() {

@@ -172,6 +172,7 @@ class JobHost {
   EngineProcess::Callbacks EngineCallbacks();
   void OnReady(const v1::EngineEvent::Ready& ready);
   void OnWorking(uint64_t disk_bytes);
+  void OnRankLost(const v1::EngineEvent::RankLost& lost) const;
   void OnFinished();
   void OnExit(const std::string& how);
   void OnDeath(const std::string& how);

@@ -18,6 +18,7 @@
 #include "proto/types/status_macros.h"
 #include "server/observe/peer_log.h"
 #include "server/os/process_stat.h"
+#include "server/transport/transfer_range.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::transport {
@@ -66,31 +67,10 @@ session::RankProcess ProcessOf(const Peer& peer) {
   return process;
 }
 
-absl::Status CheckArray(uint32_t array) {
-  if (array >= v1::STATE_ARRAY_MASTER &&
-      array <= v1::STATE_ARRAY_PREPARED_SUM) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "state array ", array, " is not known; 1 master, 2 to 4 the ",
-      "optimizer's arrays in their order, 5 step_count, 6 scalar, 7 "
-      "gradient_norm, 8 parameter, 9 prepared_sum"));
-}
-
-// Returns whether the array holds one number of 8 bytes per parameter, not one
-// per element.
-bool IsPerParameter(uint32_t array) {
-  return array == v1::STATE_ARRAY_STEP_COUNT ||
-         array == v1::STATE_ARRAY_SCALAR ||
-         array == v1::STATE_ARRAY_GRADIENT_NORM ||
-         array == v1::STATE_ARRAY_PREPARED_SUM;
-}
-
-// Returns the bytes of `numel` elements; a product that overflows is the
-// largest number.
-uint64_t BytesOf(uint64_t numel, uint64_t element_bytes) {
-  const uint64_t most = std::numeric_limits<uint64_t>::max();
-  return numel > most / element_bytes ? most : numel * element_bytes;
+session::WireCounters::Counts* CountsOf(const SessionTable& table,
+                                        absl::string_view wire) {
+  session::WireCounters* const wires = table.observers().wires;
+  return wires == nullptr ? nullptr : wires->Of(wire);
 }
 
 }  // namespace
@@ -112,7 +92,10 @@ StepVerdict VerdictFrom(const v1::DecideRequest& request) {
 }
 
 SessionHandler::SessionHandler(Options options, Peer peer, const PeerLink* link)
-    : options_(std::move(options)), peer_(std::move(peer)), link_(link) {}
+    : options_(std::move(options)),
+      peer_(std::move(peer)),
+      link_(link),
+      traffic_(CountsOf(*options_.table, options_.wire)) {}
 
 SessionHandler::~SessionHandler() { Detach("session destroyed"); }
 
@@ -250,6 +233,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
       .client_version = peer_.hello.client_version()};
   takes_notices_ = plan.takes_notices;  // the listener may get one at once
   fetches_parameters_ = plan.fetches_parameters;
+  NoteTraffic(plan);
   const absl::StatusOr<session::AttachResult> result =
       options_.job->Attach(spec);
   if (!result.ok()) {
@@ -285,6 +269,15 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
   return reply;
 }
 
+void SessionHandler::NoteTraffic(const AttachPlan& plan) {
+  absl::MutexLock lock(&options_.table->registration());
+  const absl::StatusOr<const Layout*> layout = options_.job->layout();
+  const absl::StatusOr<const RankPartition*> partition =
+      options_.job->partition(plan.rank);
+  if (!layout.ok() || !partition.ok()) return;  // the attach says why
+  traffic_.Attach(**layout, **partition, plan.parameter_area_bytes);
+}
+
 void SessionHandler::Detach(absl::string_view reason) {
   if (!attached_) return Unclaim();
   options_.job->Detach(rank_);
@@ -293,11 +286,14 @@ void SessionHandler::Detach(absl::string_view reason) {
                      "session detached: {} reason=\"{}\"", Name(),
                      fmt::string_view(reason.data(), reason.size()));
   attached_ = false;
+  const auto& on_lost = options_.table->observers().on_lost;
+  if (!leaves_ && on_lost != nullptr) on_lost(rank_, reason);
   Unclaim();
 }
 
 void SessionHandler::Leave(const v1::DetachRequest& request) {
   if (attached_) {
+    leaves_ = true;
     options_.job->Leave(rank_);  // and the rest, which is no loss any more:
     Detach("detached by its rank");
   } else if (request.client_instance() != 0) {
@@ -330,8 +326,10 @@ absl::Status SessionHandler::Push(uint64_t step, uint32_t micro_step,
                                   uint32_t first_parameter,
                                   uint32_t parameter_count) {
   OPTSTATE_RETURN_IF_ERROR(CheckAttached());
-  return options_.job->Push(rank_, step, micro_step, first_parameter,
-                            parameter_count);
+  OPTSTATE_RETURN_IF_ERROR(options_.job->Push(
+      rank_, step, micro_step, first_parameter, parameter_count));
+  traffic_.CountPush(first_parameter, parameter_count);
+  return absl::OkStatus();
 }
 
 void SessionHandler::EndMicroStep(uint64_t request_id, uint64_t step,
@@ -411,8 +409,11 @@ absl::Status SessionHandler::Load(uint32_t array, uint32_t parameter,
     per_parameter_.assign(values.begin(), values.end());
     values = per_parameter_;
   }
-  return options_.job->Load(rank_, static_cast<v1::StateArray>(array),
-                            parameter, begin, numel, type, values);
+  OPTSTATE_RETURN_IF_ERROR(
+      options_.job->Load(rank_, static_cast<v1::StateArray>(array), parameter,
+                         begin, numel, type, values));
+  traffic_.CountLoaded(bytes);
+  return absl::OkStatus();
 }
 
 void SessionHandler::FinishLoad(uint64_t request_id, uint64_t content_digest) {
@@ -444,8 +445,12 @@ absl::StatusOr<uint64_t> SessionHandler::Fetch(uint32_t array,
                                                absl::Span<std::byte> out) {
   OPTSTATE_ASSIGN_OR_RETURN(const uint64_t bytes,
                             FetchBytes(array, parameter, numel));
-  return options_.job->Fetch(static_cast<v1::StateArray>(array), parameter,
-                             begin, numel, out.first(bytes));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const uint64_t step,
+      options_.job->Fetch(static_cast<v1::StateArray>(array), parameter, begin,
+                          numel, out.first(bytes)));
+  traffic_.CountSent(bytes);
+  return step;
 }
 
 absl::Status SessionHandler::HintParameters(uint32_t kind, uint32_t first,
@@ -467,7 +472,9 @@ absl::Status SessionHandler::HintParameters(uint32_t kind, uint32_t first,
 absl::Status SessionHandler::ReadParameters(uint64_t offset_bytes,
                                             absl::Span<std::byte> out) {
   OPTSTATE_RETURN_IF_ERROR(CheckAttached());
-  return options_.job->ReadParameters(offset_bytes, out);
+  OPTSTATE_RETURN_IF_ERROR(options_.job->ReadParameters(offset_bytes, out));
+  traffic_.CountSent(out.size());
+  return absl::OkStatus();
 }
 
 absl::StatusOr<absl::Span<const Hyperparams>> SessionHandler::Groups(

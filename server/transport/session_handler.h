@@ -19,6 +19,7 @@
 #include "server/transport/gradient_pages.h"
 #include "server/transport/peer.h"
 #include "server/transport/session_table.h"
+#include "server/transport/session_traffic.h"
 
 namespace optstate::transport {
 
@@ -113,6 +114,9 @@ class SessionHandler {
   // session.
   void Leave(const v1::DetachRequest& request);
 
+  // Counts the bytes of this session; for transports that count by themselves.
+  const SessionTraffic& traffic() const { return traffic_; }
+
   bool attached() const { return attached_; }
   uint32_t rank() const { return rank_; }
   // Returns whether an attached rank has no parameters mapped or sent.
@@ -167,6 +171,7 @@ class SessionHandler {
   absl::Span<const uint32_t> clips_with() const { return clips_with_; }
 
  private:
+  void NoteTraffic(const AttachPlan& plan);
   absl::Status CheckAttached() const;
   absl::Status CheckTransfer(uint64_t bytes) const;
 
@@ -175,10 +180,13 @@ class SessionHandler {
   const PeerLink* const link_;
   int64_t PeerPid() const;
 
+  SessionTraffic traffic_;
+
   bool claimed_ = false;
   bool comes_back_ = false;  // as the client said when it registered
   uint64_t shape_ = 0;       // as the client was told then
   bool attached_ = false;
+  bool leaves_ = false;  // as the rank has asked
   uint32_t rank_ = 0;
   bool takes_notices_ = false;
   bool fetches_parameters_ = false;

@@ -4,12 +4,15 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/session/wire_counters.h"
 #include "server/transport/peer.h"
 
 namespace optstate::transport {
@@ -23,6 +26,22 @@ namespace optstate::transport {
 // Threads: thread-safe.
 class SessionTable {
  public:
+  // What sessions tell the engine of themselves.
+  struct Observers {
+    // An attached rank's connection has ended without a detach; called from its
+    // session's thread when it is detached. May be null.
+    std::function<void(uint32_t rank, absl::string_view reason)> on_lost =
+        nullptr;
+    // Counts the bytes of all sessions. May be null; outlives the table.
+    session::WireCounters* wires = nullptr;
+  };
+
+  SessionTable() = default;
+  explicit SessionTable(Observers observers)
+      : observers_(std::move(observers)) {}
+
+  const Observers& observers() const { return observers_; }
+
   struct Owner {
     const PeerLink* link = nullptr;  // valid as long as the claim
     // Makes the session end soon; called from any thread.
@@ -58,6 +77,7 @@ class SessionTable {
     return owners_.contains(rank);
   }
 
+  const Observers observers_;
   absl::Mutex large_request_;
   absl::Mutex registration_;
   absl::Mutex mutex_;

@@ -78,7 +78,7 @@ v1::FormatVersions OwnFormatVersions() {
   versions.set_version(std::string(kVersion));
   versions.set_session_min(accept::kProtocolVersionMin);
   versions.set_session_max(shm::kProtocolVersion);
-  versions.set_control_min(engine::kControlVersion);
+  versions.set_control_min(engine::kControlVersionMin);
   versions.set_control_max(engine::kControlVersion);
   versions.set_state_min(engine::kStateFormatVersionMin);
   versions.set_state_max(engine::kStateFormatVersion);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "server/supervisor/sleep/record_sync.h"
 #include "server/supervisor/sleep/sleep_manifest.h"
 #include "server/supervisor/sleep/wake_admission.h"
@@ -142,13 +143,16 @@ std::shared_ptr<SleepOperation> SleepingJobs::Begin(SleepPlace place) {
   job.operation = std::make_shared<SleepOperation>(SleepOperation::Kind::kSleep,
                                                    place.folder);
   job.place = std::move(place);
+  job.began_at = absl::Now();
   spdlog::info("job {}: being put to sleep in {}", name, job.place.folder);
   return job.operation;
 }
 
 void SleepingJobs::GiveUp(const std::string& job, const absl::Status& why) {
-  spdlog::warn("job {}: not put to sleep: {}", job, why.ToString());
-  jobs_.extract(job).mapped().operation->End(why);
+  const Job given_up = std::move(jobs_.extract(job).mapped());
+  EventsOf(given_up).NotPutToSleep(why, given_up.operation->control().bytes,
+                                   absl::Now() - given_up.began_at);
+  given_up.operation->End(why);
 }
 
 template <typename Result>
@@ -191,9 +195,10 @@ void SleepingJobs::FinishSleep(Job* job,
   const std::string name = job->place.job;
   const std::shared_ptr<SleepOperation> operation =
       std::exchange(job->operation, nullptr);
+  const JobEvents events = EventsOf(*job);
+  const absl::Duration took = absl::Now() - job->began_at;
   if (!slept.ok() && !IsAsleep(job->place)) {
-    spdlog::error("job {}: not put to sleep: {}", name,
-                  slept.status().ToString());
+    events.NotPutToSleep(slept.status(), operation->control().bytes, took);
     jobs_.erase(name);
     start_(name);
     return operation->End(slept.status());
@@ -201,13 +206,12 @@ void SleepingJobs::FinishSleep(Job* job,
   job->state = State::kAsleep;
   if (slept.ok()) {
     Note(*slept, job);
-    spdlog::info("job {}: asleep in {}: {} bytes there, {} given back", name,
-                 job->place.folder, job->disk_bytes, job->memory_bytes);
   } else {
     spdlog::error("job {}: {}", name, slept.status().ToString());
     const auto manifest = ReadManifest(job->place.folder);
     if (manifest.ok()) Note(*manifest, job);
   }
+  events.Asleep(job->place.folder, job->disk_bytes, job->memory_bytes, took);
   operation->End(slept.status(), job->memory_bytes);
 }
 
@@ -224,6 +228,7 @@ absl::StatusOr<std::shared_ptr<SleepOperation>> SleepingJobs::Wake(
   job.state = State::kWaking;
   job.operation = std::make_shared<SleepOperation>(SleepOperation::Kind::kWake,
                                                    job.place.folder);
+  job.began_at = absl::Now();
   spdlog::info("job {}: being woken from {}", name, job.place.folder);
   Run<absl::Status>(
       &job,
@@ -245,7 +250,8 @@ absl::StatusOr<std::shared_ptr<SleepOperation>> SleepingJobs::Wake(
 void SleepingJobs::FinishWake(Job* job, const absl::Status& woken) {
   const std::string name = job->place.job;
   if (!woken.ok() && IsAsleep(job->place)) {
-    spdlog::error("job {}: not woken: {}", name, woken.ToString());
+    EventsOf(*job).NotWoken(woken, job->operation->control().bytes,
+                            absl::Now() - job->began_at);
     job->state = State::kAsleep;
     return std::exchange(job->operation, nullptr)->End(woken);
   }
@@ -259,18 +265,24 @@ void SleepingJobs::OnEngine(const std::string& name,
   if (found == jobs_.end() || found->second.state != State::kStarting) return;
   const Job job = std::move(jobs_.extract(found).mapped());
   const std::string old = OldFolder(job.place.folder);
+  const absl::Duration took = absl::Now() - job.began_at;
   if (!status.ok()) {
     // The memory is the job, and the copy may still help an operator.
-    spdlog::error(
-        "job {}: woken, and has no engine; {} is kept until the "
-        "next start of the daemon: {}",
-        name, old, status.ToString());
+    EventsOf(job).NotWoken(
+        absl::Status(status.code(),
+                     absl::StrCat("its files are back in memory, and it has no "
+                                  "engine; ",
+                                  old,
+                                  " is kept until the next start of the "
+                                  "daemon: ",
+                                  status.message())),
+        job.operation->control().bytes, took);
     return job.operation->End(status);
   }
   remover_.Remove(old, [old](const absl::Status& removed) {
     if (!removed.ok()) spdlog::warn("{}: {}", old, removed.ToString());
   });
-  spdlog::info("job {}: awake", name);
+  EventsOf(job).Awake(job.disk_bytes, job.memory_bytes, took);
   job.operation->End(absl::OkStatus(), job.memory_bytes);
 }
 

@@ -18,6 +18,7 @@
 #include "optstate/v1/config.pb.h"
 #include "server/os/event_loop.h"
 #include "server/os/tree_remover.h"
+#include "server/supervisor/job_events.h"
 #include "server/supervisor/sleep/job_sleeper.h"
 #include "server/supervisor/sleep/sleep_operation.h"
 
@@ -92,12 +93,16 @@ class SleepingJobs {
     State state = State::kAsleep;
     std::shared_ptr<SleepOperation> operation;
     std::thread thread;
+    absl::Time began_at;  // the operation
     // By the manifest; 0: not known.
     uint64_t disk_bytes = 0;
     uint64_t memory_bytes = 0;
     int64_t slept_at_s = 0;
   };
 
+  static JobEvents EventsOf(const Job& job) {
+    return {job.place.job, job.place.uid};
+  }
   static void Note(const v1::SleepManifest& manifest, Job* job);
   // Runs `work` on a thread, and then `finish` in the loop with its result.
   template <typename Result>

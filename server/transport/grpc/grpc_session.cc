@@ -57,7 +57,9 @@ GrpcSession::GrpcSession(session::Job* job, SessionTable* table, Peer peer,
                 .transfer_bytes_max = shm::kChunkBytesMax,
                 .interrupt = std::move(interrupt)},
                std::move(peer), link),
-      replies_(replies) {}
+      replies_(replies) {
+  parameters_.CountInto(handler_.traffic().counts());
+}
 
 absl::Status GrpcSession::Handle(const v1::SessionRequest& request) {
   if (request.op_case() == v1::SessionRequest::kGradientChunk) {

@@ -118,6 +118,7 @@ bool ParameterSender::Send(const AreaPart& part, Write write) {
   chunk.mutable_data()->assign(
       reinterpret_cast<const char*>(parameters_.data()) + part.begin,
       part.end - part.begin);
+  if (counts_ != nullptr) counts_->AddSent(part.end - part.begin);
   return write(chunk_);
 }
 

@@ -15,6 +15,7 @@
 #include "proto/shm/sealed_segment.h"
 #include "proto/types/area_parts.h"
 #include "proto/types/unique_fd.h"
+#include "server/session/wire_counters.h"
 
 namespace optstate::transport {
 
@@ -31,6 +32,9 @@ class ParameterSender {
   // Writes a reply to the peer, waiting for room; false: the peer is gone.
   using Write = absl::FunctionRef<bool(const v1::SessionReply&)>;
 
+  // Counts what is sent; null: nothing is counted. Called before the first
+  // Begin().
+  void CountInto(session::WireCounters::Counts* counts) { counts_ = counts; }
   // Takes the job's files, as they are sent to ranks in shared memory, and
   // their sizes. Without `run_stamps` no part is known to be ready before the
   // outcome. Called before the first Begin().
@@ -62,6 +66,7 @@ class ParameterSender {
   shm::PeerSegment parameters_;
   std::optional<shm::PeerSegment> run_stamps_;
   std::vector<AreaPart> parts_;
+  session::WireCounters::Counts* counts_ = nullptr;
 
   absl::Mutex mutex_;
   std::optional<Commit> next_ ABSL_GUARDED_BY(mutex_);

@@ -45,6 +45,7 @@ void CompletionWriter::OnStepDone(uint64_t request_id,
   completion.update_ns = outcome.prepared ? outcome.digest : outcome.update_ns;
   completion.loss_scale = outcome.loss_scale;
   handler_->LogOutcome(status, outcome);
+  handler_->traffic().CountPublished(status, outcome);
   const uint64_t durable_step = outcome.durable_step;
   const absl::string_view text(reinterpret_cast<const char*>(&durable_step),
                                durable_step != 0 ? sizeof(durable_step) : 0);

@@ -1,0 +1,50 @@
+#include "server/observe/event_budget.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+
+namespace optstate::observe {
+namespace {
+
+class EventBudgetTest : public testing::Test {
+ protected:
+  int CountTold(int times) {
+    int told = 0;
+    for (int i = 0; i < times; ++i) told += budget_.Take().has_value() ? 1 : 0;
+    return told;
+  }
+
+  absl::Time now_ = absl::UnixEpoch();
+  EventBudget budget_{3, absl::Seconds(10), [this] { return now_; }};
+};
+
+TEST_F(EventBudgetTest, AFloodIsCutAndCounted) {
+  EXPECT_EQ(budget_.Take(), std::optional<uint64_t>(0));
+  EXPECT_EQ(CountTold(100), 2);
+  EXPECT_EQ(budget_.Take(), std::nullopt);
+  now_ += absl::Seconds(10);
+  EXPECT_EQ(budget_.Take(), std::optional<uint64_t>(99));
+  EXPECT_EQ(budget_.Take(), std::nullopt);
+}
+
+TEST_F(EventBudgetTest, ComesBackWithTimeUpToTheBurst) {
+  EXPECT_EQ(CountTold(100), 3);
+  now_ += absl::Seconds(25);
+  EXPECT_EQ(CountTold(100), 2);
+  now_ += absl::Seconds(5);  // with the half that was left
+  EXPECT_EQ(CountTold(100), 1);
+  now_ += absl::Hours(1);
+  EXPECT_EQ(CountTold(100), 3);
+}
+
+TEST_F(EventBudgetTest, AClockThatIsSetBackGivesNothing) {
+  EXPECT_EQ(CountTold(100), 3);
+  now_ -= absl::Hours(1);
+  EXPECT_EQ(CountTold(100), 0);
+  now_ += absl::Seconds(10);
+  EXPECT_EQ(CountTold(100), 1);
+}
+
+}  // namespace
+}  // namespace optstate::observe
