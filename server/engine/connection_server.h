@@ -87,7 +87,7 @@ class ConnectionServer {
   UniqueFd session_ended_;
   OpenConnections connections_;
   std::optional<AwaitedRanks> awaited_;  // none without a job
-  uint32_t control_version_;  // of the supervisor
+  uint32_t control_version_;             // of the supervisor
   LossReporter losses_;
   bool finished_ = false;
   // Time of the last adopted connection, or of the start.

@@ -182,9 +182,9 @@ class TestEngine {
   // Closes the supervisor's ends, as a killed supervisor does.
   void LoseSupervisor() { supervisor_.reset(); }
   // Connects the next supervisor.
-  void Adopt(const std::string& job_dir) {
+  void Adopt(const std::string& job_dir, uint32_t control_version = 0) {
     supervisor_ = std::make_unique<TestSupervisor>(job_dir);
-    supervisor_->Supervise();
+    supervisor_->Supervise(/*draining=*/false, {}, control_version);
     supervisor_->StartJob();
   }
   v1::Engine::Stub* stub() { return supervisor_->stub(); }

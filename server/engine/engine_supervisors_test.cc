@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <memory>
 #include <set>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/engine_fixture.h"
+#include "server/engine/versions.h"
 
 namespace optstate::engine {
 namespace {
@@ -145,6 +149,115 @@ TEST_F(EngineSupervisorsTest,
     ASSERT_EQ(engine->supervisor()->kept().size(), 1u);
     EXPECT_TRUE(engine->supervisor()->kept().begin()->second.ok());
   }
+}
+
+void Leave(transport::ShmTestPeer* peer) {
+  v1::SessionRequest request;
+  request.set_request_id(1000);
+  request.mutable_detach();
+  ASSERT_TRUE(peer->Send(request).ok());
+  ASSERT_TRUE(peer->Receive().ok());
+}
+
+// Loses rank 0, and returns once the engine knows.
+void LoseRank(TestEngine* engine,
+              std::unique_ptr<transport::ShmTestPeer> peer) {
+  ASSERT_EQ(engine->Describe().session_count(), 1u);
+  peer.reset();
+  while (engine->Describe().session_count() != 0) {
+  }
+}
+
+// Ends the engine and returns the losses that it has told.
+size_t CountLosses(TestEngine* engine) {
+  engine->supervisor()->Stop();
+  size_t losses = 0;
+  while (true) {
+    const TestEvent next = engine->supervisor()->AwaitEvent();
+    if (next.event.event_case() == v1::EngineEvent::EVENT_NOT_SET) break;
+    if (next.event.has_rank_lost()) ++losses;
+  }
+  EXPECT_EQ(engine->Wait(), 0);
+  return losses;
+}
+
+TEST_F(EngineSupervisorsTest, ALostRankIsTold) {
+  auto engine = Start();
+  engine->Adopt(job_dir_, kControlVersion);
+  EXPECT_EQ(engine->supervisor()->AwaitReady().control_version(),
+            kControlVersion);
+  auto peer = engine->Connect();
+  Begin(peer.get(), false);
+  TakeStep(peer.get(), 1);
+  peer.reset();
+  const TestEvent lost = engine->supervisor()->AwaitOther();
+  ASSERT_TRUE(lost.event.has_rank_lost()) << lost.event.ShortDebugString();
+  EXPECT_EQ(lost.event.rank_lost().rank(), 0u);
+  EXPECT_EQ(lost.event.rank_lost().committed_step(), 1u);
+  EXPECT_NE(lost.event.rank_lost().reason(), "");
+  EXPECT_EQ(CountLosses(engine.get()), 0u);
+}
+
+// A rank that detaches is not lost, nor is one whose engine ends.
+TEST_F(EngineSupervisorsTest, ARankThatLeavesIsNotLost) {
+  auto engine = Start();
+  engine->Adopt(job_dir_, kControlVersion);
+  engine->supervisor()->AwaitReady();
+  auto left = engine->Connect();
+  Begin(left.get(), false);
+  Leave(left.get());
+  left.reset();
+  auto stays = engine->Connect();
+  Begin(stays.get(), false);
+  EXPECT_EQ(CountLosses(engine.get()), 0u);
+}
+
+TEST_F(EngineSupervisorsTest, RanksThatGoWhileTheJobDrainsAreNotLost) {
+  auto engine = Start();
+  engine->Adopt(job_dir_, kControlVersion);
+  engine->supervisor()->AwaitReady();
+  auto peer = engine->Connect();
+  Begin(peer.get(), false);
+  engine->supervisor()->Drain(true);
+  // The request before it was obeyed when the push is refused.
+  while (peer->Call(peer->Push(1)).status.ok()) {
+    shm::Submission abort = {};
+    abort.op = static_cast<uint16_t>(shm::Op::kAbort);
+    abort.step = 1;
+    ASSERT_TRUE(peer->Call(abort).status.ok());
+  }
+  LoseRank(engine.get(), std::move(peer));
+  EXPECT_EQ(CountLosses(engine.get()), 0u);
+}
+
+// The build before takes an engine of its own version alone, and does not know
+// of lost ranks.
+TEST_F(EngineSupervisorsTest, ASupervisorOfTheBuildBeforeIsToldNoLoss) {
+  auto engine = Start();
+  engine->Adopt(job_dir_, kControlVersionMin);
+  EXPECT_EQ(engine->supervisor()->AwaitReady().control_version(),
+            kControlVersionMin);
+  auto peer = engine->Connect();
+  Begin(peer.get(), false);
+  LoseRank(engine.get(), std::move(peer));
+  EXPECT_EQ(CountLosses(engine.get()), 0u);
+}
+
+// A supervisor that comes later is not told: ranks whose connections go with
+// their supervisor are back by then.
+TEST_F(EngineSupervisorsTest, ALossWithoutASupervisorIsNotToldLater) {
+  auto engine = Start();
+  auto peer = engine->Connect();
+  Begin(peer.get(), false);
+  engine->LoseSupervisor();
+  peer.reset();
+  engine->Adopt(job_dir_);  // of the build before: it can ask
+  engine->supervisor()->AwaitReady();
+  while (engine->Describe().session_count() != 0) {
+  }
+  engine->Adopt(job_dir_, kControlVersion);
+  engine->supervisor()->AwaitReady();
+  EXPECT_EQ(CountLosses(engine.get()), 0u);
 }
 
 TEST_F(EngineSupervisorsTest, APrivateEngineEndsWithItsSupervisor) {

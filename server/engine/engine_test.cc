@@ -33,6 +33,12 @@ TEST_F(EngineTest, TakesStepsAndEndsWhenItIsToldTo) {
   EXPECT_EQ(job.engine_pid(), engine->pid());
   EXPECT_EQ(job.engine_restarts(), 2u);
   EXPECT_EQ(job.state_dir(), job_dir_);
+  ASSERT_EQ(job.wires_size(), 1);
+  EXPECT_EQ(job.wires(0).wire(), "shm");
+  // 5,000 gradients in float32 and one in bfloat16, three times.
+  EXPECT_EQ(job.wires(0).gradient_bytes(), 3u * (5000 * 4 + 2));
+  EXPECT_GE(job.wires(0).sent_bytes(), 3u * (5000 * 4 + 2));
+  EXPECT_EQ(job.wires(0).load_bytes(), (5000u + 1) * 4);
   EXPECT_EQ(engine->StopAndWait(), 0);
   EXPECT_TRUE(peer->AwaitEnd().ok());  // no last reply: the rank connects again
 }

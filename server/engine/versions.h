@@ -8,9 +8,10 @@
 namespace optstate::engine {
 
 // Version of the protocol between supervisor and engine
-// (optstate/v1/engine.proto), and the oldest that this build speaks. An upgraded
-// supervisor adopts engines of the release before it, and an engine answers a
-// supervisor of that release in its version: each speaks the lower one.
+// (optstate/v1/engine.proto), and the oldest that this build speaks. An
+// upgraded supervisor adopts engines of the release before it, and an engine
+// answers a supervisor of that release in its version: each speaks the lower
+// one.
 inline constexpr uint32_t kControlVersion = 2;
 inline constexpr uint32_t kControlVersionMin = 1;
 // The first version whose supervisors know EngineEvent.RankLost.

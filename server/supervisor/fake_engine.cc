@@ -21,6 +21,8 @@
 //                     there
 //   keeps...          keeps gradients of rank N with the Nth connection (from
 //                     0) and drops them with its end
+//   loses...          does as keeps, and says before the drop that rank N is
+//                     lost
 //
 // It does not define correct engine behaviour: use it only where the engine's
 // own behaviour does not matter.
@@ -68,6 +70,8 @@ class Engine {
   bool Is(absl::string_view prefix) const {
     return absl::StartsWith(config_.job(), prefix);
   }
+
+  bool KeepsGradients() const { return Is("keeps") || Is("loses"); }
 
   bool IsFixed() const {
     return ::access((config_.job_dir() + "/fixed").c_str(), F_OK) == 0;
@@ -151,7 +155,7 @@ class Engine {
   }
 
   void SayEverything() {
-    if (Is("keeps")) {
+    if (KeepsGradients()) {
       for (const Connection& one : connections_) Keep(one.rank);
     }
     if (Is("never-ready")) return;
@@ -175,7 +179,7 @@ class Engine {
   void Take(UniqueFd fd) {
     if (Is("dies-on-hello")) ::kill(::getpid(), SIGKILL);
     connections_.push_back({std::move(fd), next_rank_++});
-    if (Is("keeps")) Keep(connections_.back().rank);
+    if (KeepsGradients()) Keep(connections_.back().rank);
     v1::HelloReply reply;
     reply.mutable_status();
     reply.set_protocol_version(shm::kProtocolVersion);
@@ -203,7 +207,13 @@ class Engine {
     const uint32_t rank = connections_[index].rank;
     connections_.erase(connections_.begin() + static_cast<ptrdiff_t>(index));
     v1::EngineEvent event;
-    if (Is("keeps")) {
+    if (Is("loses")) {
+      event.mutable_rank_lost()->set_rank(rank);
+      event.mutable_rank_lost()->set_committed_step(7);
+      event.mutable_rank_lost()->set_reason("process 4711 ended");
+      Say(event);
+    }
+    if (KeepsGradients()) {
       event.mutable_drop_gradients()->set_rank(rank);
       Say(event);
     }

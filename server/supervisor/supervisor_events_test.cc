@@ -19,8 +19,10 @@
 namespace optstate::supervisor {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class SupervisorEventsTest : public SupervisorTest {
  protected:
@@ -118,6 +120,32 @@ TEST_F(SupervisorEventsTest, AnEngineThatIsFoundRunning) {
   EXPECT_EQ(Last("a").text(),
             absl::StrCat("engine ", session.engine_pid,
                          " is ready, and was running before"));
+}
+
+TEST_F(SupervisorEventsTest, ARankThatIsLost) {
+  harness_.Start();
+  MustOpen("loses").fd.reset();
+  ASSERT_TRUE(AwaitKind("loses", "rank_lost"));
+  EXPECT_EQ(Last("loses").text(), "rank 0 lost at step 7: process 4711 ended");
+  EXPECT_EQ(Last("loses").severity(), v1::EVENT_SEVERITY_WARNING);
+  EXPECT_EQ(Last("loses").owner_uid(), ::geteuid());
+}
+
+TEST_F(SupervisorEventsTest, RanksThatGoWhileTheDaemonDrainsAreNotLost) {
+  harness_.Start();
+  TestSession session = MustOpen("loses");
+  const auto await_kept = [this](size_t count) {
+    return SupervisorHarness::Eventually([this, count] {
+      const auto found = harness_.Find("loses");
+      return found.has_value() && found->kept_count == count;
+    });
+  };
+  ASSERT_TRUE(await_kept(1));
+  ASSERT_TRUE(harness_.supervisor().SetDraining(true).ok());
+  session.fd.reset();
+  // The engine drops the gradients after it has told the loss.
+  ASSERT_TRUE(await_kept(0));
+  EXPECT_THAT(KindsOf("loses"), Not(Contains("rank_lost")));
 }
 
 TEST_F(SupervisorEventsTest, ADrainThatIsOlderThanTheDaemon) {

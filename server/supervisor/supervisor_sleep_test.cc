@@ -12,10 +12,12 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "server/observe/event_log.h"
 #include "server/supervisor/sleep/job_sleeper.h"
 #include "server/supervisor/sleep/sleep_operation.h"
 #include "server/supervisor/supervisor_fixture.h"
@@ -28,6 +30,7 @@ namespace {
 const access::Caller kSelf = access::UnixCaller(::geteuid());
 
 namespace fs = std::filesystem;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 class SupervisorSleepTest : public SupervisorTest {
@@ -114,6 +117,50 @@ TEST_F(SupervisorSleepTest, AJobSleepsAndWakes) {
   EXPECT_FALSE(Exists(disk_ + "/jobs/a"));
   EXPECT_NE(MustOpen("a").engine_pid, 0u);
   EXPECT_TRUE(absl::IsFailedPrecondition(Wake("a")));
+}
+
+TEST_F(SupervisorSleepTest, TheWaysToSleepAndAwakeAreEvents) {
+  const uint64_t before = observe::Events().Await(0, absl::InfinitePast());
+  const auto last = [before](const std::string& kind) {
+    const std::vector<v1::Event> events = observe::Events().After(before, "a");
+    // The engine's events come between.
+    for (auto it = events.rbegin(); it != events.rend(); ++it) {
+      if (it->kind() == kind) return *it;
+    }
+    return v1::Event();
+  };
+  harness_.Start();
+  MakeJob("a");
+  fs::create_directories(disk_ + "/jobs/a");  // the name is taken
+  EXPECT_FALSE(Sleep("a").ok());
+  EXPECT_THAT(last("job_sleep_failed").text(),
+              ContainsRegex("^not put to sleep, after [0-9]+ bytes and "
+                            "[0-9.]+ s: .*" +
+                            disk_));
+  EXPECT_EQ(last("job_sleep_failed").severity(), v1::EVENT_SEVERITY_ERROR);
+  EXPECT_EQ(last("job_sleep_failed").owner_uid(), ::geteuid());
+  fs::remove_all(disk_ + "/jobs/a");
+  ASSERT_TRUE(SupervisorHarness::Eventually([&] {
+    const auto found = harness_.Find("a");
+    return found.has_value() && found->engine_pid != 0;
+  }));
+  ASSERT_TRUE(Sleep("a").ok());
+  EXPECT_THAT(last("job_asleep").text(),
+              ContainsRegex("^asleep in " + disk_ +
+                            "/jobs/a: [0-9]+ bytes there, [0-9]+ bytes of "
+                            "memory given back, in [0-9.]+ s$"));
+  EXPECT_EQ(last("job_asleep").severity(), v1::EVENT_SEVERITY_INFO);
+  const std::string copy = disk_ + "/jobs/a/files/state/control";
+  std::ofstream(copy) << "State of a";
+  EXPECT_FALSE(Wake("a").ok());
+  EXPECT_THAT(last("job_wake_failed").text(),
+              ContainsRegex("^not woken, after [0-9]+ bytes and [0-9.]+ s: "
+                            "DATA_LOSS"));
+  std::ofstream(copy) << "state of a";
+  ASSERT_TRUE(Wake("a").ok());
+  EXPECT_THAT(last("job_awake").text(),
+              ContainsRegex("^awake: [0-9]+ bytes read back, [0-9]+ bytes of "
+                            "memory taken again, in [0-9.]+ s$"));
 }
 
 TEST_F(SupervisorSleepTest, AJobSleepsOverARestartAndAKill) {

@@ -23,7 +23,7 @@ class SessionTrafficTest : public testing::Test {
   }
   static uint64_t GradientBytes(const Layout& layout, size_t parameter) {
     const auto& one = layout.parameters()[parameter];
-    return one.numel * SizeInBytes(one.gradient_dtype);
+    return static_cast<uint64_t>(one.numel) * SizeInBytes(one.gradient_dtype);
   }
 
   const Layout layout_ = TestLayout();
@@ -35,20 +35,20 @@ class SessionTrafficTest : public testing::Test {
 
 TEST_F(SessionTrafficTest, PushesCountTheirGradients) {
   traffic_.CountPush(0, 1);  // not attached
-  EXPECT_EQ(counts_.gradient_bytes, 0u);
+  EXPECT_EQ(counts_.gradient_bytes.load(), 0u);
   traffic_.Attach(layout_, partition_, 0);
   traffic_.CountPush(1, 1);
-  EXPECT_EQ(counts_.gradient_bytes, GradientBytes(layout_, 1));
+  EXPECT_EQ(counts_.gradient_bytes.load(), GradientBytes(layout_, 1));
   const auto count = static_cast<uint32_t>(layout_.parameters().size());
   uint64_t all = 0;
   for (uint32_t i = 0; i < count; ++i) all += GradientBytes(layout_, i);
-  const uint64_t before = counts_.gradient_bytes;
+  const uint64_t before = counts_.gradient_bytes.load();
   traffic_.CountPush(0, count);
-  EXPECT_EQ(counts_.gradient_bytes, before + all);
+  EXPECT_EQ(counts_.gradient_bytes.load(), before + all);
   // Beyond what the rank knew when it attached.
   traffic_.CountPush(count, 5);
   traffic_.CountPush(UINT32_MAX, UINT32_MAX);
-  EXPECT_EQ(counts_.gradient_bytes, before + all);
+  EXPECT_EQ(counts_.gradient_bytes.load(), before + all);
 }
 
 // Another rank's pieces are not this one's.
@@ -64,8 +64,8 @@ TEST_F(SessionTrafficTest, OnlyTheRanksOwnPiecesCount) {
         layout_,
         MakeRankPartition(layout_, PartitionMode::kGreedy, 2, rank).value(), 0);
     traffic.CountPush(0, count);
-    EXPECT_LT(counts.gradient_bytes, all);
-    both += counts.gradient_bytes;
+    EXPECT_LT(counts.gradient_bytes.load(), all);
+    both += counts.gradient_bytes.load();
   }
   EXPECT_EQ(both, all);
 }
@@ -73,15 +73,15 @@ TEST_F(SessionTrafficTest, OnlyTheRanksOwnPiecesCount) {
 TEST_F(SessionTrafficTest, AnAppliedStepPublishesTheParameters) {
   traffic_.Attach(layout_, partition_, 100);
   traffic_.CountPublished(absl::OkStatus(), Outcome(1, true));
-  EXPECT_EQ(counts_.sent_bytes, 100u);
+  EXPECT_EQ(counts_.sent_bytes.load(), 100u);
   traffic_.CountPublished(absl::OkStatus(), Outcome(2, false));  // skipped
   traffic_.CountPublished(absl::OkStatus(), Outcome(0, true));   // a load
   traffic_.CountPublished(absl::AbortedError("x"), Outcome(3, true));
-  EXPECT_EQ(counts_.sent_bytes, 100u);
+  EXPECT_EQ(counts_.sent_bytes.load(), 100u);
   traffic_.CountSent(5);
   traffic_.CountLoaded(7);
-  EXPECT_EQ(counts_.sent_bytes, 105u);
-  EXPECT_EQ(counts_.load_bytes, 7u);
+  EXPECT_EQ(counts_.sent_bytes.load(), 105u);
+  EXPECT_EQ(counts_.load_bytes.load(), 7u);
 }
 
 TEST_F(SessionTrafficTest, NothingIsCountedWithoutCounters) {
