@@ -286,6 +286,17 @@ void AddSessions(const v1::Job& job, Table& table) {
   }
 }
 
+// Adds what has passed between ranks and the engine since that started.
+void AddWires(const v1::Job& job, Table& table) {
+  for (const v1::WireBytes& wire : job.wires()) {
+    table.AddRow(
+        {absl::StrCat("  over ", wire.wire()),
+         absl::StrCat(HumanBytes(wire.gradient_bytes()), " of gradients, ",
+                      HumanBytes(wire.sent_bytes()), " sent, ",
+                      HumanBytes(wire.load_bytes()), " loaded")});
+  }
+}
+
 absl::Status Run(const Context& context, const std::string& name) {
   OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
   OPTSTATE_ASSIGN_OR_RETURN(v1::Job job, client->GetJob(name, /*memory=*/true));
@@ -303,6 +314,7 @@ absl::Status Run(const Context& context, const std::string& name) {
   AddDisk(job, table);
   AddDeviceUpdates(job, table);
   AddSessions(job, table);
+  AddWires(job, table);
   table.AddRow({"engine", absl::StrCat("pid ", job.engine_pid(), ", ",
                                        job.engine_restarts(), " restart(s)")});
   OPTSTATE_RETURN_IF_ERROR(Print(context, job, table));

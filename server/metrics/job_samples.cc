@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/metrics/report_time.h"
@@ -58,6 +59,20 @@ void AddSteps(const v1::Job& job, Samples* samples) {
   }
   if (mean.memory_share() != 0) {
     samples->Add(Metric::kJobMemoryShare, mean.memory_share(), {Named(job)});
+  }
+}
+
+void AddWires(const v1::Job& job, Samples* samples) {
+  for (const v1::WireBytes& wire : job.wires()) {
+    const std::pair<const char*, uint64_t> directions[] = {
+        {"gradients", wire.gradient_bytes()},
+        {"sent", wire.sent_bytes()},
+        {"loaded", wire.load_bytes()}};
+    for (const auto& [direction, bytes] : directions) {
+      samples->Add(
+          Metric::kJobWireBytes, static_cast<double>(bytes),
+          {Named(job), {"wire", wire.wire()}, {"direction", direction}});
+    }
   }
 }
 
@@ -150,6 +165,7 @@ void AddJob(const v1::Job& job, Samples* samples) {
   samples->Add(Metric::kJobSessions, static_cast<double>(job.session_count()),
                {Named(job)});
   AddSteps(job, samples);
+  AddWires(job, samples);
   AddOptional(job, samples);
   if (job.has_disk()) AddDisk(job, samples);
   if (job.has_device_updates()) AddDevices(job, samples);

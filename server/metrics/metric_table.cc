@@ -102,6 +102,9 @@ constexpr MetricInfo kMetrics[] = {
     {Metric::kJobSpeculatedStepsRolledBack,
      "optstate_job_speculated_steps_rolled_back_total", kCounter,
      "Steps among these that were rolled back."},
+    {Metric::kJobWireBytes, "optstate_job_wire_bytes_total", kCounter,
+     "Bytes between ranks and the job's engine: gradients that were pushed, "
+     "parameters and state that were sent or published, and what was loaded."},
 
     {Metric::kJobDiskReadBytes, "optstate_job_disk_read_bytes_total", kCounter,
      "Bytes that the engine has read from a directory."},

@@ -58,6 +58,7 @@ enum class Metric : size_t {
   kJobMemoryUnlockedBytes,
   kJobSpeculatedSteps,
   kJobSpeculatedStepsRolledBack,
+  kJobWireBytes,
   // Its records on disk.
   kJobDiskReadBytes,
   kJobDiskWrittenBytes,

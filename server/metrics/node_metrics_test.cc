@@ -186,6 +186,24 @@ TEST(NodeMetricsTest, AJobOfWhichNothingIsKnownHasNoStep) {
                               "phase=\"failed\"} 1\n"));
 }
 
+TEST(NodeMetricsTest, BytesByWire) {
+  EXPECT_THAT(Lines(TextOf(FullReport()),
+                    "optstate_job_wire_bytes_total{job_name="
+                    "\"full\""),
+              ElementsAre("optstate_job_wire_bytes_total{job_name=\"full\","
+                          "wire=\"shm\",direction=\"gradients\"} 8000",
+                          "optstate_job_wire_bytes_total{job_name=\"full\","
+                          "wire=\"shm\",direction=\"sent\"} 4000",
+                          "optstate_job_wire_bytes_total{job_name=\"full\","
+                          "wire=\"shm\",direction=\"loaded\"} 12000",
+                          "optstate_job_wire_bytes_total{job_name=\"full\","
+                          "wire=\"grpc\",direction=\"gradients\"} 80",
+                          "optstate_job_wire_bytes_total{job_name=\"full\","
+                          "wire=\"grpc\",direction=\"sent\"} 0",
+                          "optstate_job_wire_bytes_total{job_name=\"full\","
+                          "wire=\"grpc\",direction=\"loaded\"} 0"));
+}
+
 TEST(NodeMetricsTest, DiskAndDevices) {
   const std::string text = TextOf(FullReport());
   for (const char* line :

@@ -47,6 +47,7 @@ constexpr char kHostJob[] = R"pb(
     steps: [ 1, 4, 2 ]
     sum_s: 1.25
   }
+  wires { wire: "shm" gradient_bytes: 8000 sent_bytes: 4000 load_bytes: 12000 }
 )pb";
 
 constexpr char kMore[] = R"pb(
@@ -75,6 +76,7 @@ constexpr char kMore[] = R"pb(
     step_waited_ns: 250000000
     parameter_cache { from_frames: 11 hits: 12 misses: 13 }
   }
+  wires { wire: "grpc" gradient_bytes: 80 }
   speculation { steps_begun: 9 steps_rolled_back: 2 }
   device_updates {
     cpu_elements: 300
