@@ -92,7 +92,8 @@ TEST_F(OptctlShowTest, DescribeTellsWhereTimeAndMemoryGo) {
   const std::string table = Optctl("describe job gpt").output;
   for (const char* row :
        {"mean of 2", "  staging", "  waiting for ranks", "  norm and decision",
-        "  update", "  publish", "252 B moved", " pages, node 0: "}) {
+        "  update", "  publish", "252 B moved",
+        " pages, node 0: ", "72 B of gradients, "}) {
     EXPECT_TRUE(absl::StrContains(table, row)) << row << " in\n" << table;
   }
 }

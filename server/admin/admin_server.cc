@@ -27,6 +27,9 @@ namespace {
 // until it ends.
 constexpr int kOperatorThreadsMax = 16;
 constexpr int kThreadsMax = 6;
+// Threads that wait for a next call, of those that had one: more than that end.
+// Making a thread for each call costs more than most calls do.
+constexpr int kPollersMax = 4;
 // The part of these that may watch events at once: each does for minutes.
 constexpr int kEventStreamsDivisor = 2;
 // Number of callers with a server of their own, besides root and the daemon's
@@ -69,7 +72,7 @@ class CallersServer {
     builder.SetMaxSendMessageSize(-1);
     builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
     builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
-    builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
+    builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, kPollersMax);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsMax);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
     auto interceptors = timer->Interceptors();

@@ -15,10 +15,8 @@
 #include "server/admin/tier_report.h"
 #include "server/observe/node_event.h"
 #include "server/session/admission.h"
-#include "server/session/job_facts.h"
 #include "server/supervisor/job_events.h"
 #include "server/supervisor/permissions.h"
-#include "server/supervisor/sleep/sleep_manifest.h"
 
 namespace optstate::admin {
 namespace {
@@ -26,55 +24,6 @@ namespace {
 using supervisor::JobSummary;
 
 constexpr absl::Duration kDrainTimeout = absl::Seconds(30);
-
-// Describes a job whose engine gave no answer, because of `why`.
-v1::Job DescribeWithoutEngine(const JobSummary& summary,
-                              const absl::Status& why) {
-  v1::Job job;
-  if (summary.sleep.has_value() && !summary.sleep->directory().empty()) {
-    session::AddFromFiles(summary.sleep->directory() + supervisor::kFilesFolder,
-                          &job);
-    job.set_phase(v1::JOB_PHASE_ASLEEP);
-    job.set_state_bytes(0);  // in memory
-    return job;
-  }
-  session::AddFromFiles(summary.directory, &job);
-  // Without an engine no rank is attached.
-  job.set_ranks_unknown(summary.engine_pid != 0);
-  if (summary.failed) {
-    job.set_phase(v1::JOB_PHASE_FAILED);
-    return job;
-  }
-  job.set_reason(std::string(why.message()));
-  // The reason concerns the previous engine, while no engine has become ready
-  // since.
-  if (!summary.reason.empty()) {
-    job.set_reason(absl::StrCat(job.reason(), ": ", summary.reason));
-  }
-  return job;
-}
-
-v1::Job Merge(const JobSummary& summary, absl::StatusOr<v1::Job> described) {
-  v1::Job job;
-  if (described.ok()) {
-    job = *std::move(described);
-    // An engine that could not open the files knows less than the files say.
-    if (job.phase() == v1::JOB_PHASE_FAILED && job.parameter_count() == 0) {
-      session::AddFromFiles(summary.directory, &job);
-    }
-  } else {
-    job = DescribeWithoutEngine(summary, described.status());
-  }
-  if (job.reason().empty()) job.set_reason(summary.reason);
-  // These fields are the supervisor's.
-  job.set_name(summary.name);
-  job.set_uid(summary.uid);
-  job.set_engine_pid(summary.engine_pid);
-  job.set_engine_restarts(summary.restarts);
-  job.set_state_dir(summary.directory);
-  if (summary.sleep.has_value()) *job.mutable_sleep() = *summary.sleep;
-  return job;
-}
 
 template <typename Jobs>
 void AddUnanswered(const Jobs& jobs,
@@ -93,11 +42,6 @@ void AddLocked(const v1::MemoryLock& of_job, v1::MemoryLock* all) {
   all->set_pending_bytes(all->pending_bytes() + of_job.pending_bytes());
   all->set_unlocked_bytes(all->unlocked_bytes() + of_job.unlocked_bytes());
   if (all->reason().empty()) all->set_reason(of_job.reason());
-}
-
-absl::Status NoJob(const std::string& name) {
-  return absl::NotFoundError(
-      absl::StrCat("there is no job \"", name, "\" on this node"));
 }
 
 supervisor::JobEvents EventsOf(const JobSummary& summary) {
@@ -165,13 +109,20 @@ AdminService::AdminService(supervisor::SupervisorControl* control,
       engines_(engines),
       upgrade_(upgrade),
       info_(std::move(info)),
-      engine_answer_max_(engine_answer_max) {}
+      engine_answer_max_(engine_answer_max),
+      described_(control, engines, engine_answer_max) {}
 
 v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
-  return StatusOf(ListJobs(deadline));
+  if (!described_.MayShare(deadline))
+    return StatusOf(**described_.All(deadline));
+  // What is left is asked of the system, so that it is shared as well.
+  return *statuses_.Get("", [this] {
+    return StatusOf(**described_.All(absl::InfiniteFuture()));
+  });
 }
 
-v1::ServerStatus AdminService::StatusOf(const v1::ListJobsReply& list) const {
+v1::ServerStatus AdminService::StatusOf(
+    const std::vector<v1::Job>& jobs) const {
   v1::ServerStatus status;
   status.set_version(std::string(kVersion));
   status.set_protocol_version(shm::kProtocolVersion);
@@ -184,15 +135,15 @@ v1::ServerStatus AdminService::StatusOf(const v1::ListJobsReply& list) const {
   status.set_socket(info_.socket);
   *status.mutable_listen() = {info_.listen.begin(), info_.listen.end()};
   status.set_draining(control_->draining());
-  status.set_job_count(static_cast<uint32_t>(list.jobs_size()));
-  for (const v1::Job& job : list.jobs()) {
+  status.set_job_count(static_cast<uint32_t>(jobs.size()));
+  for (const v1::Job& job : jobs) {
     status.set_session_count(status.session_count() + job.session_count());
     status.set_state_bytes(status.state_bytes() + job.state_bytes());
     if (job.has_memory_lock()) {
       AddLocked(job.memory_lock(), status.mutable_memory_lock());
     }
   }
-  *status.mutable_unanswered() = list.unanswered();
+  AddUnanswered(jobs, status.mutable_unanswered());
   const absl::StatusOr<uint64_t> left =
       session::StateBytesLeft(info_.state_dir, info_.config.limits());
   if (left.ok()) {
@@ -213,85 +164,36 @@ absl::Time AdminService::EngineDeadline(absl::Time deadline) const {
   return std::min(deadline, absl::Now() + engine_answer_max_);
 }
 
-std::vector<v1::Job> AdminService::Describe(
-    const std::vector<JobSummary>& summaries, absl::Time deadline) {
-  const absl::Time until = EngineDeadline(deadline);
-  std::vector<std::string> with_engine;
-  for (const JobSummary& summary : summaries) {
-    if (summary.engine_pid != 0) with_engine.push_back(summary.name);
-  }
-  std::vector<absl::StatusOr<v1::Job>> described =
-      engines_->AwaitJobs(with_engine, until);
-  std::vector<v1::Job> jobs;
-  auto next = described.begin();
-  for (const JobSummary& summary : summaries) {
-    if (summary.engine_pid == 0) {
-      jobs.push_back(Merge(summary, engines_->GetJob(summary.name, until)));
-      continue;
-    }
-    absl::StatusOr<v1::Job> one = std::move(*next++);
-    JobSummary now = summary;
-    // The engine may have ended for good meanwhile, and the job with it.
-    if (!one.ok()) {
-      absl::StatusOr<JobSummary> found = control_->FindJob(summary.name);
-      if (!found.ok()) continue;
-      now = *std::move(found);
-    }
-    jobs.push_back(Merge(now, std::move(one)));
-  }
-  return jobs;
-}
-
-// Callers share a question to the engines, which has its own time: one who has
-// little must not end it for the others. It may begin when another has ended; a
-// caller who has no time for both asks alone.
-std::vector<v1::Job> AdminService::DescribeAll(absl::Time deadline) {
-  if (deadline < absl::Now() + 2 * engine_answer_max_) {
-    return Describe(control_->Jobs(), deadline);
-  }
-  return *listing_.Get(
-      [this] { return Describe(control_->Jobs(), absl::InfiniteFuture()); });
-}
-
 v1::ListJobsReply AdminService::ListJobs(absl::Time deadline) {
-  std::vector<v1::Job> jobs = DescribeAll(deadline);
+  const std::shared_ptr<const DescribedJobs::Jobs> jobs =
+      described_.All(deadline);
   v1::ListJobsReply reply;
-  AddUnanswered(jobs, reply.mutable_unanswered());
-  for (v1::Job& job : jobs) *reply.add_jobs() = std::move(job);
+  AddUnanswered(**jobs, reply.mutable_unanswered());
+  for (const v1::Job& job : **jobs) *reply.add_jobs() = job;
   return reply;
 }
 
 absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
                                              absl::Time deadline, bool memory) {
-  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, control_->FindJob(name));
-  std::vector<v1::Job> described = Describe({summary}, deadline);
-  if (described.empty()) return NoJob(name);
-  v1::Job job = std::move(described[0]);
-  if (!memory || job.ranks_unknown()) return job;
-  // Memory use is asked for separately, because it may take too long; then the
-  // answer lacks it.
-  absl::StatusOr<v1::Job> with_memory =
-      engines_->GetJob(name, deadline, /*memory=*/true);
-  if (!with_memory.ok()) return job;
-  return Merge(summary, std::move(with_memory));
+  if (memory) return described_.OneWithMemory(name, deadline);
+  const std::shared_ptr<const DescribedJobs::Jobs> jobs =
+      described_.One(name, deadline);
+  if (!jobs->ok()) return jobs->status();
+  return (*jobs)->front();
 }
 
 absl::StatusOr<v1::ListSessionsReply> AdminService::ListSessions(
     const std::string& job, absl::Time deadline) {
-  std::vector<JobSummary> summaries;
-  if (job.empty()) {
-    summaries = control_->Jobs();
-  } else {
-    OPTSTATE_ASSIGN_OR_RETURN(JobSummary one, control_->FindJob(job));
-    summaries.push_back(std::move(one));
-  }
-  std::vector<v1::Job> jobs = Describe(summaries, deadline);
+  const std::shared_ptr<const DescribedJobs::Jobs> jobs =
+      job.empty() ? described_.All(deadline) : described_.One(job, deadline);
+  if (!jobs->ok()) return jobs->status();
   v1::ListSessionsReply reply;
-  AddUnanswered(jobs, reply.mutable_unanswered());
-  for (v1::Job& one : jobs) {
-    for (v1::SessionInfo& session : *one.mutable_sessions()) {
-      session.set_job(one.name());
-      *reply.add_sessions() = std::move(session);
+  AddUnanswered(**jobs, reply.mutable_unanswered());
+  for (const v1::Job& one : **jobs) {
+    for (const v1::SessionInfo& session : one.sessions()) {
+      v1::SessionInfo* const added = reply.add_sessions();
+      *added = session;
+      added->set_job(one.name());
     }
   }
   return reply;
@@ -406,9 +308,13 @@ v1::DescribeDevicesReply AdminService::DescribeDevices(absl::Time deadline) {
 }
 
 v1::NodeReport AdminService::DescribeNode(absl::Time deadline) {
-  v1::ListJobsReply list = ListJobs(deadline);
+  const std::shared_ptr<const DescribedJobs::Jobs> jobs =
+      described_.All(deadline);
+  v1::ListJobsReply list;
+  for (const v1::Job& job : **jobs) *list.add_jobs() = job;
+  AddUnanswered(**jobs, list.mutable_unanswered());
   v1::NodeReport report;
-  *report.mutable_status() = StatusOf(list);
+  *report.mutable_status() = StatusOf(**jobs);
   *report.mutable_tiers() =
       admin::DescribeTiers(info_.config, control_->Jobs(), {});
   *report.mutable_devices() =

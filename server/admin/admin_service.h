@@ -13,9 +13,10 @@
 #include "absl/time/time.h"
 #include "optstate/v1/admin.pb.h"
 #include "server/access/caller.h"
+#include "server/admin/described_jobs.h"
 #include "server/admin/engine_channels.h"
 #include "server/admin/server_info.h"
-#include "server/admin/shared_listing.h"
+#include "server/admin/shared_answers.h"
 #include "server/admin/upgrade_control.h"
 #include "server/supervisor/supervisor_control.h"
 
@@ -47,6 +48,9 @@ class AdminService {
   v1::ListJobsReply ListJobs(absl::Time deadline);
   absl::StatusOr<v1::Job> GetJob(const std::string& name, absl::Time deadline,
                                  bool memory = false);
+  // Callers of the four calls around this one, but for `memory`, share answers:
+  // see DescribedJobs.
+  const DescribedJobs& described() const { return described_; }
   // Returns NOT_FOUND when `job` names a job that does not exist.
   absl::StatusOr<v1::ListSessionsReply> ListSessions(const std::string& job,
                                                      absl::Time deadline);
@@ -87,12 +91,8 @@ class AdminService {
       absl::Time deadline, const grpc::ServerContext* call = nullptr);
 
  private:
-  v1::ServerStatus StatusOf(const v1::ListJobsReply& list) const;
+  v1::ServerStatus StatusOf(const std::vector<v1::Job>& jobs) const;
   absl::Time EngineDeadline(absl::Time deadline) const;
-  std::vector<v1::Job> DescribeAll(absl::Time deadline);
-  std::vector<v1::Job> Describe(
-      const std::vector<supervisor::JobSummary>& summaries,
-      absl::Time deadline);
   // Returns PERMISSION_DENIED when the caller may not change the job.
   absl::StatusOr<supervisor::JobSummary> FindToChange(
       const std::string& name, const access::Caller& caller);
@@ -109,7 +109,8 @@ class AdminService {
   UpgradeControl* const upgrade_;
   const ServerInfo info_;
   const absl::Duration engine_answer_max_;
-  SharedListing listing_;
+  DescribedJobs described_;
+  SharedAnswers<v1::ServerStatus> statuses_;
 };
 
 }  // namespace optstate::admin

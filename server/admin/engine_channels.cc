@@ -196,9 +196,20 @@ std::vector<std::unique_ptr<EngineChannels::Call>> EngineChannels::MakeCalls(
 
 void EngineChannels::AskForJobs(const std::vector<std::unique_ptr<Call>>& calls,
                                 bool memory) {
-  AskAll(calls, [memory](Call* call, OnAnswer on_answer) {
+  for (const auto& call : calls) {
     call->get_request.set_name(call->job);
     call->get_request.set_memory(memory);
+  }
+  // A thread that awaits one answer reads it itself, instead of having one of
+  // gRPC's wake it.
+  if (calls.size() == 1 && calls[0]->channel != nullptr) {
+    Call& call = *calls[0];
+    call.status = Named(
+        call.job, call.channel->stub->GetJob(
+                      call.context.get(), call.get_request, &call.get_reply));
+    return;
+  }
+  AskAll(calls, [](Call* call, OnAnswer on_answer) {
     call->channel->stub->async()->GetJob(call->context.get(),
                                          &call->get_request, &call->get_reply,
                                          std::move(on_answer));

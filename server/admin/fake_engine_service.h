@@ -41,7 +41,12 @@ class FakeEngineService : public v1::Engine::Service {
 
   grpc::Status GetJob(grpc::ServerContext*, const v1::GetJobRequest*,
                       v1::Job* job) override {
-    ++asks_;
+    const int ask = ++asks_;
+    Hold* const hold = holds_;
+    if (hold != nullptr && ask == 1) {
+      hold->begun.Notify();
+      hold->may_end.WaitForNotification();
+    }
     if (dies_) {
       asked_.Notify();
       return grpc::Status(grpc::StatusCode::UNAVAILABLE, "socket closed");
@@ -49,6 +54,7 @@ class FakeEngineService : public v1::Engine::Service {
     if (hangs_) return NoAnswerError();
     job->set_name("what the engine thinks");
     job->set_phase(phase_);
+    job->set_committed_step(static_cast<uint64_t>(ask));
     job->set_engine_pid(18);
     job->set_session_count(sessions_);
     job->set_state_bytes(100);
@@ -124,6 +130,14 @@ class FakeEngineService : public v1::Engine::Service {
     verification_cancelled_.WaitForNotification();
   }
 
+  // The first question about the job begins, and is answered when it may end.
+  struct Hold {
+    absl::Notification begun;
+    absl::Notification may_end;
+  };
+  // `hold` outlives the first question.
+  void HoldFirstAnswer(Hold* hold) { holds_ = hold; }
+
   static grpc::Status NoAnswerError() {
     return {grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"};
   }
@@ -137,6 +151,7 @@ class FakeEngineService : public v1::Engine::Service {
   const uint32_t sessions_;
   const bool hangs_;
   const bool dies_;
+  std::atomic<Hold*> holds_ = nullptr;
   absl::Notification asked_;
   absl::Notification verification_cancelled_;
   std::atomic<int> asks_ = 0;

@@ -162,11 +162,15 @@ void GuardedConnection::Refuse(const absl::Status& why) {
 void GuardedConnection::UpdateEvents() {
   uint32_t peer = to_peer_.bytes.empty() ? 0u : uint32_t{EPOLLOUT};
   if (to_grpc_.bytes.empty() && !waits_ && !grpc_closed_) peer |= EPOLLIN;
-  loop_->SetEvents(peer_.get(), peer);
+  // Mostly nothing changes, and a call of the system is a good part of what
+  // passing a few bytes on costs.
+  if (peer != peer_events_) loop_->SetEvents(peer_.get(), peer);
+  peer_events_ = peer;
   if (grpc_closed_) return;
   uint32_t grpc = to_grpc_.bytes.empty() ? 0u : uint32_t{EPOLLOUT};
   if (to_peer_.bytes.empty()) grpc |= EPOLLIN;
-  loop_->SetEvents(grpc_.get(), grpc);
+  if (grpc != grpc_events_) loop_->SetEvents(grpc_.get(), grpc);
+  grpc_events_ = grpc;
 }
 
 }  // namespace optstate::admin

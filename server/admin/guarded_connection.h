@@ -1,6 +1,9 @@
 #ifndef OPTSTATE_SERVER_ADMIN_GUARDED_CONNECTION_H_
 #define OPTSTATE_SERVER_ADMIN_GUARDED_CONNECTION_H_
 
+#include <sys/epoll.h>
+
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -65,6 +68,9 @@ class GuardedConnection {
   uint64_t frames_charged_ = 0;
   bool waits_ = false;  // for the peer's budget
   bool grpc_closed_ = false;
+  // What the loop waits for.
+  uint32_t peer_events_ = EPOLLIN;
+  uint32_t grpc_events_ = EPOLLIN;
   os::EventLoop::TimerId wait_timer_;
   os::EventLoop::TimerId end_timer_;
 };

@@ -36,7 +36,10 @@ class EngineServiceImpl final : public EngineService,
  public:
   EngineServiceImpl(const v1::EngineConfig& config, session::Job* job,
                     const absl::Status& failure)
-      : config_(config), job_(job), failure_(failure) {}
+      : config_(config),
+        job_(job),
+        failure_(failure),
+        memory_bandwidth_(config.daemon().state_dir()) {}
   ~EngineServiceImpl() override;
 
   absl::Status Start();
@@ -68,6 +71,7 @@ class EngineServiceImpl final : public EngineService,
   const v1::EngineConfig config_;
   session::Job* const job_;
   const absl::Status failure_;
+  mutable scheduler::MemoryBandwidthReader memory_bandwidth_;
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -108,8 +112,7 @@ absl::Status EngineServiceImpl::CheckName(const std::string& name) const {
 }
 
 void EngineServiceImpl::AddMemoryShare(v1::Job* job) const {
-  const double of =
-      scheduler::RecordedMemoryBandwidth(config_.daemon().state_dir());
+  const double of = memory_bandwidth_.bytes_per_s();
   job->set_memory_bytes_per_s(of);
   if (of <= 0 || !job->has_last_step_times()) return;
   for (v1::StepTimes* times :

@@ -91,8 +91,10 @@ std::string AdminTally::ToString() const {
   }
   absl::StrAppend(&text, ", ", unanswered_jobs, " jobs of lists unanswered");
   for (const auto& [method, times] : answered_ms) {
-    absl::StrAppend(&text, "\n    ", method, ": ",
-                    QuantilesOf(times).ToString());
+    const auto count = static_cast<double>(times.size());
+    absl::StrAppendFormat(&text, "\n    %s: %.0f answered a second, %s", method,
+                          seconds > 0 ? count / seconds : 0,
+                          QuantilesOf(times).ToString());
   }
   if (!wrong.empty()) absl::StrAppend(&text, "\n    WRONG: ", wrong);
   return text;

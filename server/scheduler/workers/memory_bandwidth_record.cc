@@ -1,5 +1,7 @@
 #include "server/scheduler/workers/memory_bandwidth_record.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -42,6 +44,24 @@ void Write(const std::string& state_dir, const Record& record) {
 
 double RecordedMemoryBandwidth(const std::string& state_dir) {
   return Read(state_dir).bytes_per_s;
+}
+
+MemoryBandwidthReader::MemoryBandwidthReader(const std::string& state_dir)
+    : state_dir_(state_dir) {}
+
+double MemoryBandwidthReader::bytes_per_s() {
+  struct stat info;
+  if (::stat(PathOf(state_dir_).c_str(), &info) != 0) return 0;
+  const auto inode = static_cast<uint64_t>(info.st_ino);
+  const int64_t written_at_ns =
+      int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (inode != inode_ || written_at_ns != written_at_ns_) {
+    bytes_per_s_ = RecordedMemoryBandwidth(state_dir_);
+    inode_ = inode;
+    written_at_ns_ = written_at_ns;
+  }
+  return bytes_per_s_;
 }
 
 MemoryBandwidthMeter::MemoryBandwidthMeter(const std::string& state_dir,

@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <thread>
 
@@ -15,6 +17,25 @@ namespace optstate::scheduler {
 
 // Returns the recorded bandwidth; 0: it is not known (yet).
 double RecordedMemoryBandwidth(const std::string& state_dir);
+
+// Remembers it for one who asks often, and reads the file again when that is
+// another one.
+//
+// Threads: thread-safe.
+class MemoryBandwidthReader {
+ public:
+  explicit MemoryBandwidthReader(const std::string& state_dir);
+
+  double bytes_per_s();
+
+ private:
+  const std::string state_dir_;
+  std::mutex mutex_;
+  // Of the file that was read: each is written anew and renamed.
+  uint64_t inode_ = 0;
+  int64_t written_at_ns_ = 0;
+  double bytes_per_s_ = 0;
+};
 
 // Calls `measure` and records what it gives, on a thread of its own, unless
 // there is a record for this number of workers already. It begins after

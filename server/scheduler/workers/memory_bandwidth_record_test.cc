@@ -48,6 +48,19 @@ TEST_F(MemoryBandwidthRecordTest, OnceForANumberOfWorkers) {
   EXPECT_EQ(RecordedMemoryBandwidth(dir_), 3e9 + 0.5);
 }
 
+TEST_F(MemoryBandwidthRecordTest, AReaderSeesTheNextRecord) {
+  MemoryBandwidthReader reader(dir_);
+  EXPECT_EQ(reader.bytes_per_s(), 0);
+  Measure(2, true);
+  EXPECT_EQ(reader.bytes_per_s(), 2e9 + 0.5);
+  EXPECT_EQ(reader.bytes_per_s(), 2e9 + 0.5);
+  Measure(3, true);
+  EXPECT_EQ(reader.bytes_per_s(), 3e9 + 0.5);
+  std::filesystem::remove_all(dir_);
+  EXPECT_EQ(reader.bytes_per_s(), 0);
+  std::filesystem::create_directories(dir_);
+}
+
 TEST_F(MemoryBandwidthRecordTest, GarbageIsNoRecord) {
   for (const char* text : {"", "x", "2", "2 x", "2 0", "2 -5"}) {
     std::ofstream(dir_ + "/memory_bandwidth") << text;
