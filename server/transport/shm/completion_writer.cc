@@ -9,10 +9,12 @@
 namespace optstate::transport {
 
 CompletionWriter::CompletionWriter(const ShmSegments* segments,
-                                   SessionHandler* handler, NoticeSink notices)
+                                   SessionHandler* handler, NoticeSink notices,
+                                   std::function<void()> on_failure)
     : segments_(segments),
       handler_(handler),
       notices_(std::move(notices)),
+      on_failure_(std::move(on_failure)),
       producer_(segments->engine_ring(), segments->client_ring(),
                 segments->completions()) {}
 
@@ -51,9 +53,12 @@ void CompletionWriter::OnStepDone(uint64_t request_id,
                                durable_step != 0 ? sizeof(durable_step) : 0);
   const absl::Status written = Write(completion, status, text);
   if (written.ok()) return;
-  absl::MutexLock lock(&mutex_);
-  error_.Update(written);
-  failed_.store(true, std::memory_order_release);
+  {
+    absl::MutexLock lock(&mutex_);
+    error_.Update(written);
+    failed_.store(true);
+  }
+  if (on_failure_ != nullptr) on_failure_();
 }
 
 absl::StatusOr<bool> CompletionWriter::HasRoom(uint64_t taken) const {

@@ -29,9 +29,11 @@ class CompletionWriter : public session::SessionListener {
   // Takes notices, which are no completions, from any thread.
   using NoticeSink = std::function<void(absl::string_view text)>;
 
-  // `segments` and `handler` outlive the writer.
+  // `segments` and `handler` outlive the writer. `on_failure` is called, from
+  // any thread, when failed() becomes true; null: nobody needs to know at once.
   CompletionWriter(const ShmSegments* segments, SessionHandler* handler,
-                   NoticeSink notices);
+                   NoticeSink notices,
+                   std::function<void()> on_failure = nullptr);
 
   // Answers `completion.request_id` with `status`; the other fields are the
   // caller's. An error is the peer's fault (DATA_LOSS) and ends the session.
@@ -49,12 +51,13 @@ class CompletionWriter : public session::SessionListener {
 
   // The first error of an answer given from another thread.
   absl::Status error() const ABSL_LOCKS_EXCLUDED(mutex_);
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  bool failed() const { return failed_.load(); }
 
  private:
   const ShmSegments* const segments_;
   SessionHandler* const handler_;
   const NoticeSink notices_;
+  const std::function<void()> on_failure_;
   mutable absl::Mutex mutex_;
   shm::RingProducer<shm::Completion> producer_ ABSL_GUARDED_BY(mutex_);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);

@@ -21,8 +21,11 @@
 namespace optstate::transport {
 namespace {
 
-// Longest sleep between two checks for other events; events interrupt it.
-constexpr absl::Duration kSleepMax = absl::Milliseconds(100);
+// Longest sleep of a session whose rank asks for nothing. Whatever concerns it
+// ends the sleep: an entry of the ring, its socket, its process' end, a notice,
+// Stop(). This bounds what a peer that wakes nobody, or a mistake, can cost,
+// and is long, because a node has a thousand idle sessions.
+constexpr absl::Duration kSleepMax = absl::Seconds(5);
 // Time for the rest of a frame that has begun, and for an answer to be taken.
 constexpr absl::Duration kFrameTimeout = absl::Seconds(5);
 // Time to send the last reply to a peer that may not be reading any more.
@@ -181,7 +184,8 @@ absl::StatusOr<v1::AttachReply> ShmSession::Attach(
   OPTSTATE_RETURN_IF_ERROR(ExpectPages(plan));
   writer_ = std::make_unique<CompletionWriter>(
       &*segments_, &handler_,
-      [this](absl::string_view text) { NoteNotice(text); });
+      [this](absl::string_view text) { NoteNotice(text); },
+      [this] { ring_->Interrupt(); });
   ring_ = std::make_unique<RingServer>(&*segments_, &handler_, writer_.get(),
                                        plan->group_count,
                                        pages_ ? &*pages_ : nullptr);
@@ -240,14 +244,17 @@ absl::Status ShmSession::ServeRing() {
   }
 }
 
+// Each flag was set before the interrupt that ended a sleep, and the sleep
+// takes the interrupt back before the flags are read here: all in one order
+// (seq_cst).
 absl::Status ShmSession::CheckEvents() {
-  if (stop_.load(std::memory_order_acquire)) return StopReason();
-  if (process_ended_.load(std::memory_order_acquire)) {
+  if (stop_.load()) return StopReason();
+  if (process_ended_.load()) {
     return absl::CancelledError(
         absl::StrCat("process ", handler_.peer().pid, " ended"));
   }
-  if (has_notices_.load(std::memory_order_acquire)) SendNotices();
-  if (!socket_event_.load(std::memory_order_acquire)) return absl::OkStatus();
+  if (has_notices_.load()) SendNotices();
+  if (!socket_event_.load()) return absl::OkStatus();
   socket_event_.store(false);
   OPTSTATE_RETURN_IF_ERROR(AnswerSocket());
   environment_.watcher->Rearm(*socket_watch_);

@@ -6,11 +6,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/shm/futex.h"
 #include "server/transport/shm/shm_fixture.h"
 
 namespace optstate::transport {
@@ -166,11 +169,19 @@ TEST_F(ShmHostileTest, AttachBeforeRegisterOrAsNoRank) {
             static_cast<int>(absl::StatusCode::kInvalidArgument));
 }
 
+// Wakes a session that sleeps: it looks at what the peer has written.
+void Wake(const ShmTestPeer& peer) {
+  std::atomic<uint32_t>& doorbell = peer.header()->ring.doorbell;
+  doorbell.fetch_add(1);
+  shm::FutexWakeAll(doorbell);
+}
+
 TEST_F(ShmHostileTest, TailBeyondTheRing) {
   for (const uint64_t tail :
        {uint64_t{shm::kRingEntries} + 1, uint64_t{1} << 40, UINT64_MAX}) {
     auto peer = Open(0);
     peer->header()->ring.produced_tail.store(tail);
+    Wake(*peer);
     const absl::Status said = peer->AwaitEnd();
     EXPECT_TRUE(absl::IsDataLoss(said)) << said;
     job_.AwaitAttached(0, false);
@@ -180,6 +191,7 @@ TEST_F(ShmHostileTest, TailBeyondTheRing) {
 TEST_F(ShmHostileTest, HeadOfAnswersNeverGiven) {
   auto peer = Open(0);
   peer->header()->ring.consumed_head.store(5);
+  Wake(*peer);
   const absl::Status said = peer->AwaitEnd();
   EXPECT_TRUE(absl::IsDataLoss(said)) << said;
 }
@@ -188,6 +200,7 @@ TEST_F(ShmHostileTest, TailThatGoesBack) {
   auto peer = Open(0);
   ASSERT_TRUE(peer->Call(peer->Push(1)).status.ok());
   peer->header()->ring.produced_tail.store(0);
+  Wake(*peer);
   EXPECT_TRUE(absl::IsDataLoss(peer->AwaitEnd()));
 }
 
