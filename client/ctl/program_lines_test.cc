@@ -1,6 +1,7 @@
 #include "client/ctl/program_lines.h"
 
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

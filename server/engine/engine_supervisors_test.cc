@@ -221,10 +221,10 @@ TEST_F(EngineSupervisorsTest, RanksThatGoWhileTheJobDrainsAreNotLost) {
   engine->supervisor()->Drain(true);
   // The request before it was obeyed when the push is refused.
   while (peer->Call(peer->Push(1)).status.ok()) {
-    shm::Submission abort = {};
-    abort.op = static_cast<uint16_t>(shm::Op::kAbort);
-    abort.step = 1;
-    ASSERT_TRUE(peer->Call(abort).status.ok());
+    shm::Submission undo = {};
+    undo.op = static_cast<uint16_t>(shm::Op::kAbort);
+    undo.step = 1;
+    ASSERT_TRUE(peer->Call(undo).status.ok());
   }
   LoseRank(engine.get(), std::move(peer));
   EXPECT_EQ(CountLosses(engine.get()), 0u);
