@@ -82,12 +82,12 @@ TEST(YamlMessageTest, UnknownKeyNamesLineAndTheKnownOnes) {
 TEST(YamlMessageTest, AKeyOfAnotherPlaceNamesThat) {
   EXPECT_THAT(ErrorOf("limits:\njobs_max: 3\n"),
               StartsWith("f.yaml:2: unknown key \"jobs_max\": did you mean "
-                         "limits.jobs_max? (known: "));
+                         "limits.jobs_max or quotas.jobs_max? (known: "));
   EXPECT_THAT(ErrorOf("engine:\n  limits:\n    jobs_max: 3\n"),
               StartsWith("f.yaml:2: unknown key \"engine.limits\": did you "
                          "mean limits? (known: "));
   EXPECT_THAT(ErrorOf("engine: {jobs_max: 3}\n"),
-              HasSubstr("did you mean limits.jobs_max?"));
+              HasSubstr("did you mean limits.jobs_max or quotas.jobs_max?"));
   EXPECT_THAT(ErrorOf("limits: {state_dir: /a}\n"),
               HasSubstr("did you mean state_dir?"));
 }
