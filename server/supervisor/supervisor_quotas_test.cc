@@ -3,17 +3,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <pwd.h>
-#include <unistd.h>
 
-#include <map>
+#include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "server/access/colleagues.h"
 #include "server/access/unix_names.h"
 #include "server/supervisor/supervisor_fixture.h"
 #include "server/supervisor/supervisor_harness.h"
@@ -26,32 +24,6 @@ using Harness = SupervisorHarness;
 
 constexpr uid_t kAda = 4711;
 constexpr uid_t kBob = 4712;
-
-// Two users of this machine in one group, none of them an operator.
-struct Colleagues {
-  gid_t group = 0;
-  uid_t first = 0;
-  uid_t second = 0;
-};
-
-// Returns such users, if this machine has some: Debian's nobody and sync are in
-// nogroup.
-std::vector<Colleagues> FindColleagues() {
-  std::map<gid_t, uid_t> known;
-  std::vector<Colleagues> found;
-  ::setpwent();
-  while (const passwd* entry = ::getpwent()) {
-    const uid_t uid = entry->pw_uid;
-    if (uid == 0 || uid == ::geteuid()) continue;
-    const gid_t gid = entry->pw_gid;
-    const auto [other, is_first] = known.emplace(gid, uid);
-    if (is_first || other->second == uid) continue;
-    found.push_back({gid, other->second, uid});
-    break;
-  }
-  ::endpwent();
-  return found;
-}
 
 class SupervisorQuotasTest : public SupervisorTest {
  protected:
@@ -108,11 +80,11 @@ TEST_F(SupervisorQuotasTest, AUserHasItsOwnNumberOfSessions) {
 }
 
 TEST_F(SupervisorQuotasTest, TheMembersOfAGroupHaveJobsAndSessionsTogether) {
-  const std::vector<Colleagues> found = FindColleagues();
-  if (found.empty()) {
+  const std::optional<access::Colleagues> found = access::FindColleagues();
+  if (!found.has_value()) {
     GTEST_SKIP() << "this machine has no two users in one group";
   }
-  const auto [group, ada, bob] = found[0];
+  const auto [group, ada, bob] = *found;
   v1::Quota& quota = AddGroupQuota(group);
   quota.set_jobs_max(2);
   quota.set_sessions_max(3);
