@@ -165,7 +165,8 @@ AdminService::AdminService(supervisor::SupervisorControl* control,
       engines_(engines),
       upgrade_(upgrade),
       info_(std::move(info)),
-      engine_answer_max_(engine_answer_max) {}
+      engine_answer_max_(engine_answer_max),
+      quotas_(info_.config) {}
 
 v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
   return StatusOf(ListJobs(deadline));

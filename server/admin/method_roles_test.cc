@@ -48,6 +48,7 @@ bool IsExpected(const std::string& method, Role role, Via via) {
       {"GetJob", Role::kViewer},          {"ListSessions", Role::kViewer},
       {"ListParameters", Role::kViewer},  {"DescribeTiers", Role::kViewer},
       {"DescribeDevices", Role::kViewer}, {"WatchEvents", Role::kViewer},
+      {"ListUsers", Role::kViewer},
       {"DeleteJob", Role::kTrainer},      {"RecoverJob", Role::kTrainer},
       {"SetJob", Role::kTrainer},         {"VerifyJob", Role::kTrainer},
       {"SleepJob", Role::kTrainer},       {"WakeJob", Role::kTrainer},
