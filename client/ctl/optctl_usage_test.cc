@@ -46,7 +46,8 @@ TEST_F(OptctlUsageTest, AVerbThatIsNoneIsNamedBesideThoseThatAre) {
        "\"bogus\" is nothing that optctl get knows; there are: jobs, sessions, "
        "devices, users, quotas, params\n"},
       {"get",
-       "optctl get: say what; there are: jobs, sessions, devices, users, quotas, params\n"},
+       "optctl get: say what; there are: jobs, sessions, devices, users, "
+       "quotas, params\n"},
       {"get jobs bogus", "bogus"},
       {"delete job", "name is required"},
   };

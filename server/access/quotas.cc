@@ -73,10 +73,9 @@ absl::Status Quotas::FindNumbers() {
       spdlog::warn("the quota of {} concerns nobody: {}", HolderOf(quota),
                    found.status().message());
     } else {
-      return absl::UnavailableError(
-          absl::StrCat("the quota of ", HolderOf(quota),
-                       " cannot be applied just now: ",
-                       found.status().message(), ". Try again"));
+      return absl::UnavailableError(absl::StrCat(
+          "the quota of ", HolderOf(quota), " cannot be applied just now: ",
+          found.status().message(), ". Try again"));
     }
   }
   return absl::OkStatus();

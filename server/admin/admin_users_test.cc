@@ -148,8 +148,8 @@ TEST_F(AdminUsersTest, WhoIsNoOperatorSeesItsOwnUser) {
     ASSERT_THAT(reply.users(), SizeIs(1));
     EXPECT_EQ(reply.users(0).uid(), kAda);
   }
-  for (const std::string& user : {absl::StrCat(kBob), std::string("root"),
-                                  std::string("no such user")}) {
+  for (const std::string& user :
+       {absl::StrCat(kBob), std::string("root"), std::string("no such user")}) {
     const absl::Status refused = Refusal(ada, user);
     EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
     EXPECT_THAT(std::string(refused.message()), HasSubstr("its own user"));

@@ -23,9 +23,10 @@ struct UsersAsked {
 // quotas are enforced by, and the rest by `jobs`. A job whose engine did not
 // answer counts without sessions, and is named. UNAVAILABLE: the system's
 // tables of users and groups cannot be read.
-absl::StatusOr<v1::ListUsersReply> DescribeUsers(
-    const v1::DaemonConfig& config, access::Quotas* quotas,
-    const v1::ListJobsReply& jobs, const UsersAsked& asked);
+absl::StatusOr<v1::ListUsersReply> DescribeUsers(const v1::DaemonConfig& config,
+                                                 access::Quotas* quotas,
+                                                 const v1::ListJobsReply& jobs,
+                                                 const UsersAsked& asked);
 
 }  // namespace optstate::admin
 

@@ -108,8 +108,8 @@ TEST_F(CpuGroupTest, WhatAGroupBelowRefusesIsSaid) {
   Make("/", "cpu");
   const absl::StatusOr<CpuGroup> own = CpuGroup::Find(root_);
   ASSERT_TRUE(own.ok()) << own.status();
-  std::filesystem::remove(
-      root_ + InGroup("optstate.user-7/cgroup.subtree_control"));
+  std::filesystem::remove(root_ +
+                          InGroup("optstate.user-7/cgroup.subtree_control"));
   const absl::Status put =
       own->Put({"optstate.user-7", 100}, {"optstate-a", 100}, 77);
   EXPECT_THAT(std::string(put.message()), HasSubstr("cgroup.subtree_control"));

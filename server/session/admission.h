@@ -41,8 +41,9 @@ class AdmissionLock {
 // Returns RESOURCE_EXHAUSTED, saying how many bytes are needed and left and
 // which setting would help, when the request does not fit the job's limit, its
 // user's limit or quota, the quota of a group that the user is in, the limit of
-// all jobs, the file system (or its inodes) or the memory. Users other than root and the daemon's own leave those two a part of
-// each (limits.operator_reserve_percent). This is a check, not a reservation.
+// all jobs, the file system (or its inodes) or the memory. Users other than
+// root and the daemon's own leave those two a part of each
+// (limits.operator_reserve_percent). This is a check, not a reservation.
 absl::Status Admit(const AdmissionRequest& request);
 
 // Returns the bytes that Admit would let all jobs of the directory take in

@@ -149,8 +149,7 @@ TEST_F(AdmissionTest, TheMembersOfAGroupHaveAQuotaTogether) {
     request.uid = uid;
     const absl::Status refused = Admit(request);
     EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
-    EXPECT_NE(refused.message().find("quota of group"),
-              absl::string_view::npos)
+    EXPECT_NE(refused.message().find("quota of group"), absl::string_view::npos)
         << refused;
   }
   for (const uid_t uid : {uid_t{0}, ::geteuid()}) {

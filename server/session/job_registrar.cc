@@ -140,9 +140,8 @@ absl::Status JobRegistrar::AdmitFrames(uint64_t bytes) const {
   const uint64_t present =
       job_.tier.has_value() ? job_.tier->frames().size() : 0;
   if (bytes <= present) return absl::OkStatus();
-  OPTSTATE_RETURN_IF_ERROR(
-      CheckNodeBudget(job_.StateDir(), job_.options.config.nvme(),
-                      job_.options.name, bytes));
+  OPTSTATE_RETURN_IF_ERROR(CheckNodeBudget(
+      job_.StateDir(), job_.options.config.nvme(), job_.options.name, bytes));
   return CheckFramesQuotas({&job_.options.config, job_.StateDir(),
                             job_.options.uid, job_.options.name},
                            bytes);
@@ -186,9 +185,8 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
   // A job that exists has its files, whatever the limits are now.
   if (UsesDisk(description.storage)) {
     const storage::SwapSizes sizes = SwapSizesOf(job_, description);
-    OPTSTATE_RETURN_IF_ERROR(CheckDirectoryLimits(job_.options.config.nvme(),
-                                                  job_.options.name,
-                                                  sizes.directories));
+    OPTSTATE_RETURN_IF_ERROR(CheckDirectoryLimits(
+        job_.options.config.nvme(), job_.options.name, sizes.directories));
     OPTSTATE_RETURN_IF_ERROR(
         CheckDiskQuotas({&job_.options.config, job_.StateDir(),
                          job_.options.uid, job_.options.name},

@@ -52,9 +52,8 @@ void CoreShares::UseNice() {
   absl::StrAppend(&description_,
                   ", none of which may be raised again: a user's jobs do not "
                   "divide the user's part");
-  const int best =
-      config::NiceSteps(config::LargestWeight(settings_) *
-                        (users_.largest / kPlainWeight));
+  const int best = config::NiceSteps(config::LargestWeight(settings_) *
+                                     (users_.largest / kPlainWeight));
   if (best >= 0) return;
   // The ratios are kept: the heaviest job gets the daemon's own value, the
   // others less time.
@@ -120,9 +119,9 @@ absl::Status CoreShares::Renice() {
 absl::Status CoreShares::Apply(const std::string& job, uid_t owner, pid_t pid) {
   engines_[job] = {.owner = owner, .pid = pid};
   if (!group_.has_value()) return Renice();
-  const absl::Status put = group_->Put(
-      {GroupOfUser(owner), WeightOf(owner)},
-      {GroupOf(job), config::WeightOf(settings_, job)}, pid);
+  const absl::Status put =
+      group_->Put({GroupOfUser(owner), WeightOf(owner)},
+                  {GroupOf(job), config::WeightOf(settings_, job)}, pid);
   // An engine of a former daemon has left the group that it had beside those of
   // users.
   if (put.ok()) group_->Remove(GroupOf(job));

@@ -129,8 +129,8 @@ TEST_F(CgroupTest, GroupsGoWithTheirEngines) {
     std::filesystem::remove_all(group);
     ASSERT_EQ(::mkdir(group.c_str(), 0755), 0);
   }
-  for (const char* file :
-       {"cgroup.type", "cpu.weight", "cgroup.procs", "cgroup.subtree_control"}) {
+  for (const char* file : {"cgroup.type", "cpu.weight", "cgroup.procs",
+                           "cgroup.subtree_control"}) {
     std::filesystem::remove(absl::StrCat(user, "/", file));
   }
   EXPECT_TRUE(shares.Forget("heavy").ok());
@@ -204,8 +204,9 @@ TEST_F(NiceTest, WithoutPrivilegeOthersAreLowered) {
     // No weight is above 100: nothing has to be raised.
     v1::EngineSettings plain;
     plain.set_weight(100);
-    ::_exit(CoreShares::Find(plain, {}, no_cgroup_).NiceOf("a") == own_ + 6 ? 0
-                                                                        : 8);
+    ::_exit(CoreShares::Find(plain, {}, no_cgroup_).NiceOf("a") == own_ + 6
+                ? 0
+                : 8);
   }
   int status = 0;
   ::waitpid(child, &status, 0);

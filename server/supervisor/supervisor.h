@@ -37,9 +37,9 @@ namespace optstate::supervisor {
 // Manages all jobs and decides which connections reach their engines.
 //
 // A Hello is checked in this order: its content (hello_check.h), draining, the
-// job's owner or must_exist, the limits and quotas. Then the job's engine is found or
-// started and gets the connection. A refused peer is sent a HelloReply with the
-// reason.
+// job's owner or must_exist, the limits and quotas. Then the job's engine is
+// found or started and gets the connection. A refused peer is sent a HelloReply
+// with the reason.
 //
 // Threads: the loop's, except for SupervisorControl. The loop outlives the
 // object.

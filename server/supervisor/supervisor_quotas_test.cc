@@ -42,7 +42,8 @@ class SupervisorQuotasTest : public SupervisorTest {
     EXPECT_TRUE(session.ok()) << session.status();
     return session.ok() ? *std::move(session) : TestSession();
   }
-  void ExpectRefused(uid_t uid, const std::string& job, const std::string& why) {
+  void ExpectRefused(uid_t uid, const std::string& job,
+                     const std::string& why) {
     const absl::Status status = harness_.OpenAs(uid, job).status();
     EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(why));

@@ -36,10 +36,9 @@ absl::Status CheckUser(uid_t owner, const Counts& counts, const Limit& limit,
   const uint32_t quota_max = (own.*limit.of_quota)();
   if (quota_max != 0) {
     if (counts.of_user < quota_max) return absl::OkStatus();
-    return absl::ResourceExhaustedError(
-        absl::StrCat(QuotaText(own, limit), ", and uid ", owner,
-                     " already has ", counts.of_user, " ", limit.things,
-                     " on this node: ", limit.advice));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        QuotaText(own, limit), ", and uid ", owner, " already has ",
+        counts.of_user, " ", limit.things, " on this node: ", limit.advice));
   }
   const uint32_t of_user =
       limit.user_max != 0 ? limit.user_max : std::max(limit.max / 2, 1u);
@@ -57,10 +56,9 @@ absl::Status CheckGroups(const Counts& counts, const Limit& limit,
     const uint64_t taken =
         i < counts.of_groups.size() ? counts.of_groups[i] : 0;
     if (max == 0 || taken < max) continue;
-    return absl::ResourceExhaustedError(
-        absl::StrCat(QuotaText(quota, limit),
-                     ", and its members together already have ", taken, " ",
-                     limit.things, " on this node: ", limit.advice));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        QuotaText(quota, limit), ", and its members together already have ",
+        taken, " ", limit.things, " on this node: ", limit.advice));
   }
   return absl::OkStatus();
 }

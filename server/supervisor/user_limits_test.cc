@@ -108,9 +108,8 @@ TEST_F(QuotaLimitsTest, TheMembersOfAGroupAreCountedTogether) {
   ExpectRefused(CheckJobCount(Limits(), kUser, {0, 10, {10, 10}}, bounds_),
                 "quota of group research: jobs_max is 10, and its members "
                 "together already have 10 jobs");
-  ExpectRefused(
-      CheckSessionCount(Limits(), kUser, {0, 20, {20, 20}}, bounds_),
-      "quota of group research: sessions_max is 20");
+  ExpectRefused(CheckSessionCount(Limits(), kUser, {0, 20, {20, 20}}, bounds_),
+                "quota of group research: sessions_max is 20");
 }
 
 TEST_F(QuotaLimitsTest, OperatorsMayGoBeyond) {

@@ -58,9 +58,8 @@ absl::StatusOr<std::unique_ptr<DiskShare>> DiskShare::Open(
   void* const memory =
       ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (memory == MAP_FAILED) return OsError(errno, absl::StrCat("mmap ", path));
-  std::unique_ptr<DiskShare> share(
-      new DiskShare(std::move(fd), static_cast<Slot*>(memory), own, weight,
-                    user));
+  std::unique_ptr<DiskShare> share(new DiskShare(
+      std::move(fd), static_cast<Slot*>(memory), own, weight, user));
   Slot& slot = share->slots_[own];
   slot.active_ns.store(0, std::memory_order_relaxed);
   slot.weight.store(weight, std::memory_order_relaxed);
@@ -81,8 +80,8 @@ void DiskShare::NoteActive(int64_t now_ns) {
 }
 
 double DiskShare::Part(int64_t now_ns) const {
-  double of_user = weight_;       // of this user's processes
-  double users = user_.weight;    // of all users
+  double of_user = weight_;     // of this user's processes
+  double users = user_.weight;  // of all users
   std::array<uint32_t, kSlots> others = {};
   size_t other_count = 0;
   for (size_t i = 0; i < kSlots; ++i) {

@@ -36,9 +36,9 @@ std::unique_ptr<io::IoEngine> ShareDisks(const JobContext& job,
       config::WeightOf(job.options.config.engine(), job.options.name);
   const uid_t owner = job.options.uid;
   access::Quotas quotas(job.options.config);
-  absl::StatusOr<std::unique_ptr<io::DiskShare>> share = io::DiskShare::Open(
-      job.StateDir() + "/disk_shares", std::max(weight, 1u),
-      {.id = owner, .weight = quotas.WeightOf(owner)});
+  absl::StatusOr<std::unique_ptr<io::DiskShare>> share =
+      io::DiskShare::Open(job.StateDir() + "/disk_shares", std::max(weight, 1u),
+                          {.id = owner, .weight = quotas.WeightOf(owner)});
   if (share.ok())
     return io::ShareIoEngine(std::move(engine), *std::move(share));
   spdlog::warn("disks are not shared by weight: job={} error=\"{}\"",

@@ -37,10 +37,10 @@ uint64_t Minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
 QuotaRoom RoomOf(const v1::Quota& quota, const Field& field, uint64_t taken) {
   const uint64_t max = (quota.*field.max)();
-  return {.what =
-              absl::StrCat(access::QuotaText(quota, field.name, max), " bytes"),
-          .bytes_left = Minus(max, taken),
-          .advice = std::string(field.advice)};
+  return {
+      .what = absl::StrCat(access::QuotaText(quota, field.name, max), " bytes"),
+      .bytes_left = Minus(max, taken),
+      .advice = std::string(field.advice)};
 }
 
 // Returns the room of each quota that limits this. `taken` is asked at most
@@ -136,28 +136,27 @@ absl::StatusOr<std::vector<QuotaRoom>> StateRooms(
   // The limit of all users, where the user's own quota says nothing.
   const uint64_t max = bounds.in_force.state_bytes_max();
   if (bounds.own.state_bytes_max() == 0 && max != 0) {
-    rooms.push_back({.what = absl::StrCat("limit of the jobs of uid ", owner),
-                     .bytes_left = Minus(max, taken()[owner]),
-                     .advice =
-                         "delete a job or raise limits.user_state_bytes_max"});
+    rooms.push_back(
+        {.what = absl::StrCat("limit of the jobs of uid ", owner),
+         .bytes_left = Minus(max, taken()[owner]),
+         .advice = "delete a job or raise limits.user_state_bytes_max"});
   }
   return rooms;
 }
 
 absl::Status CheckFramesQuotas(const OwnedJob& job, uint64_t frames_bytes) {
-  return CheckField(job, kFrames, frames_bytes, [&job] {
-    return FramesByOwner(job.state_dir, job.name);
-  });
+  return CheckField(job, kFrames, frames_bytes,
+                    [&job] { return FramesByOwner(job.state_dir, job.name); });
 }
 
 absl::Status CheckDiskQuotas(const OwnedJob& job,
                              absl::Span<const uint64_t> bytes, bool beside) {
-  return CheckField(
-      job, kDisk, std::accumulate(bytes.begin(), bytes.end(), uint64_t{0}),
-      [&job, beside] {
-        return DiskBytesByOwner(job.state_dir, job.config->nvme(),
-                                beside ? "" : job.name);
-      });
+  return CheckField(job, kDisk,
+                    std::accumulate(bytes.begin(), bytes.end(), uint64_t{0}),
+                    [&job, beside] {
+                      return DiskBytesByOwner(job.state_dir, job.config->nvme(),
+                                              beside ? "" : job.name);
+                    });
 }
 
 }  // namespace optstate::session

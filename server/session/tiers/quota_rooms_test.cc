@@ -93,10 +93,10 @@ TEST_F(QuotaRoomsTest, DiskBytesOfAllDirectoriesCountTogether) {
   const uint64_t taken = DiskBytesOfJobs(root_ + "/d0")[0].bytes * 2;
   AddQuota(kAda).set_disk_bytes_max(taken + 1000);
   EXPECT_TRUE(CheckDiskQuotas(Job("new", kAda), {600, 400}).ok());
-  ExpectRefused(CheckDiskQuotas(Job("new", kAda), {600, 401}),
-                absl::StrCat("quota of user 4711: disk_bytes_max is ",
-                             taken + 1000,
-                             " bytes: the job needs 1001, 1000 are left"));
+  ExpectRefused(
+      CheckDiskQuotas(Job("new", kAda), {600, 401}),
+      absl::StrCat("quota of user 4711: disk_bytes_max is ", taken + 1000,
+                   " bytes: the job needs 1001, 1000 are left"));
   // Instead of what the job has, and beside that.
   EXPECT_TRUE(CheckDiskQuotas(Job("a", kAda), {taken, 1000}).ok());
   EXPECT_TRUE(CheckDiskQuotas(Job("a", kAda), {1000}, /*beside=*/true).ok());
