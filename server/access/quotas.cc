@@ -71,7 +71,7 @@ absl::Status Quotas::FindNumbers() {
     } else if (absl::IsNotFound(found.status())) {
       entry.is_absent = true;
       spdlog::warn("the quota of {} concerns nobody: {}", HolderOf(quota),
-                   found.status().message());
+                   found.status().ToString());
     } else {
       return absl::UnavailableError(absl::StrCat(
           "the quota of ", HolderOf(quota), " cannot be applied just now: ",

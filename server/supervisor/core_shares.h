@@ -15,6 +15,13 @@
 
 namespace optstate::supervisor {
 
+// The weights of users.
+struct UserWeights {
+  // Returns that of one; null: all are alike.
+  std::function<uint32_t(uid_t)> of = nullptr;
+  uint32_t largest = 100;
+};
+
 // Has the kernel divide the cores between users by their weights, and each
 // user's part between the engines of its jobs by theirs. So a user with many
 // jobs has no more of the cores than one with a single job.
@@ -30,13 +37,6 @@ namespace optstate::supervisor {
 // Threads: not thread-safe.
 class CoreShares {
  public:
-  // The weights of users.
-  struct UserWeights {
-    // Returns that of one; null: all are alike.
-    std::function<uint32_t(uid_t)> of = nullptr;
-    uint32_t largest = 100;
-  };
-
   // Determines what this process may do. `root`: "" or the directory of a
   // test's files.
   static CoreShares Find(const v1::EngineSettings& settings,

@@ -33,7 +33,7 @@ v1::EngineSettings Weights() {
 }
 
 // User 8 has three times the weight of others.
-CoreShares::UserWeights Users() {
+UserWeights Users() {
   return {.of = [](uid_t user) { return user == 8 ? 300u : 100u; },
           .largest = 300};
 }

@@ -100,8 +100,9 @@ double DiskShare::Part(int64_t now_ns) const {
       of_user += weight;
       continue;
     }
-    const auto* const end = others.begin() + other_count;
-    if (std::find(others.begin(), end, user) != end) continue;
+    const uint32_t* const begin = others.data();
+    const uint32_t* const end = begin + other_count;
+    if (std::find(begin, end, user) != end) continue;
     others[other_count++] = user;
     users += user_weight;
   }
