@@ -130,6 +130,13 @@ class GrpcAdminClient : public AdminClient {
                 v1::DescribeDevicesRequest());
   }
 
+  absl::StatusOr<v1::ListUsersReply> ListUsers(
+      const std::string& user) override {
+    v1::ListUsersRequest request;
+    request.set_user(user);
+    return Call(&v1::Admin::Stub::ListUsers, request);
+  }
+
   absl::Status VerifyJob(
       const std::string& name, int interrupt,
       absl::FunctionRef<void(const v1::VerifyJobProgress&)> progress) override {

@@ -68,6 +68,9 @@ class AdminClient {
   virtual absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
       const v1::DescribeTiersRequest& request) = 0;
   virtual absl::StatusOr<v1::DescribeDevicesReply> DescribeDevices() = 0;
+  // `user`: by name or number; empty: all, as far as the caller sees them.
+  virtual absl::StatusOr<v1::ListUsersReply> ListUsers(
+      const std::string& user) = 0;
   virtual absl::StatusOr<v1::UpgradeReply> Upgrade(
       const std::string& binary) = 0;
   // Drains the daemon, which waits for open steps for most of the timeout: the

@@ -80,7 +80,7 @@ std::vector<pid_t> AddAnswers(const Daemon& daemon, const Interrupt& interrupt,
   // Each further question would last for one more timeout.
   if (!daemon.status.ok()) {
     for (const char* name : {"jobs.json", "sessions.json", "tiers.json",
-                             "devices.json", "events.jsonl"}) {
+                             "devices.json", "users.json", "events.jsonl"}) {
       report->Add(name, absl::UnavailableError("see status.json"));
     }
     return engines;
@@ -91,6 +91,7 @@ std::vector<pid_t> AddAnswers(const Daemon& daemon, const Interrupt& interrupt,
   report->Add("sessions.json", AsJson(client.ListSessions("")));
   report->Add("tiers.json", AsJson(client.DescribeTiers({})));
   report->Add("devices.json", AsJson(client.DescribeDevices()));
+  report->Add("users.json", AsJson(client.ListUsers("")));
   report->Add("events.jsonl", ReadEvents(client, interrupt.fd()));
   if (!jobs.ok()) return engines;
   for (const v1::Job& job : jobs->jobs()) {

@@ -83,6 +83,8 @@ void AddDescribeCommand(CLI::App& app, Context& context);
 // Prints the jobs of every daemon that is named. The error of a daemon that
 // gives no answer is printed in a line of its own, and returned last.
 absl::Status GetJobsOfAllNodes(const Context& context);
+// Adds `users` and `quotas` to `get`.
+void AddGetUsers(CLI::App& get, Context& context);
 // Each adds a thing to `describe`.
 void AddDescribeTier(CLI::App& describe, Context& context);
 void AddDescribeDevice(CLI::App& describe, Context& context);

@@ -33,11 +33,12 @@ void Collect(const CLI::App& app, const std::string& path,
     for (const std::string& name : option->get_lnames()) {
       node.words.push_back("--" + name);
     }
-    // Every positional argument is a job's name, except completion's shell.
+    // Every positional argument is a job's name, except completion's shell and
+    // the name of a user.
     if (!option->get_positional()) continue;
     if (path == "completion") {
       node.words.insert(node.words.end(), kShells.begin(), kShells.end());
-    } else {
+    } else if (path != "get users") {
       node.takes_job = true;
     }
   }

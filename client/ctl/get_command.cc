@@ -183,6 +183,8 @@ void AddGetCommand(CLI::App& app, Context& context) {
   devices->callback(
       [&context] { context.run = [&context] { return GetDevices(context); }; });
 
+  AddGetUsers(*command, context);
+
   CLI::App* params = command->add_subcommand(
       "params", "The parameters of a job: shape, owner, steps taken");
   auto params_job = std::make_shared<std::string>();

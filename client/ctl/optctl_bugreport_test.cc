@@ -33,7 +33,8 @@ TEST_F(OptctlBugreportTest, TheArchiveHasWhatTheListSays) {
   ASSERT_EQ(ran.exit_code, kExitOk) << ran.output;
   for (const char* name :
        {"status.json", "jobs.json", "sessions.json", "tiers.json",
-        "devices.json", "events.jsonl", "daemon/limits", "machine/meminfo"}) {
+        "devices.json", "users.json", "events.jsonl", "daemon/limits",
+        "machine/meminfo"}) {
     EXPECT_TRUE(absl::StrContains(ran.output, absl::StrCat("  ", name, "\n")))
         << ran.output;
     EXPECT_NE(Content(name), "") << name;

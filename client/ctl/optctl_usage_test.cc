@@ -44,9 +44,10 @@ TEST_F(OptctlUsageTest, AVerbThatIsNoneIsNamedBesideThoseThatAre) {
       {"--bogus", "\"--bogus\" is nothing that optctl knows; there are: "},
       {"get bogus -o json",
        "\"bogus\" is nothing that optctl get knows; there are: jobs, sessions, "
-       "devices, params\n"},
+       "devices, users, quotas, params\n"},
       {"get",
-       "optctl get: say what; there are: jobs, sessions, devices, params\n"},
+       "optctl get: say what; there are: jobs, sessions, devices, users, "
+       "quotas, params\n"},
       {"get jobs bogus", "bogus"},
       {"delete job", "name is required"},
   };

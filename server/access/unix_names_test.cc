@@ -41,6 +41,22 @@ TEST(UnixNamesTest, NamesAndNumbers) {
                                 "access.operator_groups"));
 }
 
+TEST(UnixNamesTest, AUserHasANameAndItsGroups) {
+  EXPECT_EQ(NameOfUser(0), "root");
+  const auto groups = FindGroupsOf(0);
+  ASSERT_TRUE(groups.ok()) << groups.status();
+  EXPECT_TRUE(std::is_sorted(groups->begin(), groups->end()));
+  EXPECT_TRUE(std::binary_search(groups->begin(), groups->end(), 0u));
+}
+
+TEST(UnixNamesTest, ANumberWithoutANameIsInNoGroup) {
+  constexpr uid_t kStranger = 2'000'004'711;
+  if (!NameOfUser(kStranger).empty()) GTEST_SKIP() << "it has a name here";
+  const auto groups = FindGroupsOf(kStranger);
+  ASSERT_TRUE(groups.ok()) << groups.status();
+  EXPECT_TRUE(groups->empty());
+}
+
 class PeerIsInTest : public testing::Test {
  protected:
   PeerIsInTest() {

@@ -236,6 +236,14 @@ grpc::Status AdminCalls::DescribeDevices(grpc::ServerContext* context,
               });
 }
 
+grpc::Status AdminCalls::ListUsers(grpc::ServerContext* context,
+                                   const v1::ListUsersRequest* request,
+                                   v1::ListUsersReply* reply) {
+  return Look(*context, "ListUsers", reply, [&](const Caller& caller) {
+    return service_->ListUsers(*request, caller, Deadline(*context));
+  });
+}
+
 grpc::Status AdminCalls::Upgrade(grpc::ServerContext* context,
                                  const v1::UpgradeRequest* request,
                                  v1::UpgradeReply* reply) {

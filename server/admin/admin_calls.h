@@ -81,6 +81,9 @@ class AdminCalls final : public v1::Admin::Service {
   grpc::Status DescribeDevices(grpc::ServerContext* context,
                                const v1::DescribeDevicesRequest* request,
                                v1::DescribeDevicesReply* reply) override;
+  grpc::Status ListUsers(grpc::ServerContext* context,
+                         const v1::ListUsersRequest* request,
+                         v1::ListUsersReply* reply) override;
   grpc::Status Upgrade(grpc::ServerContext* context,
                        const v1::UpgradeRequest* request,
                        v1::UpgradeReply* reply) override;

@@ -110,6 +110,7 @@ AdminService::AdminService(supervisor::SupervisorControl* control,
       upgrade_(upgrade),
       info_(std::move(info)),
       engine_answer_max_(engine_answer_max),
+      quotas_(info_.config),
       described_(control, engines, engine_answer_max) {}
 
 v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "optstate/v1/admin.pb.h"
 #include "server/access/caller.h"
+#include "server/access/quotas.h"
 #include "server/admin/described_jobs.h"
 #include "server/admin/engine_channels.h"
 #include "server/admin/server_info.h"
@@ -79,6 +80,11 @@ class AdminService {
   absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
       const v1::DescribeTiersRequest& request, const access::Caller& caller);
   v1::DescribeDevicesReply DescribeDevices(absl::Time deadline);
+  // PERMISSION_DENIED: the caller is no operator, and asks for another user.
+  // NOT_FOUND: there is no such user.
+  absl::StatusOr<v1::ListUsersReply> ListUsers(
+      const v1::ListUsersRequest& request, const access::Caller& caller,
+      absl::Time deadline);
   // Returns status, jobs, tiers and devices at once, for the HTTP server: each
   // engine is asked once. The report's events and time are not set.
   v1::NodeReport DescribeNode(absl::Time deadline);
@@ -109,6 +115,7 @@ class AdminService {
   UpgradeControl* const upgrade_;
   const ServerInfo info_;
   const absl::Duration engine_answer_max_;
+  access::Quotas quotas_;
   DescribedJobs described_;
   SharedAnswers<v1::ServerStatus> statuses_;
 };

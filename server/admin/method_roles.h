@@ -27,6 +27,7 @@ inline constexpr MethodRole kMethodRoles[] = {
     {"DescribeTiers", access::Role::kViewer},  // to measure: operator
     {"DescribeDevices", access::Role::kViewer},
     {"WatchEvents", access::Role::kViewer},
+    {"ListUsers", access::Role::kViewer},  // of others: operator
     {"DeleteJob", access::Role::kTrainer},
     {"RecoverJob", access::Role::kTrainer},
     {"SetJob", access::Role::kTrainer},

@@ -48,10 +48,11 @@ bool IsExpected(const std::string& method, Role role, Via via) {
       {"GetJob", Role::kViewer},          {"ListSessions", Role::kViewer},
       {"ListParameters", Role::kViewer},  {"DescribeTiers", Role::kViewer},
       {"DescribeDevices", Role::kViewer}, {"WatchEvents", Role::kViewer},
-      {"DeleteJob", Role::kTrainer},      {"RecoverJob", Role::kTrainer},
-      {"SetJob", Role::kTrainer},         {"VerifyJob", Role::kTrainer},
-      {"SleepJob", Role::kTrainer},       {"WakeJob", Role::kTrainer},
-      {"Drain", Role::kOperator},         {"Upgrade", Role::kOperator}};
+      {"ListUsers", Role::kViewer},       {"DeleteJob", Role::kTrainer},
+      {"RecoverJob", Role::kTrainer},     {"SetJob", Role::kTrainer},
+      {"VerifyJob", Role::kTrainer},      {"SleepJob", Role::kTrainer},
+      {"WakeJob", Role::kTrainer},        {"Drain", Role::kOperator},
+      {"Upgrade", Role::kOperator}};
   const auto found = least->find(method);
   EXPECT_NE(found, least->end()) << method << " is not in this test";
   if (found == least->end()) return false;

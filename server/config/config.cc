@@ -18,6 +18,7 @@
 #include "server/config/job_weight.h"
 #include "server/config/listen_address.h"
 #include "server/config/nvme_directory.h"
+#include "server/config/quota_setting.h"
 #include "server/config/yaml_message.h"
 #include "server/os/small_file.h"
 
@@ -230,9 +231,12 @@ std::vector<Fault> Check(const v1::DaemonConfig& config) {
   return faults;
 }
 
-// Checks what flags and file say together.
-std::vector<Fault> CheckWhole(const v1::DaemonConfig& config) {
+// Checks what flags and file say together, for a daemon of this user.
+std::vector<Fault> CheckWhole(const v1::DaemonConfig& config, uid_t uid) {
   std::vector<Fault> faults = Check(config);
+  for (auto& [field, text] : CheckQuotas(config, uid)) {
+    faults.push_back({std::move(field), std::move(text)});
+  }
   for (auto& [field, text] : CheckAccess(config)) {
     faults.push_back({std::move(field), std::move(text)});
   }
@@ -407,7 +411,7 @@ absl::StatusOr<v1::DaemonConfig> ParseConfig(
   FieldLines lines;
   OPTSTATE_RETURN_IF_ERROR(MergeYaml(text, file, &config, &lines));
   ApplyFlags(flags, &config);
-  const std::vector<Fault> faults = CheckWhole(config);
+  const std::vector<Fault> faults = CheckWhole(config, environment.uid);
   if (!faults.empty()) return FaultStatus(faults[0], flags, file, lines);
   return config;
 }

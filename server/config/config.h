@@ -48,7 +48,7 @@ absl::Status CheckFlags(const ConfigFlags& flags);
 
 // Merges the defaults, then the file (empty: none), then the flags.
 // INVALID_ARGUMENT naming FILE:LINE or the flag; NOT_FOUND or PERMISSION_DENIED
-// when the file cannot be read.
+// when the file cannot be read. Users and groups with a quota are looked up.
 absl::StatusOr<v1::DaemonConfig> LoadConfig(
     const std::string& file, const ConfigFlags& flags,
     const ConfigEnvironment& environment);

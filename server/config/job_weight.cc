@@ -44,7 +44,7 @@ uint32_t LargestWeight(const v1::EngineSettings& settings) {
   return largest;
 }
 
-int NiceSteps(uint32_t weight) {
+int NiceSteps(double weight) {
   return -static_cast<int>(
       std::lround(std::log(weight / 100.0) / std::log(1.25)));
 }

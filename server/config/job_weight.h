@@ -33,7 +33,7 @@ uint32_t LargestWeight(const v1::EngineSettings& settings);
 // Returns the steps of nice values between a job of this weight and one of
 // weight 100, positive for a smaller weight. The kernel gives a process 1.25
 // times the time for each step down.
-int NiceSteps(uint32_t weight);
+int NiceSteps(double weight);
 
 }  // namespace optstate::config
 

@@ -145,7 +145,12 @@ class Reader {
     }
     const Reflection& reflection = *message->GetReflection();
     reflection.ClearField(message, &field);
+    int index = 0;
     for (const YAML::Node& element : node) {
+      if (lines_ != nullptr) {
+        (*lines_)[absl::StrCat(path, "[", index++, "]")] =
+            element.Mark().line + 1;
+      }
       OPTSTATE_RETURN_IF_ERROR(
           field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE
               ? Mapping(element, path, reflection.AddMessage(message, &field))

@@ -15,7 +15,8 @@ class Message;
 
 namespace optstate::config {
 
-// Lines (from 1) of values by field path ("limits.jobs_max").
+// Lines (from 1) of values by field path ("limits.jobs_max"), and of the
+// elements of lists ("quotas[1]").
 using FieldLines = std::map<std::string, int>;
 
 // Sets the fields of `message` that the YAML text names; the others keep what

@@ -82,12 +82,12 @@ TEST(YamlMessageTest, UnknownKeyNamesLineAndTheKnownOnes) {
 TEST(YamlMessageTest, AKeyOfAnotherPlaceNamesThat) {
   EXPECT_THAT(ErrorOf("limits:\njobs_max: 3\n"),
               StartsWith("f.yaml:2: unknown key \"jobs_max\": did you mean "
-                         "limits.jobs_max? (known: "));
+                         "limits.jobs_max or quotas.jobs_max? (known: "));
   EXPECT_THAT(ErrorOf("engine:\n  limits:\n    jobs_max: 3\n"),
               StartsWith("f.yaml:2: unknown key \"engine.limits\": did you "
                          "mean limits? (known: "));
   EXPECT_THAT(ErrorOf("engine: {jobs_max: 3}\n"),
-              HasSubstr("did you mean limits.jobs_max?"));
+              HasSubstr("did you mean limits.jobs_max or quotas.jobs_max?"));
   EXPECT_THAT(ErrorOf("limits: {state_dir: /a}\n"),
               HasSubstr("did you mean state_dir?"));
 }
@@ -154,6 +154,19 @@ TEST(YamlMessageTest, LinesOfValues) {
   EXPECT_EQ(lines["engine.workers"], 4);
 }
 
+TEST(YamlMessageTest, LinesOfElements) {
+  v1::DaemonConfig config;
+  FieldLines lines;
+  ASSERT_TRUE(MergeYaml("quotas:\n  - user: a\n    jobs_max: 1\n\n"
+                        "  - group: b\nlisten: [a, b]\n",
+                        "f", &config, &lines)
+                  .ok());
+  EXPECT_EQ(lines["quotas"], 1);
+  EXPECT_EQ(lines["quotas[0]"], 2);
+  EXPECT_EQ(lines["quotas[1]"], 5);
+  EXPECT_EQ(lines["listen[1]"], 6);
+}
+
 TEST(YamlMessageTest, ToYamlReadsBack) {
   v1::DaemonConfig config;
   config.set_state_dir("/a \"quoted\" # path");
@@ -183,6 +196,11 @@ TEST(YamlMessageTest, ToYamlReadsBack) {
   config.mutable_access()->add_operator_groups("ops");
   config.set_insecure_tcp(true);
   config.set_sleep_directory("/asleep");
+  for (const char* group : {"research", "teaching"}) {
+    v1::Quota& quota = *config.add_quotas();
+    quota.set_group(group);
+    quota.set_state_bytes_max(~uint64_t{0});
+  }
   v1::DaemonConfig read;
   ASSERT_TRUE(MergeYaml(ToYaml(config), "f", &read).ok()) << ToYaml(config);
   EXPECT_EQ(read.SerializeAsString(), config.SerializeAsString());

@@ -47,6 +47,11 @@ absl::Status MakeThreadedGroup(const std::string& path) {
   return Command(path + "/cgroup.type", "threaded");
 }
 
+absl::Status MakeGroup(const std::string& path, uint32_t weight) {
+  OPTSTATE_RETURN_IF_ERROR(MakeThreadedGroup(path));
+  return Command(path + "/cpu.weight", absl::StrCat(weight));
+}
+
 // "0::PATH" is the line of the second version (cgroups(7)).
 absl::StatusOr<std::string> OwnGroup(const std::string& root) {
   std::ifstream groups(root + "/proc/self/cgroup");
@@ -104,13 +109,15 @@ absl::StatusOr<CpuGroup> CpuGroup::Find(const std::string& root) {
   return CpuGroup(group);
 }
 
-absl::Status CpuGroup::Put(absl::string_view name, uint32_t weight,
+absl::Status CpuGroup::Put(const Share& group, const Share& member,
                            pid_t pid) const {
-  const std::string group = absl::StrCat(path_, "/", name);
-  OPTSTATE_RETURN_IF_ERROR(MakeThreadedGroup(group));
-  OPTSTATE_RETURN_IF_ERROR(
-      Command(group + "/cpu.weight", absl::StrCat(weight)));
-  return Command(group + "/cgroup.procs", absl::StrCat(pid));
+  const std::string upper = absl::StrCat(path_, "/", group.name);
+  const std::string lower = absl::StrCat(upper, "/", member.name);
+  OPTSTATE_RETURN_IF_ERROR(MakeGroup(upper, group.weight));
+  // A threaded group may have members' groups with weights below it.
+  OPTSTATE_RETURN_IF_ERROR(Command(upper + "/cgroup.subtree_control", "+cpu"));
+  OPTSTATE_RETURN_IF_ERROR(MakeGroup(lower, member.weight));
+  return Command(lower + "/cgroup.procs", absl::StrCat(pid));
 }
 
 void CpuGroup::Remove(absl::string_view name) const {

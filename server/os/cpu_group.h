@@ -30,10 +30,18 @@ class CpuGroup {
 
   const std::string& path() const { return path_; }
 
-  // Puts a process into the group `name` below this one, with the weight as its
-  // cpu.weight; makes that group when needed.
-  absl::Status Put(absl::string_view name, uint32_t weight, pid_t pid) const;
-  // Removes the group below; harmless when there is none.
+  // A group and its cpu.weight.
+  struct Share {
+    std::string name;
+    uint32_t weight = 0;
+  };
+
+  // Puts a process into the group `member` below `group`, which is below this
+  // one; makes both when needed. `group` divides its share of the cores between
+  // its members by their weights.
+  absl::Status Put(const Share& group, const Share& member, pid_t pid) const;
+  // Removes the group NAME, or NAME/MEMBER, below; harmless when there is none,
+  // or when it has members.
   void Remove(absl::string_view name) const;
 
  private:

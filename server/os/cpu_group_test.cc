@@ -29,8 +29,11 @@ class CpuGroupTest : public testing::Test {
     for (const char* file : {"cgroup.type", "cgroup.subtree_control"}) {
       Write(InGroup(file), "");
     }
-    for (const char* child : {"optstate.probe", "optstate-heavy"}) {
-      for (const char* file : {"cgroup.type", "cpu.weight", "cgroup.procs"}) {
+    for (const char* child :
+         {"optstate.probe", "optstate.user-7", "optstate.user-7/optstate-a",
+          "optstate.user-7/optstate-b"}) {
+      for (const char* file : {"cgroup.type", "cpu.weight", "cgroup.procs",
+                               "cgroup.subtree_control"}) {
         Write(InGroup(absl::StrCat(child, "/", file)), "");
       }
     }
@@ -71,11 +74,16 @@ TEST_F(CpuGroupTest, ThreadedGroupsWithWeightsInADelegatedGroup) {
   EXPECT_EQ(group->path(), path);
   EXPECT_EQ(Read("cgroup.subtree_control"), "+cpu");
   EXPECT_EQ(Read("optstate.probe/cgroup.type"), "threaded");
-  const absl::Status put = group->Put("optstate-heavy", 200, 77);
+  const absl::Status put =
+      group->Put({"optstate.user-7", 300}, {"optstate-a", 200}, 77);
   ASSERT_TRUE(put.ok()) << put;
-  EXPECT_EQ(Read("optstate-heavy/cgroup.type"), "threaded");
-  EXPECT_EQ(Read("optstate-heavy/cpu.weight"), "200");
-  EXPECT_EQ(Read("optstate-heavy/cgroup.procs"), "77");
+  EXPECT_EQ(Read("optstate.user-7/cgroup.type"), "threaded");
+  EXPECT_EQ(Read("optstate.user-7/cpu.weight"), "300");
+  EXPECT_EQ(Read("optstate.user-7/cgroup.subtree_control"), "+cpu");
+  EXPECT_EQ(Read("optstate.user-7/cgroup.procs"), "");
+  EXPECT_EQ(Read("optstate.user-7/optstate-a/cgroup.type"), "threaded");
+  EXPECT_EQ(Read("optstate.user-7/optstate-a/cpu.weight"), "200");
+  EXPECT_EQ(Read("optstate.user-7/optstate-a/cgroup.procs"), "77");
 }
 
 TEST_F(CpuGroupTest, TheTopOfOurOwnNamespaceIsOurs) {
@@ -94,6 +102,18 @@ TEST_F(CpuGroupTest, WhatTheKernelRefusesIsSaid) {
   EXPECT_THAT(Problem(), HasSubstr("cpu.weight"));
   std::filesystem::remove(root_ + "/proc/self/cgroup");
   EXPECT_THAT(Problem(), HasSubstr("there is no cgroup v2"));
+}
+
+TEST_F(CpuGroupTest, WhatAGroupBelowRefusesIsSaid) {
+  Make("/", "cpu");
+  const absl::StatusOr<CpuGroup> own = CpuGroup::Find(root_);
+  ASSERT_TRUE(own.ok()) << own.status();
+  std::filesystem::remove(root_ +
+                          InGroup("optstate.user-7/cgroup.subtree_control"));
+  const absl::Status put =
+      own->Put({"optstate.user-7", 100}, {"optstate-a", 100}, 77);
+  EXPECT_THAT(std::string(put.message()), HasSubstr("cgroup.subtree_control"));
+  EXPECT_EQ(Read("optstate.user-7/optstate-a/cgroup.procs"), "");
 }
 
 TEST_F(CpuGroupTest, AGroupIsRemoved) {

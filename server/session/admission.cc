@@ -14,7 +14,7 @@
 #include "proto/types/memory_available.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
-#include "server/session/user_bytes.h"
+#include "server/session/tiers/quota_rooms.h"
 #include "storage/allocated_bytes.h"
 #include "storage/tmpfs_info.h"
 
@@ -131,14 +131,15 @@ absl::Status Admit(const AdmissionRequest& request) {
   OPTSTATE_ASSIGN_OR_RETURN(
       std::vector<Room> rooms,
       RoomsOf(request.directory, state_dir, request.limits));
-  if (!IsOperator(request.uid)) {
+  if (!access::IsOperator(request.uid)) {
     const uint64_t taken = storage::AllocatedBytesBelow(state_dir);
     for (Room& room : rooms) KeepForOperators(request.limits, taken, &room);
-    if (request.limits.user_state_bytes_max() != 0) {
-      rooms.push_back({absl::StrCat("limit of the jobs of uid ", request.uid),
-                       Minus(request.limits.user_state_bytes_max(),
-                             AllocatedBytesOfUser(state_dir, request.uid)),
-                       "delete a job or raise limits.user_state_bytes_max"});
+    OPTSTATE_ASSIGN_OR_RETURN(
+        std::vector<QuotaRoom> of_owner,
+        StateRooms(request.limits, request.quotas, state_dir, request.uid));
+    for (QuotaRoom& room : of_owner) {
+      rooms.push_back(
+          {std::move(room.what), room.bytes_left, std::move(room.advice)});
     }
   }
   // An existing job has its files already.

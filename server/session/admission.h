@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "optstate/v1/config.pb.h"
 #include "proto/types/unique_fd.h"
+#include "server/access/quotas.h"
 
 namespace optstate::session {
 
@@ -22,6 +23,7 @@ struct AdmissionRequest {
   uint64_t table_bytes = 0;  // of the engine's own memory: tables, workspace
   uid_t uid = 0;             // owner of the job
   v1::Limits limits;
+  access::Quotas::All quotas = {};  // of all users and groups
 };
 
 // A lock held from the check to the reservation, so that two jobs that start at
@@ -38,9 +40,10 @@ class AdmissionLock {
 
 // Returns RESOURCE_EXHAUSTED, saying how many bytes are needed and left and
 // which setting would help, when the request does not fit the job's limit, its
-// user's limit, the limit of all jobs, the file system (or its inodes) or the
-// memory. Users other than root and the daemon's own leave those two a part of
-// each (limits.operator_reserve_percent). This is a check, not a reservation.
+// user's limit or quota, the quota of a group that the user is in, the limit of
+// all jobs, the file system (or its inodes) or the memory. Users other than
+// root and the daemon's own leave those two a part of each
+// (limits.operator_reserve_percent). This is a check, not a reservation.
 absl::Status Admit(const AdmissionRequest& request);
 
 // Returns the bytes that Admit would let all jobs of the directory take in

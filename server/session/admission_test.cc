@@ -7,7 +7,9 @@
 #include <fstream>
 #include <string>
 
+#include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
+#include "server/access/colleagues.h"
 #include "storage/testing/test_mounts.h"
 #include "storage/tmpfs_info.h"
 
@@ -27,6 +29,14 @@ class AdmissionTest : public ::testing::Test {
   }
   ~AdmissionTest() override {
     if (!directory_.empty()) fs::remove_all(directory_);
+  }
+
+  // Makes a job whose files take a little more than so many bytes.
+  void MakeJob(const std::string& name, uid_t owner, size_t bytes) const {
+    const std::string job = directory_ + "/jobs/" + name;
+    fs::create_directories(job);
+    std::ofstream(job + "/owner") << owner << "\n";
+    std::ofstream(job + "/state") << std::string(bytes, 'x');
   }
 
   // Expects that this many bytes are left, and that one byte more is refused.
@@ -95,6 +105,57 @@ TEST_F(AdmissionTest, AUsersJobsTogetherHaveALimit) {
             absl::string_view::npos);
   request.uid = 0;
   EXPECT_TRUE(Admit(request).ok()) << Admit(request);
+}
+
+TEST_F(AdmissionTest, AUsersQuotaTakesThePlaceOfTheLimit) {
+  limits_.set_user_state_bytes_max(1);
+  AdmissionRequest request;
+  request.directory = directory_;
+  request.limits = limits_;
+  request.uid = 4711;
+  v1::Quota& quota = *request.quotas.Add();
+  quota.set_user("4711");
+  quota.set_state_bytes_max(100 << 10);
+  MakeJob("a", 4711, 40 << 10);
+  MakeJob("b", 4712, 400 << 10);
+  request.new_state_bytes = 40 << 10;
+  EXPECT_TRUE(Admit(request).ok()) << Admit(request);
+  request.new_state_bytes = 80 << 10;
+  const absl::Status refused = Admit(request);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_NE(refused.message().find(
+                "quota of user 4711: state_bytes_max is 102400 bytes: the job "
+                "needs 81920 bytes"),
+            absl::string_view::npos)
+      << refused;
+  request.uid = 4712;  // who has no quota of its own
+  EXPECT_NE(Admit(request).message().find("limits.user_state_bytes_max"),
+            absl::string_view::npos);
+}
+
+TEST_F(AdmissionTest, TheMembersOfAGroupHaveAQuotaTogether) {
+  const auto found = access::FindColleagues();
+  if (!found.has_value()) {
+    GTEST_SKIP() << "this machine has no two users in one group";
+  }
+  AdmissionRequest request;
+  request.directory = directory_;
+  v1::Quota& quota = *request.quotas.Add();
+  quota.set_group(std::to_string(found->group));
+  quota.set_state_bytes_max(100 << 10);
+  MakeJob("a", found->first, 40 << 10);
+  request.new_state_bytes = 80 << 10;
+  for (const uid_t uid : {found->first, found->second}) {
+    request.uid = uid;
+    const absl::Status refused = Admit(request);
+    EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+    EXPECT_NE(refused.message().find("quota of group"), absl::string_view::npos)
+        << refused;
+  }
+  for (const uid_t uid : {uid_t{0}, ::geteuid()}) {
+    request.uid = uid;
+    EXPECT_TRUE(Admit(request).ok()) << Admit(request);
+  }
 }
 
 TEST_F(AdmissionTest, LeftIsWhatTheMemoryLeaves) {

@@ -16,6 +16,7 @@
 #include "server/session/tiers/disk_rates.h"
 #include "server/session/tiers/job_placer.h"
 #include "server/session/tiers/node_budget.h"
+#include "server/session/tiers/quota_rooms.h"
 #include "spdlog/spdlog.h"
 #include "storage/swap_sizes.h"
 
@@ -126,19 +127,24 @@ absl::Status JobRegistrar::AdmitShape(const JobDescription& description) const {
   request.table_bytes = tables > former ? tables - former : 0;
   request.uid = job_.options.uid;
   request.limits = job_.options.config.limits();
+  request.quotas = job_.options.config.quotas();
   absl::Status admitted = Admit(request);
   if (admitted.ok()) admitted = AdmitFrames(files.frames);
   if (admitted.ok()) admitted = state_lock_.Admit(request.job_state_bytes);
   return Annotate(admitted, absl::StrCat("job \"", job_.options.name, "\""));
 }
 
-// Checks the node's budget when the job needs more frames than it has.
+// Checks the node's budget, and the quotas of the job's owner, when the job
+// needs more frames than it has.
 absl::Status JobRegistrar::AdmitFrames(uint64_t bytes) const {
   const uint64_t present =
       job_.tier.has_value() ? job_.tier->frames().size() : 0;
   if (bytes <= present) return absl::OkStatus();
-  return CheckNodeBudget(job_.StateDir(), job_.options.config.nvme(),
-                         job_.options.name, bytes);
+  OPTSTATE_RETURN_IF_ERROR(CheckNodeBudget(
+      job_.StateDir(), job_.options.config.nvme(), job_.options.name, bytes));
+  return CheckFramesQuotas({&job_.options.config, job_.StateDir(),
+                            job_.options.uid, job_.options.name},
+                           bytes);
 }
 
 storage::HostTier::StepFileBytes JobRegistrar::StepFilesOf(
@@ -178,9 +184,13 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
       &description));
   // A job that exists has its files, whatever the limits are now.
   if (UsesDisk(description.storage)) {
+    const storage::SwapSizes sizes = SwapSizesOf(job_, description);
+    OPTSTATE_RETURN_IF_ERROR(CheckDirectoryLimits(
+        job_.options.config.nvme(), job_.options.name, sizes.directories));
     OPTSTATE_RETURN_IF_ERROR(
-        CheckDirectoryLimits(job_.options.config.nvme(), job_.options.name,
-                             SwapSizesOf(job_, description).directories));
+        CheckDiskQuotas({&job_.options.config, job_.StateDir(),
+                         job_.options.uid, job_.options.name},
+                        sizes.directories));
     description.storage.set_directories(
         static_cast<uint32_t>(job_.options.config.nvme().directories_size()));
   }

@@ -1,7 +1,5 @@
 #include "server/session/user_bytes.h"
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
 #include <system_error>
@@ -10,19 +8,25 @@
 
 namespace optstate::session {
 
-uint64_t AllocatedBytesOfUser(const std::string& state_dir, uid_t uid) {
-  uint64_t bytes = 0;
+std::map<std::string, uid_t> OwnersOfJobs(const std::string& state_dir) {
+  std::map<std::string, uid_t> owners;
   std::error_code error;
-  for (const auto& job :
-       std::filesystem::directory_iterator(state_dir + "/jobs", error)) {
+  std::filesystem::directory_iterator entries(state_dir + "/jobs", error);
+  for (; !error && entries != std::filesystem::directory_iterator();
+       entries.increment(error)) {
     uid_t owner = 0;
-    std::ifstream file(job.path() / "owner");
-    if (!(file >> owner) || owner != uid) continue;
-    bytes += storage::AllocatedBytesBelow(job.path().string());
+    std::ifstream file(entries->path() / "owner");
+    if (file >> owner) owners[entries->path().filename().string()] = owner;
+  }
+  return owners;
+}
+
+std::map<uid_t, uint64_t> StateBytesByOwner(const std::string& state_dir) {
+  std::map<uid_t, uint64_t> bytes;
+  for (const auto& [job, owner] : OwnersOfJobs(state_dir)) {
+    bytes[owner] += storage::AllocatedBytesBelow(state_dir + "/jobs/" + job);
   }
   return bytes;
 }
-
-bool IsOperator(uid_t uid) { return uid == 0 || uid == ::geteuid(); }
 
 }  // namespace optstate::session

@@ -4,17 +4,17 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 namespace optstate::session {
 
-// Returns the bytes that the files of a user's jobs take, by `owner` in each
-// job's directory below STATE_DIR/jobs, as far as that can be read.
-uint64_t AllocatedBytesOfUser(const std::string& state_dir, uid_t uid);
+// Returns the owner of each job of a state directory, by the job's name:
+// `owner` in its directory below STATE_DIR/jobs, as far as that can be read.
+std::map<std::string, uid_t> OwnersOfJobs(const std::string& state_dir);
 
-// Returns whether this is root or the daemon's own user, for whom others leave
-// room.
-bool IsOperator(uid_t uid);
+// Returns the bytes that the files of such jobs take, by owner.
+std::map<uid_t, uint64_t> StateBytesByOwner(const std::string& state_dir);
 
 }  // namespace optstate::session
 

@@ -61,7 +61,11 @@ Supervisor::Supervisor(os::EventLoop* loop, Options options,
       options_(std::move(options)),
       callbacks_(std::move(callbacks)),
       registry_(std::move(registry)),
-      shares_(CoreShares::Find(options_.config.engine())),
+      quotas_(options_.config),
+      shares_(CoreShares::Find(
+          options_.config.engine(),
+          {.of = [this](uid_t uid) { return quotas_.WeightOf(uid); },
+           .largest = quotas_.LargestWeight()})),
       sleeping_(loop, options_.config,
                 [this](const std::string& name) { StartAwake(name); }) {}
 
@@ -180,14 +184,18 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid,
     callbacks_.on_no_engine(name);
     WakeEngineWaiters(name, IsFailed(*hosts_.at(name)));
   };
-  callbacks.on_process = [this, name](pid_t pid) {
-    const absl::Status applied = shares_.Apply(name, pid);
+  callbacks.on_process = [this, name, uid](pid_t pid) {
+    const absl::Status applied = shares_.Apply(name, uid, pid);
     if (applied.ok()) return;
     spdlog::warn("job {}: its weight is not in force: {}", name,
                  applied.ToString());
   };
   callbacks.on_engine_gone = [this, name] {
-    shares_.Forget(name);
+    const absl::Status divided = shares_.Forget(name);
+    if (!divided.ok()) {
+      spdlog::warn("the cores are not divided by weights: {}",
+                   divided.ToString());
+    }
     sessions_.Forget(name);
     callbacks_.on_engine_gone(name);
   };

@@ -12,12 +12,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/types/unique_fd.h"
 #include "server/accept/peer_credentials.h"
 #include "server/access/caller.h"
+#include "server/access/quotas.h"
 #include "server/os/event_loop.h"
 #include "server/os/tree_remover.h"
 #include "server/supervisor/core_shares.h"
@@ -35,9 +37,9 @@ namespace optstate::supervisor {
 // Manages all jobs and decides which connections reach their engines.
 //
 // A Hello is checked in this order: its content (hello_check.h), draining, the
-// job's owner or must_exist, the limits. Then the job's engine is found or
-// started and gets the connection. A refused peer is sent a HelloReply with the
-// reason.
+// job's owner or must_exist, the limits and quotas. Then the job's engine is
+// found or started and gets the connection. A refused peer is sent a HelloReply
+// with the reason.
 //
 // Threads: the loop's, except for SupervisorControl. The loop outlives the
 // object.
@@ -119,12 +121,17 @@ class Supervisor : public SupervisorControl {
   // only when OK.
   absl::Status Route(Waiting* waiting);
   absl::StatusOr<JobHost*> FindOrCreate(const Waiting& waiting);
-  absl::Status CheckRoomForJob(const accept::PeerCredentials& peer) const;
+  // Returns the quotas that bound what this peer may add to the jobs of
+  // `owner`.
+  absl::StatusOr<access::UserBounds> BoundsOf(
+      const accept::PeerCredentials& peer, uid_t owner);
+  absl::Status CheckRoomForJob(const accept::PeerCredentials& peer);
   // Checks the session limits for a job that belongs to `owner`; when they are
   // reached, looks for sessions that have ended, as far as looks_ allows.
   absl::Status CheckRoomForSession(const accept::PeerCredentials& peer,
                                    uid_t owner);
-  Counts CountSessions(uid_t owner) const;
+  absl::StatusOr<Counts> CountSessions(uid_t owner,
+                                       const access::UserBounds& bounds);
   void LookForEndedSessions();
   JobHost* StartHost(const std::string& name, uid_t uid, bool is_new = false);
   v1::SupervisorRequest::Supervise MakeSupervise() const;
@@ -167,7 +174,8 @@ class Supervisor : public SupervisorControl {
   Options options_;
   const Callbacks callbacks_;
   JobRegistry registry_;
-  const CoreShares shares_;
+  access::Quotas quotas_;
+  CoreShares shares_;
   SessionLedger sessions_;
   LookBudget looks_;
   std::map<std::string, std::unique_ptr<JobHost>> hosts_;

@@ -1,11 +1,13 @@
 #include "server/supervisor/supervisor_harness.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -14,7 +16,9 @@
 #include "absl/time/clock.h"
 #include "proto/shm/frame.h"
 #include "proto/types/conversions.h"
+#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
+#include "server/access/caller.h"
 #include "server/config/config.h"
 #include "server/os/private_directory.h"
 
@@ -154,6 +158,31 @@ absl::StatusOr<TestSession> SupervisorHarness::Open(
   TestSession session;
   session.fd = Connect();
   OPTSTATE_RETURN_IF_ERROR(SendHello(session.fd.get(), hello));
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::HelloReply reply,
+                            ReceiveReply(session.fd.get()));
+  session.engine_pid = reply.engine_instance();
+  session.kept = reply.server_version();
+  return session;
+}
+
+absl::StatusOr<TestSession> SupervisorHarness::OpenAs(uid_t uid,
+                                                      const std::string& job) {
+  int fds[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) {
+    return OsError(errno, "socketpair");
+  }
+  TestSession session;
+  session.fd.reset(fds[0]);
+  // What the acceptor hands over does not block.
+  if (::fcntl(fds[1], F_SETFL, O_NONBLOCK) != 0) {
+    ::close(fds[1]);
+    return OsError(errno, "fcntl");
+  }
+  loop_->Post([this, uid, job, daemon = fds[1]] {
+    const accept::PeerCredentials peer = {.caller = access::UnixCaller(uid),
+                                          .pid = ::getpid()};
+    supervisor_->OnHello(UniqueFd(daemon), peer, GoodHello(job));
+  });
   OPTSTATE_ASSIGN_OR_RETURN(const v1::HelloReply reply,
                             ReceiveReply(session.fd.get()));
   session.engine_pid = reply.engine_instance();

@@ -73,6 +73,10 @@ class SupervisorHarness {
   absl::StatusOr<TestSession> Open(const std::string& job) const {
     return Open(GoodHello(job));
   }
+  // Opens a session as another user of this machine. A test has no socket that
+  // shows one, so the supervisor is given the connection as after its
+  // handshake.
+  absl::StatusOr<TestSession> OpenAs(uid_t uid, const std::string& job);
 
   std::optional<JobSummary> Find(const std::string& job);
   // Polls `holds` until it returns true; false after kPatience.

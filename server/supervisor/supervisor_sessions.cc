@@ -1,32 +1,50 @@
 // The part of the supervisor that counts jobs and sessions.
 
+#include <map>
 #include <set>
 #include <string>
 
 #include "absl/time/clock.h"
+#include "proto/types/status_macros.h"
 #include "server/os/open_sockets.h"
 #include "server/supervisor/supervisor.h"
 
 namespace optstate::supervisor {
 
-absl::Status Supervisor::CheckRoomForJob(
-    const accept::PeerCredentials& peer) const {
+absl::StatusOr<access::UserBounds> Supervisor::BoundsOf(
+    const accept::PeerCredentials& peer, uid_t owner) {
+  // No quota concerns an operator, so nothing needs to be looked up.
+  if (peer.is_operator()) return access::UserBounds();
+  return quotas_.BoundsOf(owner);
+}
+
+absl::Status Supervisor::CheckRoomForJob(const accept::PeerCredentials& peer) {
+  std::map<uid_t, uint64_t> by_owner;
+  for (const auto& [name, host] : hosts_) ++by_owner[host->uid()];
+  for (const std::string& name : sleeping_.Names()) {
+    ++by_owner[sleeping_.uid(name)];
+  }
   Counts jobs;
   jobs.all = hosts_.size() + sleeping_.Names().size();
-  jobs.of_user = sleeping_.CountOf(peer.caller.uid);
-  for (const auto& [name, host] : hosts_) {
-    if (host->uid() == peer.caller.uid) ++jobs.of_user;
-  }
-  return CheckJobCount(limits(), peer, jobs);
+  jobs.of_user = by_owner[peer.caller.uid];
+  OPTSTATE_ASSIGN_OR_RETURN(const access::UserBounds bounds,
+                            BoundsOf(peer, peer.caller.uid));
+  OPTSTATE_ASSIGN_OR_RETURN(jobs.of_groups,
+                            quotas_.SumOverMembers(bounds.groups, by_owner));
+  return CheckJobCount(limits(), peer, jobs, bounds);
 }
 
 absl::Status Supervisor::CheckRoomForSession(
     const accept::PeerCredentials& peer, uid_t owner) {
-  const auto check = [&] {
-    return CheckSessionCount(limits(), peer, CountSessions(owner));
+  OPTSTATE_ASSIGN_OR_RETURN(const access::UserBounds bounds,
+                            BoundsOf(peer, owner));
+  const auto check = [&]() -> absl::Status {
+    OPTSTATE_ASSIGN_OR_RETURN(const Counts sessions,
+                              CountSessions(owner, bounds));
+    return CheckSessionCount(limits(), peer, sessions, bounds);
   };
   absl::Status status = check();
-  if (status.ok()) return status;
+  if (!absl::IsResourceExhausted(status)) return status;
   // A user who has caused too many looks is refused by the counts as they are.
   const std::string who = peer.quota_name();
   if (!peer.is_operator() && !looks_.MayLook(who)) return status;
@@ -36,14 +54,18 @@ absl::Status Supervisor::CheckRoomForSession(
   return check();
 }
 
-Counts Supervisor::CountSessions(uid_t owner) const {
+absl::StatusOr<Counts> Supervisor::CountSessions(
+    uid_t owner, const access::UserBounds& bounds) {
   Counts sessions;
   sessions.all = sessions_.count();
+  std::map<uid_t, uint64_t> by_owner;
   for (const auto& [name, host] : hosts_) {
     sessions.all += host->waiting_count();
-    if (host->uid() != owner) continue;
-    sessions.of_user += sessions_.count(name) + host->waiting_count();
+    by_owner[host->uid()] += sessions_.count(name) + host->waiting_count();
   }
+  sessions.of_user = by_owner[owner];
+  OPTSTATE_ASSIGN_OR_RETURN(sessions.of_groups,
+                            quotas_.SumOverMembers(bounds.groups, by_owner));
   return sessions;
 }
 

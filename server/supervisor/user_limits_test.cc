@@ -72,5 +72,49 @@ TEST(UserLimitsTest, NothingIsKeptOfOne) {
   EXPECT_TRUE(CheckJobCount(limits, kUser, {0, 1}).ok());
 }
 
+class QuotaLimitsTest : public testing::Test {
+ protected:
+  QuotaLimitsTest() {
+    bounds_.uid = 4711;
+    bounds_.own.set_user("ada");
+    bounds_.own.set_jobs_max(3);
+    access::GroupQuota research = {7000, {}};
+    research.quota.set_group("research");
+    research.quota.set_jobs_max(10);
+    research.quota.set_sessions_max(20);
+    access::GroupQuota all = {7001, {}};
+    all.quota.set_group("all");
+    bounds_.groups = {research, all};
+  }
+
+  access::UserBounds bounds_;
+};
+
+TEST_F(QuotaLimitsTest, AUsersQuotaTakesThePlaceOfTheLimitOfAllUsers) {
+  v1::Limits limits = Limits();
+  limits.set_user_jobs_max(2);
+  EXPECT_TRUE(CheckJobCount(limits, kUser, {2, 2, {2, 2}}, bounds_).ok());
+  ExpectRefused(CheckJobCount(limits, kUser, {3, 3, {3, 3}}, bounds_),
+                "quota of user ada: jobs_max is 3, and uid 4711 already has 3 "
+                "jobs");
+  // It says nothing about sessions.
+  limits.set_user_sessions_max(2);
+  ExpectRefused(CheckSessionCount(limits, kUser, {2, 2, {2, 2}}, bounds_),
+                "(limits.user_sessions_max)");
+}
+
+TEST_F(QuotaLimitsTest, TheMembersOfAGroupAreCountedTogether) {
+  EXPECT_TRUE(CheckJobCount(Limits(), kUser, {0, 9, {9, 9}}, bounds_).ok());
+  ExpectRefused(CheckJobCount(Limits(), kUser, {0, 10, {10, 10}}, bounds_),
+                "quota of group research: jobs_max is 10, and its members "
+                "together already have 10 jobs");
+  ExpectRefused(CheckSessionCount(Limits(), kUser, {0, 20, {20, 20}}, bounds_),
+                "quota of group research: sessions_max is 20");
+}
+
+TEST_F(QuotaLimitsTest, OperatorsMayGoBeyond) {
+  EXPECT_TRUE(CheckJobCount(Limits(), kRoot, {50, 50, {50, 50}}, bounds_).ok());
+}
+
 }  // namespace
 }  // namespace optstate::supervisor

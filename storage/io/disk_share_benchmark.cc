@@ -42,7 +42,7 @@ class Job {
     DieUnless(made.ok(), made.status().ToString());
     engine_ = std::move(made->engine);
     if (weight != 0) {
-      auto share = DiskShare::Open(folder + "/shares", weight);
+      auto share = DiskShare::Open(folder + "/shares", weight, {});
       DieUnless(share.ok(), share.status().ToString());
       engine_ = ShareIoEngine(std::move(engine_), *std::move(share));
     }

@@ -87,10 +87,10 @@ class SharedWorld final : public FolderWorld {
     absl::StatusOr<std::unique_ptr<IoEngine>> engine =
         MakeBlockingIoEngine(OptionsOf(setup));
     if (!engine.ok()) return engine.status();
-    auto share = DiskShare::Open(shares_.folder() + "/shares", 1);
+    auto share = DiskShare::Open(shares_.folder() + "/shares", 1, {});
     if (!share.ok()) return share.status();
     if (other_ == nullptr) {
-      auto other = DiskShare::Open(shares_.folder() + "/shares", 1);
+      auto other = DiskShare::Open(shares_.folder() + "/shares", 1, {});
       if (!other.ok()) return other.status();
       other_ = *std::move(other);
       // Far in the future.

@@ -66,7 +66,7 @@ class SharedIoEngineTest : public testing::Test {
   ~SharedIoEngineTest() override { std::filesystem::remove_all(folder_); }
 
   std::unique_ptr<DiskShare> Share(uint32_t weight) const {
-    auto share = DiskShare::Open(folder_ + "/shares", weight);
+    auto share = DiskShare::Open(folder_ + "/shares", weight, {});
     if (!share.ok()) std::abort();
     return *std::move(share);
   }

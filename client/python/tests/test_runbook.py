@@ -1,7 +1,7 @@
 """The runbook of deploy/README.md, from nothing: every command in it is run, or said not to be.
 
 Each test has a daemon of its own and does what a part of the runbook says; those about TCP are in
-test_runbook_access.py. A command that the README has, no test runs and _NOT_EXECUTED does not
+test_runbook_access.py, those about quotas in test_runbook_quotas.py. A command that the README has, no test runs and _NOT_EXECUTED does not
 explain fails here.
 """
 
@@ -22,6 +22,7 @@ from collections.abc import Iterator
 import optstate
 import pytest
 import test_runbook_access  # noqa: F401 (what it executes counts too)
+import test_runbook_quotas  # noqa: F401
 from daemon import Daemon, free_port, program
 from runbook import EXECUTED, README, attach, commands_of, executes, read_commands, train
 

@@ -13,6 +13,7 @@
 #include "server/session/durability/job_storage.h"
 #include "server/session/durability/store_maker.h"
 #include "server/session/tiers/node_budget.h"
+#include "server/session/tiers/quota_rooms.h"
 #include "spdlog/spdlog.h"
 #include "storage/next_frame_table.h"
 #include "storage/record_split.h"
@@ -96,6 +97,10 @@ absl::Status Rearrangement::Make() {
       OwnDirectoriesOf(job_.options.config, job_.options.name, next_.storage));
   OPTSTATE_RETURN_IF_ERROR(CheckDirectoryLimits(
       nvme, job_.options.name, sizes_.directories, /*beside=*/true));
+  OPTSTATE_RETURN_IF_ERROR(
+      CheckDiskQuotas({&job_.options.config, job_.StateDir(), job_.options.uid,
+                       job_.options.name},
+                      sizes_.directories, /*beside=*/true));
   const uint32_t number = next_.storage.arrangement();
   if (folders_.size() > former_count_) {
     OPTSTATE_RETURN_IF_ERROR(ClaimDiskFolders(

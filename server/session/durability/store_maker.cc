@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "proto/types/status_macros.h"
+#include "server/access/quotas.h"
 #include "server/config/job_weight.h"
 #include "server/session/durability/disk_claim.h"
 #include "server/session/durability/durable_job.h"
@@ -27,14 +28,17 @@ std::vector<uint32_t> WeightsOf(const JobDescription& description) {
   return {weights.begin(), weights.end()};
 }
 
-// Has the engine use no more of the disks than the job's part while other jobs
-// of the node use them.
+// Has the engine use no more of the disks than the job's part of its owner's
+// part while other jobs of the node use them.
 std::unique_ptr<io::IoEngine> ShareDisks(const JobContext& job,
                                          std::unique_ptr<io::IoEngine> engine) {
   const uint32_t weight =
       config::WeightOf(job.options.config.engine(), job.options.name);
-  absl::StatusOr<std::unique_ptr<io::DiskShare>> share = io::DiskShare::Open(
-      job.StateDir() + "/disk_shares", std::max(weight, 1u));
+  const uid_t owner = job.options.uid;
+  access::Quotas quotas(job.options.config);
+  absl::StatusOr<std::unique_ptr<io::DiskShare>> share =
+      io::DiskShare::Open(job.StateDir() + "/disk_shares", std::max(weight, 1u),
+                          {.id = owner, .weight = quotas.WeightOf(owner)});
   if (share.ok())
     return io::ShareIoEngine(std::move(engine), *std::move(share));
   spdlog::warn("disks are not shared by weight: job={} error=\"{}\"",

@@ -6,6 +6,7 @@
 #include "proto/types/status_macros.h"
 #include "server/session/admission.h"
 #include "server/session/tiers/node_budget.h"
+#include "server/session/tiers/quota_rooms.h"
 
 namespace optstate::session {
 
@@ -51,23 +52,27 @@ absl::StatusOr<absl::Span<std::byte>> LoadLogRoom::Grow(uint64_t bytes) {
 }
 
 absl::Status LoadLogRoom::Reserve(uint64_t bytes, uint64_t bytes_max) {
-  if (job_.tier->is_load_log_on_disk()) {
-    // The first directory has it.
-    const uint64_t added = bytes - job_.tier->load_log().size();
-    OPTSTATE_RETURN_IF_ERROR(
-        CheckDirectoryLimits(job_.options.config.nvme(), job_.options.name,
-                             {&added, 1}, /*beside=*/true));
-    return job_.tier->ReserveLoadLog(bytes, bytes_max);
-  }
   OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
                             AdmissionLock::Take(job_.StateDir()));
+  const v1::DaemonConfig& config = job_.options.config;
+  const uint64_t added = bytes - job_.tier->load_log().size();
+  if (job_.tier->is_load_log_on_disk()) {
+    // The first directory has it.
+    OPTSTATE_RETURN_IF_ERROR(CheckDirectoryLimits(
+        config.nvme(), job_.options.name, {&added, 1}, /*beside=*/true));
+    OPTSTATE_RETURN_IF_ERROR(CheckDiskQuotas(
+        {&config, job_.StateDir(), job_.options.uid, job_.options.name},
+        {&added, 1}, /*beside=*/true));
+    return job_.tier->ReserveLoadLog(bytes, bytes_max);
+  }
   AdmissionRequest request;
   request.directory = job_.options.directory;
   request.state_dir = job_.StateDir();
-  request.new_state_bytes = bytes - job_.tier->load_log().size();
-  request.job_state_bytes = job_.tier->bytes() + request.new_state_bytes;
+  request.new_state_bytes = added;
+  request.job_state_bytes = job_.tier->bytes() + added;
   request.uid = job_.options.uid;
-  request.limits = job_.options.config.limits();
+  request.limits = config.limits();
+  request.quotas = config.quotas();
   OPTSTATE_RETURN_IF_ERROR(Admit(request));
   return job_.tier->ReserveLoadLog(bytes, bytes_max);
 }

@@ -75,14 +75,6 @@ std::vector<std::string> SleepingJobs::Names() const {
   return names;
 }
 
-size_t SleepingJobs::CountOf(uid_t uid) const {
-  size_t count = 0;
-  for (const std::string& name : Names()) {
-    if (jobs_.at(name).place.uid == uid) ++count;
-  }
-  return count;
-}
-
 absl::Status SleepingJobs::CheckIdle(const std::string& job) const {
   if (!IsBusy(job)) return absl::OkStatus();
   return absl::UnavailableError(jobs_.at(job).operation->Describe(job));

@@ -59,7 +59,6 @@ class SleepingJobs {
   bool IsBusy(const std::string& job) const;
   std::vector<std::string> Names() const;  // of those without a JobHost
   uid_t uid(const std::string& job) const { return jobs_.at(job).place.uid; }
-  size_t CountOf(uid_t uid) const;
 
   // Returns why no rank can attach to a job without a JobHost.
   // FAILED_PRECONDITION: it is asleep; UNAVAILABLE: it is on its way.

@@ -11,6 +11,7 @@
 #include "server/session/engine_memory.h"
 #include "server/session/lock_admission.h"
 #include "server/session/tiers/node_budget.h"
+#include "server/session/tiers/quota_rooms.h"
 #include "server/supervisor/sleep/sleep_manifest.h"
 #include "storage/state_folder.h"
 #include "storage/tmpfs_info.h"
@@ -57,11 +58,14 @@ absl::Status Check(const v1::DaemonConfig& config, const SleepPlace& place,
       session::EngineBytesOf(config, place.folder + kFilesFolder);
   request.uid = place.uid;
   request.limits = config.limits();
+  request.quotas = config.quotas();
   OPTSTATE_RETURN_IF_ERROR(session::Admit(request));
   const uint64_t frames = FrameBytes(manifest);
   if (frames != 0) {
     OPTSTATE_RETURN_IF_ERROR(session::CheckNodeBudget(
         config.state_dir(), config.nvme(), place.job, frames));
+    OPTSTATE_RETURN_IF_ERROR(session::CheckFramesQuotas(
+        {&config, config.state_dir(), place.uid, place.job}, frames));
   }
   return session::AdmitLockOfNextEngine(config, place.job_directory,
                                         LockedBytes(manifest));

@@ -11,11 +11,12 @@ namespace optstate::supervisor {
 
 // Admits a job that wakes as an engine admits a new one, under the same lock:
 // checks the files against the limits of the job, of its owner and of all, the
-// memory with what the engine itself takes, the node's budget for frames and
-// the limit of locked memory, then has `reserve` take the files' memory. The
-// number of jobs is no matter, because one that is asleep counts.
-// RESOURCE_EXHAUSTED: with the bytes needed and left; FAILED_PRECONDITION: the
-// state has to be locked in memory, and is to lie on a disk.
+// quotas of the owner and of its groups, the memory with what the engine itself
+// takes, the node's budget for frames and the limit of locked memory, then has
+// `reserve` take the files' memory. The number of jobs is no matter, because
+// one that is asleep counts. RESOURCE_EXHAUSTED: with the bytes needed and
+// left; FAILED_PRECONDITION: the state has to be locked in memory, and is to
+// lie on a disk.
 absl::Status AdmitToWake(const v1::DaemonConfig& config,
                          const SleepPlace& place,
                          const v1::SleepManifest& manifest,

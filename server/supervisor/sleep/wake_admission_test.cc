@@ -118,6 +118,24 @@ TEST_F(WakeAdmissionTest, TheLimitOfTheOwner) {
   ExpectAdmitted();
 }
 
+TEST_F(WakeAdmissionTest, TheQuotasOfTheOwner) {
+  AddFile("state/control", 64 * kKiB);
+  v1::Quota& quota = *config_.add_quotas();
+  quota.set_user(absl::StrCat(kUid));
+  quota.set_state_bytes_max(256 * kKiB);
+  limits().set_user_state_bytes_max(1);  // the quota takes its place
+  MakeJob("b", kUid + 1, 224 * kKiB);
+  ExpectAdmitted();
+  MakeJob("c", kUid, 224 * kKiB);
+  ExpectRefused(absl::StrCat("quota of user ", kUid, ": state_bytes_max"));
+  quota.set_state_bytes_max(1024 * kKiB);
+  AddFile("state/frames", 64 * kKiB);
+  quota.set_frames_bytes_max(64 * kKiB);
+  ExpectAdmitted();
+  quota.set_frames_bytes_max(64 * kKiB - 1);
+  ExpectRefused(absl::StrCat("quota of user ", kUid, ": frames_bytes_max"));
+}
+
 TEST_F(WakeAdmissionTest, WhatIsKeptForOperators) {
   AddFile("state/control", 192 * kKiB);
   limits().set_state_bytes_max(256 * kKiB);
