@@ -173,8 +173,8 @@ void TraceRecorder::Send(const Span& span, TraceSource* source,
   // beginning.
   const int64_t first_ns = first_ns_.load(std::memory_order_acquire);
   const int64_t last_ns = last_ns_.load(std::memory_order_acquire);
-  if (first_ns == 0 || span.end_ns <= first_ns) return;
-  if (last_ns != 0 && span.begin_ns >= last_ns) return;
+  if (first_ns == 0 || span.end_ns < first_ns) return;
+  if (last_ns != 0 && span.begin_ns > last_ns) return;
   const int64_t begin_ns = std::max(span.begin_ns, first_ns);
   v1::TraceSpan sent;
   sent.set_name(span.name);
