@@ -14,10 +14,10 @@
 namespace optstate::ctl {
 
 // The Admin service of one daemon. Each call but the streams VerifyJob,
-// TraceJob, SleepJob, WakeJob and WatchEvents, its connection included, takes no longer
-// than the timeout that the client was made with; errors name the endpoint.
-// UNAVAILABLE: no daemon answers there; PERMISSION_DENIED: this user may not
-// use the socket; DEADLINE_EXCEEDED: no answer came in time.
+// TraceJob, SleepJob, WakeJob and WatchEvents, its connection included, takes
+// no longer than the timeout that the client was made with; errors name the
+// endpoint. UNAVAILABLE: no daemon answers there; PERMISSION_DENIED: this user
+// may not use the socket; DEADLINE_EXCEEDED: no answer came in time.
 //
 // Threads: one at a time.
 class AdminClient {

@@ -13,9 +13,8 @@ namespace optstate::ctl {
 namespace {
 
 // Groups in the order in which a step goes through them; others come last.
-constexpr std::array<absl::string_view, 5> kGroups = {"steps", "ranks",
-                                                      "workers", "device",
-                                                      "disks"};
+constexpr std::array<absl::string_view, 5> kGroups = {
+    "steps", "ranks", "workers", "device", "disks"};
 
 int OrderOf(absl::string_view group) {
   for (size_t i = 0; i < kGroups.size(); ++i) {
@@ -33,9 +32,8 @@ std::string Micros(int64_t ns) {
 // Returns an event that says something of a process or a thread.
 std::string Metadata(absl::string_view what, int process, size_t thread,
                      absl::string_view arguments) {
-  return absl::StrCat("{\"ph\":\"M\",\"name\":\"", what,
-                      "\",\"pid\":", process, ",\"tid\":", thread,
-                      ",\"args\":{", arguments, "}}");
+  return absl::StrCat("{\"ph\":\"M\",\"name\":\"", what, "\",\"pid\":", process,
+                      ",\"tid\":", thread, ",\"args\":{", arguments, "}}");
 }
 
 }  // namespace
@@ -93,10 +91,10 @@ absl::Status ChromeTrace::AddSpan(const v1::TraceSpan& span,
                                   std::string* text) {
   if (span.lane() >= lanes_.size() || span.begin_ns() < 0 ||
       span.duration_ns() < 0) {
-    return absl::InternalError(absl::StrCat(
-        "the daemon has sent a span of lane ", span.lane(), " of ",
-        lanes_.size(), ", from ", span.begin_ns(), " ns for ",
-        span.duration_ns(), " ns"));
+    return absl::InternalError(
+        absl::StrCat("the daemon has sent a span of lane ", span.lane(), " of ",
+                     lanes_.size(), ", from ", span.begin_ns(), " ns for ",
+                     span.duration_ns(), " ns"));
   }
   const Lane& lane = lanes_[span.lane()];
   std::string arguments;
@@ -109,8 +107,8 @@ absl::Status ChromeTrace::AddSpan(const v1::TraceSpan& span,
                         ",\"cat\":", JsonString(lane.group),
                         ",\"pid\":", lane.process, ",\"tid\":", span.lane() + 1,
                         ",\"ts\":", Micros(span.begin_ns()),
-                        ",\"dur\":", Micros(span.duration_ns()),
-                        ",\"args\":{", arguments, "}}"),
+                        ",\"dur\":", Micros(span.duration_ns()), ",\"args\":{",
+                        arguments, "}}"),
            text);
   ++spans_;
   return absl::OkStatus();

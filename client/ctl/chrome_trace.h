@@ -16,10 +16,11 @@ namespace optstate::ctl {
 // Returns the text as a string of JSON, with its quotes.
 std::string JsonString(absl::string_view text);
 
-// Renders a trace in the Trace Event Format, which Perfetto and chrome://tracing
-// read, piece by piece: Begin(), Add() for each chunk, End(). All pieces in this
-// order are one object of JSON, however many chunks there are. Groups of lanes
-// are its processes, lanes its threads, spans complete events.
+// Renders a trace in the Trace Event Format, which Perfetto and
+// chrome://tracing read, piece by piece: Begin(), Add() for each chunk, End().
+// All pieces in this order are one object of JSON, however many chunks there
+// are. Groups of lanes are its processes, lanes its threads, spans complete
+// events.
 class ChromeTrace {
  public:
   explicit ChromeTrace(std::string job) : job_(std::move(job)) {}

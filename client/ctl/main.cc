@@ -33,7 +33,8 @@ constexpr char kFooter[] =
     "  unix:PATH | grpc:HOST:PORT | grpc:unix:PATH\n"
     "Exit codes: 0 done; 1 other error; 2 bad usage; 3 not found; 4 refused\n"
     "  (permission, wrong state); 5 no daemon there or no answer in time;\n"
-    "  6 damaged on disk (verify, wake); 7 cancelled (Ctrl-C in verify, trace,\n"
+    "  6 damaged on disk (verify, wake); 7 cancelled (Ctrl-C in verify, "
+    "trace,\n"
     "  sleep and wake, or in a watch that waits for something).\n";
 
 // Checks the timeout. CLI::Range would let nan pass, which is neither below nor

@@ -124,9 +124,9 @@ class TraceOutput {
 
 // Returns what is said at the end of a trace that came to its end.
 std::string ResultText(const Asked& asked, const ChromeTrace& trace) {
-  std::string text = absl::StrCat("traced job ", asked.job, ": ", trace.steps(),
-                                  " of ", asked.steps, " steps, ",
-                                  trace.spans(), " spans\n");
+  std::string text =
+      absl::StrCat("traced job ", asked.job, ": ", trace.steps(), " of ",
+                   asked.steps, " steps, ", trace.spans(), " spans\n");
   if (trace.steps() < asked.steps) {
     absl::StrAppend(&text,
                     "the job took no further step for a minute, or its engine "
@@ -158,15 +158,14 @@ absl::Status Trace(const Context& context, const Asked& asked,
       [output](const v1::TraceChunk& chunk) { return output->Take(chunk); });
   const ChromeTrace& trace = output->trace();
   if (traced.ok() && !trace.done()) {
-    traced = absl::UnavailableError(
-        "the daemon has ended the trace before its end");
+    traced =
+        absl::UnavailableError("the daemon has ended the trace before its end");
   }
   // One that is interrupted early can be read too. What cannot be begun cannot
   // be ended either, which is told below.
   if (absl::IsCancelled(traced)) output->Begin().IgnoreError();
-  OPTSTATE_RETURN_IF_ERROR(
-      output->End(absl::StrCat(traced.ok() ? ResultText(asked, trace) : "",
-                               LossText(trace))));
+  OPTSTATE_RETURN_IF_ERROR(output->End(absl::StrCat(
+      traced.ok() ? ResultText(asked, trace) : "", LossText(trace))));
   OPTSTATE_RETURN_IF_ERROR(traced);
   if (trace.steps() > 0) return absl::OkStatus();
   return absl::UnknownError(absl::StrCat(

@@ -219,9 +219,9 @@ grpc::Status AdminCalls::VerifyJob(
       });
 }
 
-grpc::Status AdminCalls::TraceJob(
-    grpc::ServerContext* context, const v1::TraceJobRequest* request,
-    grpc::ServerWriter<v1::TraceChunk>* writer) {
+grpc::Status AdminCalls::TraceJob(grpc::ServerContext* context,
+                                  const v1::TraceJobRequest* request,
+                                  grpc::ServerWriter<v1::TraceChunk>* writer) {
   return Act(*context, "TraceJob", request->name(),
              absl::StrCat("steps=", request->steps()),
              [&](const Caller& caller) {

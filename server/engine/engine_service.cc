@@ -219,13 +219,13 @@ grpc::Status EngineServiceImpl::TraceJob(
   uint32_t steps = 0;
   uint64_t lost_spans = 0;
   // A chunk without news shows that the engine is there.
-  const absl::Status traced = job_->Trace(
-      *request, absl::FromChrono(context->deadline()),
-      [&](const v1::TraceChunk& chunk) {
-        steps = chunk.steps();
-        lost_spans += chunk.lost_spans();
-        return !context->IsCancelled() && writer->Write(chunk);
-      });
+  const absl::Status traced =
+      job_->Trace(*request, absl::FromChrono(context->deadline()),
+                  [&](const v1::TraceChunk& chunk) {
+                    steps = chunk.steps();
+                    lost_spans += chunk.lost_spans();
+                    return !context->IsCancelled() && writer->Write(chunk);
+                  });
   spdlog::info("traced: job={} steps={} lost_spans={} result=\"{}\"",
                config_.job(), steps, lost_spans, traced.ToString());
   return ToGrpc(traced);

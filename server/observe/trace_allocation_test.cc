@@ -61,13 +61,17 @@ int AllocationsOf(TraceRecorder* recorder, TraceSource* source) {
 
 TEST(TraceAllocationTest, NoneWhileNoTraceIsUnderWay) {
   TraceRecorder recorder;
-  TraceSource source(&recorder, [](uint32_t) -> LaneName { return {"g", "n"}; });
+  TraceSource source(&recorder, [](uint32_t) -> LaneName {
+    return {"g", "n"};
+  });
   EXPECT_EQ(AllocationsOf(&recorder, &source), 0);
 }
 
 TEST(TraceAllocationTest, NoneWhileOneIs) {
   TraceRecorder recorder;
-  TraceSource source(&recorder, [](uint32_t) -> LaneName { return {"g", "n"}; });
+  TraceSource source(&recorder, [](uint32_t) -> LaneName {
+    return {"g", "n"};
+  });
   ASSERT_TRUE(recorder.Begin(10).ok());
   recorder.Arm();
   EXPECT_EQ(AllocationsOf(&recorder, &source), 0);

@@ -32,8 +32,8 @@ TraceSource::TraceSource(TraceRecorder* recorder,
 TraceSource::~TraceSource() { recorder_.Remove(this); }
 
 // The order of the four accesses (all of them sequentially consistent, as those
-// in TakeRing) closes the race with the end of a trace: this thread either finds
-// no ring any more, or is seen to be in one.
+// in TakeRing) closes the race with the end of a trace: this thread either
+// finds no ring any more, or is seen to be in one.
 void TraceSource::Record(const Span& span) {
   is_recording_.store(true, std::memory_order_seq_cst);
   SpanRing* const ring = ring_.load(std::memory_order_seq_cst);
@@ -157,7 +157,8 @@ bool TraceRecorder::Take(v1::TraceChunk* chunk) {
 
 bool TraceRecorder::Drain(TraceSource* source, v1::TraceChunk* chunk) {
   Span span;
-  while (chunk->spans_size() < kChunkSpansMax && source->own_ring_->Pop(&span)) {
+  while (chunk->spans_size() < kChunkSpansMax &&
+         source->own_ring_->Pop(&span)) {
     Send(span, source, chunk);
   }
   const uint64_t lost = source->lost_.exchange(0, std::memory_order_relaxed);

@@ -80,8 +80,8 @@ class TraceSource {
 
   TraceRecorder& recorder_;
   const std::function<LaneName(uint32_t lane)> name_lane_;
-  std::atomic<SpanRing*> ring_{nullptr};    // null: no trace is under way
-  std::atomic<bool> is_recording_{false};   // in Record(), perhaps in the ring
+  std::atomic<SpanRing*> ring_{nullptr};   // null: no trace is under way
+  std::atomic<bool> is_recording_{false};  // in Record(), perhaps in the ring
   std::atomic<uint64_t> lost_{0};
   // The recorder's, under its lock.
   std::unique_ptr<SpanRing> own_ring_;
@@ -141,9 +141,7 @@ class TraceRecorder {
 
   // How far the trace is: whether all steps are over, whether one is open, and
   // how often one has begun or ended.
-  bool is_over() const {
-    return last_ns_.load(std::memory_order_acquire) != 0;
-  }
+  bool is_over() const { return last_ns_.load(std::memory_order_acquire) != 0; }
   bool has_step() const { return has_step_.load(std::memory_order_relaxed); }
   uint64_t turns() const { return turns_.load(std::memory_order_relaxed); }
   uint32_t steps() const { return steps_.load(std::memory_order_acquire); }
@@ -168,7 +166,7 @@ class TraceRecorder {
   std::atomic<uint64_t> step_{0};
   std::atomic<bool> has_step_{false};
   std::atomic<uint64_t> turns_{0};
-  std::atomic<uint32_t> steps_{0};  // that are over
+  std::atomic<uint32_t> steps_{0};    // that are over
   std::atomic<int64_t> first_ns_{0};  // the first step's beginning; 0: none yet
   std::atomic<int64_t> last_ns_{0};   // the last step's end; 0: not yet
   uint32_t steps_max_ = 0;            // of the trace

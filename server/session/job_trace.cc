@@ -34,10 +34,9 @@ class IdleTime {
 
 // Sends what is new. Returns nullopt when the caller has gone, else whether
 // there is more.
-std::optional<bool> SendOne(
-    observe::TraceRecorder* trace, bool ends,
-    absl::FunctionRef<bool(const v1::TraceChunk&)> pass,
-    v1::TraceChunk* chunk) {
+std::optional<bool> SendOne(observe::TraceRecorder* trace, bool ends,
+                            absl::FunctionRef<bool(const v1::TraceChunk&)> pass,
+                            v1::TraceChunk* chunk) {
   const bool is_more = trace->Take(chunk);
   chunk->set_steps(trace->steps());
   chunk->set_done(ends && !is_more);
@@ -94,7 +93,8 @@ absl::Status TraceSteps(JobContext* job, uint32_t steps, absl::Time deadline,
     }
     v1::TraceChunk chunk;
     const std::optional<bool> is_more = SendOne(&trace, ends, pass, &chunk);
-    if (!is_more.has_value()) return absl::CancelledError("the caller has gone");
+    if (!is_more.has_value())
+      return absl::CancelledError("the caller has gone");
     idle.Note(clock(), trace, chunk);
     if (*is_more) continue;
     if (ends) return absl::OkStatus();

@@ -121,10 +121,10 @@ class CudaEvent final : public DeviceEvent {
   }
   absl::StatusOr<int64_t> NanosSince(DeviceEvent* earlier) override {
     float ms = 0;
-    OPTSTATE_RETURN_IF_ERROR(Check(
-        cudaEventElapsedTime(&ms, static_cast<CudaEvent*>(earlier)->event(),
-                             event_),
-        "cudaEventElapsedTime"));
+    OPTSTATE_RETURN_IF_ERROR(
+        Check(cudaEventElapsedTime(
+                  &ms, static_cast<CudaEvent*>(earlier)->event(), event_),
+              "cudaEventElapsedTime"));
     constexpr double kNsPerMs = 1e6;
     return static_cast<int64_t>(static_cast<double>(ms) * kNsPerMs);
   }

@@ -52,8 +52,8 @@ class BatchMemory {
   static constexpr size_t kPoints = 4;
   // Has the device measure from now on, or not.
   void SetTimed(bool is_timed) { is_timed_ = is_timed; }
-  // Marks that all that comes before the point was enqueued; kEnd is MarkEnd()'s.
-  // A device that cannot measure costs the times alone.
+  // Marks that all that comes before the point was enqueued; kEnd is
+  // MarkEnd()'s. A device that cannot measure costs the times alone.
   void Mark(Point point);
   // Returns the times, once Wait() has returned OK; nullopt: there are none.
   std::optional<BatchTimes> Times() const;

@@ -24,7 +24,8 @@ namespace optstate::scheduler {
 // NUMA node first. Chance decides which participant does an index.
 //
 // The parts of a call, and the race that each part closes:
-//   1. The caller writes body_, span_ and shares_, then opens gate_ (release). A
+//   1. The caller writes body_, span_ and shares_, then opens gate_ (release).
+//   A
 //      thread joins by a compare-and-swap of gate_ (acquire) that only succeeds
 //      while it is open, so it sees this call's fields or those of a later
 //      call, never a mixture.
@@ -71,7 +72,8 @@ class WorkerPool {
   // Does the same for a part of the indices; owners are those of the whole
   // range. `span`, a literal, is the name under which each participant's part
   // is recorded in a trace; null: it is not, or the bodies record their own.
-  void ParallelFor(const IndexRange& range, absl::FunctionRef<void(size_t)> body,
+  void ParallelFor(const IndexRange& range,
+                   absl::FunctionRef<void(size_t)> body,
                    const char* span = nullptr);
 
   // Returns the indices of [0, total) that are a participant's own.

@@ -145,12 +145,11 @@ TEST(WorkerPoolTest, ATraceHasALaneForEachParticipant) {
   recorder.BeginStep(7);
   run("update");
   run(nullptr);
-  pool.ParallelFor({0, 0, 0}, [](size_t) {}, "staging");
+  pool.ParallelFor(
+      {0, 0, 0}, [](size_t) {}, "staging");
   pool.ParallelFor(
       {0, 1, 1},
-      [&](size_t) {
-        const observe::ScopedSpan span(pool.trace(), "publish");
-      },
+      [&](size_t) { const observe::ScopedSpan span(pool.trace(), "publish"); },
       nullptr);
   v1::TraceChunk chunk;
   EXPECT_FALSE(recorder.Take(&chunk));
@@ -163,9 +162,9 @@ TEST(WorkerPoolTest, ATraceHasALaneForEachParticipant) {
     EXPECT_EQ(span.step(), 7u);
     found.insert(lane.name() + " " + span.name());
   }
-  EXPECT_EQ(found, (std::multiset<std::string>{
-                       "worker 0 publish", "worker 0 update",
-                       "worker 1 update", "worker 2 update"}));
+  EXPECT_EQ(found,
+            (std::multiset<std::string>{"worker 0 publish", "worker 0 update",
+                                        "worker 1 update", "worker 2 update"}));
 }
 
 // A participant that has done its own share takes from its node before others.

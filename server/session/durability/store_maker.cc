@@ -167,8 +167,7 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
   OPTSTATE_ASSIGN_OR_RETURN(
       options.engine,
       MakeDiskEngine(job->options.config, job->options.disk_bytes));
-  options.engine =
-      TraceIoEngine(std::move(options.engine), nvme, &job->trace);
+  options.engine = TraceIoEngine(std::move(options.engine), nvme, &job->trace);
   options.engine = ShareDisks(*job, std::move(options.engine));
   const absl::Span<std::byte> frames = job->tier->frames();
   options.frames = frames.first(frames.size() / sizes.frame * sizes.frame);

@@ -28,9 +28,8 @@ constexpr uint32_t kKinds = 3;
 
 absl::string_view FolderOf(absl::string_view path) {
   const size_t slash = path.rfind('/');
-  return slash == absl::string_view::npos || slash == 0
-             ? absl::string_view("/")
-             : path.substr(0, slash);
+  return slash == absl::string_view::npos || slash == 0 ? absl::string_view("/")
+                                                        : path.substr(0, slash);
 }
 
 // The directories of an engine's files, numbered as they come.

@@ -33,8 +33,8 @@ class TracedIoEngineTest : public testing::Test {
   }
 
   io::FileId Open(const std::string& path) {
-    const absl::StatusOr<io::FileId> file = engine_->Open(
-        path, 4 * kSectorBytes, IoEngine::OpenMode::kCreate);
+    const absl::StatusOr<io::FileId> file =
+        engine_->Open(path, 4 * kSectorBytes, IoEngine::OpenMode::kCreate);
     EXPECT_TRUE(file.ok()) << file.status();
     return *file;
   }
@@ -89,10 +89,10 @@ TEST_F(TracedIoEngineTest, EachRequestIsASpanOfItsDirectory) {
   EXPECT_TRUE(Run(IoRequest::Kind::kRead, fast, kSectorBytes).ok());
   EXPECT_TRUE(Run(IoRequest::Kind::kSync, slow, 0).ok());
   EXPECT_TRUE(Run(IoRequest::Kind::kWrite, other, kSectorBytes).ok());
-  EXPECT_EQ(EndTrace(), (std::vector<std::string>{
-                            "writes of /fast: write 2",
-                            "reads of /fast: read 1", "syncs of /slow: sync 0",
-                            "writes of /elsewhere: write 1"}));
+  EXPECT_EQ(EndTrace(),
+            (std::vector<std::string>{
+                "writes of /fast: write 2", "reads of /fast: read 1",
+                "syncs of /slow: sync 0", "writes of /elsewhere: write 1"}));
 }
 
 TEST_F(TracedIoEngineTest, ARequestThatFailsMovesNothing) {

@@ -144,8 +144,8 @@ class BackgroundTrace {
 };
 
 JobHarness::Setup MemorySetup() {
-  JobHarness::Setup setup = DiskJobSetup(v1::PLACEMENT_HOST,
-                                         v1::DURABILITY_KIND_UNSPECIFIED);
+  JobHarness::Setup setup =
+      DiskJobSetup(v1::PLACEMENT_HOST, v1::DURABILITY_KIND_UNSPECIFIED);
   setup.io_engine = v1::IO_ENGINE_KIND_UNSPECIFIED;
   setup.world_size = 2;
   return setup;
@@ -165,12 +165,12 @@ TEST(JobTraceTest, ItShowsTheStepsThatItIsAskedFor) {
   EXPECT_TRUE(trace.done());
   EXPECT_EQ(trace.steps(), 2u);
   trace.ExpectWellFormed();
-  EXPECT_THAT(trace.Kinds(),
-              IsSupersetOf({"steps/phases: staging", "steps/phases: decide",
-                            "steps/phases: update", "steps/phases: publish",
-                            "ranks/rank 0: push", "ranks/rank 1: push",
-                            "workers/worker 0: staging",
-                            "workers/worker 0: update"}));
+  EXPECT_THAT(
+      trace.Kinds(),
+      IsSupersetOf({"steps/phases: staging", "steps/phases: decide",
+                    "steps/phases: update", "steps/phases: publish",
+                    "ranks/rank 0: push", "ranks/rank 1: push",
+                    "workers/worker 0: staging", "workers/worker 0: update"}));
   for (const char* group : {"steps", "ranks", "workers"}) {
     EXPECT_EQ(trace.StepsOf(group), (std::set<uint64_t>{1, 2})) << group;
   }
