@@ -409,6 +409,13 @@ int ProbeAsOtherUser(const std::string& socket) {
       grpc::StatusCode::PERMISSION_DENIED) {
     return 4;
   }
+  grpc::ClientContext trace;
+  v1::TraceJobRequest traced;
+  traced.set_name("a");
+  if (stub->TraceJob(&trace, traced)->Finish().error_code() !=
+      grpc::StatusCode::PERMISSION_DENIED) {
+    return 5;
+  }
   grpc::ClientContext remove;
   v1::DeleteJobRequest request;
   request.set_name("a");

@@ -162,6 +162,38 @@ class GrpcAdminClient : public AdminClient {
                               : connection_->Explain(status);
   }
 
+  absl::Status TraceJob(
+      const v1::TraceJobRequest& request, int interrupt,
+      absl::FunctionRef<absl::Status(const v1::TraceChunk&)> pass) override {
+    OPTSTATE_RETURN_IF_ERROR(
+        connection_->Await(absl::Now() + connection_->timeout()));
+    grpc::ClientContext context;
+    connection_->SayWhoCalls(&context);
+    StreamWatch watch(&context, connection_->timeout(), interrupt);
+    const auto reader = connection_->stub()->TraceJob(&context, request);
+    v1::TraceChunk chunk;
+    absl::Status passed;
+    while (passed.ok() && reader->Read(&chunk)) {
+      passed = pass(chunk);
+      watch.Touch();
+    }
+    if (!passed.ok()) context.TryCancel();
+    const grpc::Status status = reader->Finish();
+    OPTSTATE_RETURN_IF_ERROR(passed);
+    if (status.ok()) return absl::OkStatus();
+    if (watch.was_interrupted()) {
+      return absl::CancelledError("interrupted: the trace was ended");
+    }
+    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+      return Annotate(absl::FailedPreconditionError(
+                          "the daemon is of an older build, which cannot "
+                          "trace: `optctl upgrade` puts another in its place"),
+                      address());
+    }
+    return watch.was_silent() ? connection_->Silent()
+                              : connection_->Explain(status);
+  }
+
   absl::Status SleepJob(const std::string& name, int interrupt,
                         OnSleepProgress progress) override {
     return client::CallSleepJob(

@@ -14,10 +14,10 @@
 namespace optstate::ctl {
 
 // The Admin service of one daemon. Each call but the streams VerifyJob,
-// SleepJob, WakeJob and WatchEvents, its connection included, takes no longer
-// than the timeout that the client was made with; errors name the endpoint.
-// UNAVAILABLE: no daemon answers there; PERMISSION_DENIED: this user may not
-// use the socket; DEADLINE_EXCEEDED: no answer came in time.
+// TraceJob, SleepJob, WakeJob and WatchEvents, its connection included, takes
+// no longer than the timeout that the client was made with; errors name the
+// endpoint. UNAVAILABLE: no daemon answers there; PERMISSION_DENIED: this user
+// may not use the socket; DEADLINE_EXCEEDED: no answer came in time.
 //
 // Threads: one at a time.
 class AdminClient {
@@ -57,6 +57,11 @@ class AdminClient {
   virtual absl::Status VerifyJob(
       const std::string& name, int interrupt,
       absl::FunctionRef<void(const v1::VerifyJobProgress&)> progress) = 0;
+  // Calls `pass` with each chunk until the trace is over, likewise; an error
+  // that it returns ends the trace, and is returned.
+  virtual absl::Status TraceJob(
+      const v1::TraceJobRequest& request, int interrupt,
+      absl::FunctionRef<absl::Status(const v1::TraceChunk&)> pass) = 0;
   // Call `progress` with each message until the job is asleep, or awake,
   // however long that takes; only a silence is bounded by the timeout.
   // CANCELLED once `interrupt` is readable: the daemon goes on.

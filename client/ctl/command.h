@@ -96,6 +96,7 @@ void AddWakeCommand(CLI::App& app, Context& context);
 void AddDrainCommand(CLI::App& app, Context& context);
 void AddUpgradeCommand(CLI::App& app, Context& context);
 void AddVerifyCommand(CLI::App& app, Context& context);
+void AddTraceCommand(CLI::App& app, Context& context);
 void AddBugReportCommand(CLI::App& app, Context& context);
 void AddVersionCommand(CLI::App& app, Context& context);
 void AddCompletionCommand(CLI::App& app, Context& context);

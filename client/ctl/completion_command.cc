@@ -50,16 +50,17 @@ constexpr char kBash[] =
 _optctl() {
   local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
   local path= word words= job= endpoint= i
-  case $previous in
-    -o|--output) COMPREPLY=($(compgen -W 'table wide json yaml' -- "$current")); return ;;
-    --endpoint) COMPREPLY=($(compgen -W 'unix: grpc:' -- "$current")); return ;;
-    --job) job=1 ;;
-  esac
   for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
     case "$path $word" in
 $PATHS$      path="$path $word" ;;
     esac
   done
+  case "$path:$previous" in
+    " trace:-o"|" trace:--output") COMPREPLY=($(compgen -f -- "$current")); return ;;
+    *:-o|*:--output) COMPREPLY=($(compgen -W 'table wide json yaml' -- "$current")); return ;;
+    *:--endpoint) COMPREPLY=($(compgen -W 'unix: grpc:' -- "$current")); return ;;
+    *:--job) job=1 ;;
+  esac
   case "$path" in
 $CASES$  esac
   # Readline parts words at ':' and '='.

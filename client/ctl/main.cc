@@ -24,6 +24,7 @@ constexpr char kDescription[] =
     "  optctl get jobs -A --endpoint grpcs:a:7070 --endpoint grpcs:b:7070\n"
     "                                   the jobs of several nodes\n"
     "  optctl describe job gpt          why a job does not go on\n"
+    "  optctl trace gpt > gpt.json      where the time of a step goes\n"
     "  optctl events --since 1h         what has happened\n"
     "  optctl get params gpt -o json    for scripts\n";
 
@@ -32,8 +33,9 @@ constexpr char kFooter[] =
     "  unix:PATH | grpc:HOST:PORT | grpc:unix:PATH\n"
     "Exit codes: 0 done; 1 other error; 2 bad usage; 3 not found; 4 refused\n"
     "  (permission, wrong state); 5 no daemon there or no answer in time;\n"
-    "  6 damaged on disk (verify, wake); 7 cancelled (Ctrl-C in verify, sleep\n"
-    "  and wake, or in a watch that waits for something).\n";
+    "  6 damaged on disk (verify, wake); 7 cancelled (Ctrl-C in verify, "
+    "trace,\n"
+    "  sleep and wake, or in a watch that waits for something).\n";
 
 // Checks the timeout. CLI::Range would let nan pass, which is neither below nor
 // above.
@@ -111,6 +113,7 @@ int Main(int argc, char** argv) {
   AddRecoverCommand(app, context);
   AddSetCommand(app, context);
   AddVerifyCommand(app, context);
+  AddTraceCommand(app, context);
   AddSleepCommand(app, context);
   AddWakeCommand(app, context);
   AddDrainCommand(app, context);

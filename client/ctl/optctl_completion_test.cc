@@ -35,6 +35,10 @@ TEST_F(OptctlCompletionTest, CompletionKnowsShellsAndTheEndpointThatWasTyped) {
       {absl::StrCat("describe job --endpoint grpc : unix : ", path, " g"),
        "gpt\n"},
       {"describe job g", "\n"},
+      {"get jobs -o j", "json\n"},
+      {"trace --st", "--steps\n"},
+      // A trace has one format; this is where it goes.
+      {"trace gpt -o /dev/nul", "/dev/null\n"},
   };
   for (const auto& [words, offers] : typed) {
     const Ran completed = RunBinary(absl::StrCat(

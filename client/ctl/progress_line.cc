@@ -1,7 +1,6 @@
 #include "client/ctl/progress_line.h"
 
-#include <unistd.h>
-
+#include <iostream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -18,8 +17,15 @@ constexpr char kRewrite[] = "\r\033[K";
 
 }  // namespace
 
-ProgressLine::ProgressLine(bool is_silent)
-    : is_silent_(is_silent), is_terminal_(::isatty(STDOUT_FILENO) == 1) {}
+ProgressLine::ProgressLine(bool is_silent, int fd)
+    : is_silent_(is_silent), fd_(fd), is_terminal_(::isatty(fd) == 1) {}
+
+absl::Status ProgressLine::WriteText(absl::string_view text) const {
+  if (fd_ == STDOUT_FILENO) return Write(text);
+  std::cerr << text << std::flush;
+  return std::cerr.good() ? absl::OkStatus()
+                          : absl::InternalError("stderr: cannot write");
+}
 
 void ProgressLine::Show(absl::string_view lines, absl::string_view progress) {
   if (is_silent_) return;
@@ -33,13 +39,13 @@ void ProgressLine::Show(absl::string_view lines, absl::string_view progress) {
       absl::StrAppend(&text, progress, "\n");
     }
   }
-  if (!text.empty()) told_.Update(Write(text));
+  if (!text.empty()) told_.Update(WriteText(text));
 }
 
 absl::Status ProgressLine::End(absl::string_view lines) {
   if (is_silent_) return told_;
   const std::string text = absl::StrCat(is_terminal_ ? kRewrite : "", lines);
-  if (!text.empty()) told_.Update(Write(text));
+  if (!text.empty()) told_.Update(WriteText(text));
   return told_;
 }
 

@@ -219,6 +219,19 @@ grpc::Status AdminCalls::VerifyJob(
       });
 }
 
+grpc::Status AdminCalls::TraceJob(grpc::ServerContext* context,
+                                  const v1::TraceJobRequest* request,
+                                  grpc::ServerWriter<v1::TraceChunk>* writer) {
+  return Act(*context, "TraceJob", request->name(),
+             absl::StrCat("steps=", request->steps()),
+             [&](const Caller& caller) {
+               return service_->TraceJob(*request, caller, context,
+                                         [writer](const v1::TraceChunk& chunk) {
+                                           return writer->Write(chunk);
+                                         });
+             });
+}
+
 grpc::Status AdminCalls::DescribeTiers(grpc::ServerContext* context,
                                        const v1::DescribeTiersRequest* request,
                                        v1::DescribeTiersReply* reply) {

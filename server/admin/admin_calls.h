@@ -75,6 +75,9 @@ class AdminCalls final : public v1::Admin::Service {
   grpc::Status VerifyJob(
       grpc::ServerContext* context, const v1::VerifyJobRequest* request,
       grpc::ServerWriter<v1::VerifyJobProgress>* writer) override;
+  grpc::Status TraceJob(grpc::ServerContext* context,
+                        const v1::TraceJobRequest* request,
+                        grpc::ServerWriter<v1::TraceChunk>* writer) override;
   grpc::Status DescribeTiers(grpc::ServerContext* context,
                              const v1::DescribeTiersRequest* request,
                              v1::DescribeTiersReply* reply) override;

@@ -296,6 +296,16 @@ absl::Status AdminService::VerifyJob(
   return TooOld(name, "verify");
 }
 
+absl::Status AdminService::TraceJob(
+    const v1::TraceJobRequest& request, const access::Caller& caller,
+    const grpc::ServerContext* call,
+    absl::FunctionRef<bool(const v1::TraceChunk&)> pass) {
+  OPTSTATE_RETURN_IF_ERROR(FindToChange(request.name(), caller).status());
+  absl::Status traced = engines_->TraceJob(request, call, pass);
+  if (!absl::IsUnimplemented(traced)) return traced;
+  return TooOld(request.name(), "trace");
+}
+
 absl::StatusOr<v1::DescribeTiersReply> AdminService::DescribeTiers(
     const v1::DescribeTiersRequest& request, const access::Caller& caller) {
   if (request.measure()) {

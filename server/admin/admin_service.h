@@ -76,6 +76,10 @@ class AdminService {
       const std::string& name, const access::Caller& caller,
       const grpc::ServerContext* call,
       absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass);
+  absl::Status TraceJob(const v1::TraceJobRequest& request,
+                        const access::Caller& caller,
+                        const grpc::ServerContext* call,
+                        absl::FunctionRef<bool(const v1::TraceChunk&)> pass);
   // PERMISSION_DENIED: the caller may not have directories measured.
   absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
       const v1::DescribeTiersRequest& request, const access::Caller& caller);

@@ -420,4 +420,18 @@ absl::Status EngineChannels::VerifyJob(
   return Named(job, reader->Finish());
 }
 
+absl::Status EngineChannels::TraceJob(
+    const v1::TraceJobRequest& request, const grpc::ServerContext* caller,
+    absl::FunctionRef<bool(const v1::TraceChunk&)> pass) {
+  const std::shared_ptr<Channel> channel = Find(request.name());
+  if (channel == nullptr) return NoEngine(request.name());
+  const auto context = MakeContext(absl::InfiniteFuture(), caller);
+  const auto reader = channel->stub->TraceJob(context.get(), request);
+  v1::TraceChunk chunk;
+  bool goes_on = true;
+  while (goes_on && reader->Read(&chunk)) goes_on = pass(chunk);
+  if (!goes_on) context->TryCancel();
+  return Named(request.name(), reader->Finish());
+}
+
 }  // namespace optstate::admin

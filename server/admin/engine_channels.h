@@ -82,6 +82,11 @@ class EngineChannels {
       const std::string& job, const grpc::ServerContext* caller,
       absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass);
 
+  // Has the job's engine trace it, in the same way and with the same errors.
+  absl::Status TraceJob(const v1::TraceJobRequest& request,
+                        const grpc::ServerContext* caller,
+                        absl::FunctionRef<bool(const v1::TraceChunk&)> pass);
+
  private:
   struct Channel;
   struct Call;

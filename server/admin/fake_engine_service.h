@@ -126,6 +126,31 @@ class FakeEngineService : public v1::Engine::Service {
     writer->Write(progress);
     return grpc::Status::OK;
   }
+  // Sends a chunk with a span; a dying one ends after it, and a hanging one
+  // goes on until it is cancelled.
+  grpc::Status TraceJob(grpc::ServerContext* context,
+                        const v1::TraceJobRequest* request,
+                        grpc::ServerWriter<v1::TraceChunk>* writer) override {
+    if (sessions_ == 2) {
+      return {grpc::StatusCode::UNIMPLEMENTED, "no such call"};
+    }
+    v1::TraceChunk chunk;
+    chunk.add_lanes()->set_name("lane of " + request->name());
+    chunk.add_spans()->set_name("update");
+    writer->Write(chunk);
+    if (dies_) return {grpc::StatusCode::UNAVAILABLE, "socket closed"};
+    chunk.Clear();
+    while (hangs_ && !context->IsCancelled()) writer->Write(chunk);
+    if (context->IsCancelled()) {
+      trace_cancelled_.Notify();
+      return {grpc::StatusCode::CANCELLED, "cancelled"};
+    }
+    chunk.set_steps(request->steps());
+    chunk.set_done(true);
+    writer->Write(chunk);
+    return grpc::Status::OK;
+  }
+  void AwaitTraceCancelled() { trace_cancelled_.WaitForNotification(); }
   void AwaitVerificationCancelled() {
     verification_cancelled_.WaitForNotification();
   }
@@ -154,6 +179,7 @@ class FakeEngineService : public v1::Engine::Service {
   std::atomic<Hold*> holds_ = nullptr;
   absl::Notification asked_;
   absl::Notification verification_cancelled_;
+  absl::Notification trace_cancelled_;
   std::atomic<int> asks_ = 0;
   int drains_ = 0;
   int pauses_ = 0;

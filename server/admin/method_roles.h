@@ -32,6 +32,7 @@ inline constexpr MethodRole kMethodRoles[] = {
     {"RecoverJob", access::Role::kTrainer},
     {"SetJob", access::Role::kTrainer},
     {"VerifyJob", access::Role::kTrainer},
+    {"TraceJob", access::Role::kTrainer},
     {"SleepJob", access::Role::kTrainer},
     {"WakeJob", access::Role::kTrainer},
     {"Drain", access::Role::kOperator},

@@ -51,7 +51,8 @@ bool IsExpected(const std::string& method, Role role, Via via) {
       {"ListUsers", Role::kViewer},       {"DeleteJob", Role::kTrainer},
       {"RecoverJob", Role::kTrainer},     {"SetJob", Role::kTrainer},
       {"VerifyJob", Role::kTrainer},      {"SleepJob", Role::kTrainer},
-      {"WakeJob", Role::kTrainer},        {"Drain", Role::kOperator},
+      {"WakeJob", Role::kTrainer},        {"TraceJob", Role::kTrainer},
+      {"Drain", Role::kOperator},
       {"Upgrade", Role::kOperator}};
   const auto found = least->find(method);
   EXPECT_NE(found, least->end()) << method << " is not in this test";

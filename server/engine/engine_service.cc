@@ -63,6 +63,9 @@ class EngineServiceImpl final : public EngineService,
   grpc::Status SetJob(grpc::ServerContext* context,
                       const v1::SetJobRequest* request,
                       v1::SetJobReply* reply) override;
+  grpc::Status TraceJob(grpc::ServerContext* context,
+                        const v1::TraceJobRequest* request,
+                        grpc::ServerWriter<v1::TraceChunk>* writer) override;
 
  private:
   absl::Status CheckName(const std::string& name) const;
@@ -208,6 +211,27 @@ grpc::Status EngineServiceImpl::SetJob(grpc::ServerContext* /*context*/,
   if (!result.ok()) return ToGrpc(result.status());
   *reply = *std::move(result);
   return grpc::Status::OK;
+}
+
+grpc::Status EngineServiceImpl::TraceJob(
+    grpc::ServerContext* context, const v1::TraceJobRequest* request,
+    grpc::ServerWriter<v1::TraceChunk>* writer) {
+  const absl::Status named = CheckName(request->name());
+  if (!named.ok()) return ToGrpc(named);
+  if (job_ == nullptr) return ToGrpc(failure_);
+  uint32_t steps = 0;
+  uint64_t lost_spans = 0;
+  // A chunk without news shows that the engine is there.
+  const absl::Status traced =
+      job_->Trace(*request, absl::FromChrono(context->deadline()),
+                  [&](const v1::TraceChunk& chunk) {
+                    steps = chunk.steps();
+                    lost_spans += chunk.lost_spans();
+                    return !context->IsCancelled() && writer->Write(chunk);
+                  });
+  spdlog::info("traced: job={} steps={} lost_spans={} result=\"{}\"",
+               config_.job(), steps, lost_spans, traced.ToString());
+  return ToGrpc(traced);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -197,6 +198,82 @@ TEST_F(EngineTest, ListsParameters) {
   EXPECT_EQ(
       engine->stub()->ListParameters(&another, request, &reply).error_code(),
       grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(EngineTest, TracesItsSteps) {
+  auto engine = Start();
+  auto peer = engine->Connect();
+  Begin(peer.get(), false);
+  TakeStep(peer.get(), 1);
+  v1::TraceJobRequest request;
+  request.set_name("test");
+  request.set_steps(2);
+  grpc::ClientContext context;
+  const auto reader = engine->stub()->TraceJob(&context, request);
+  v1::TraceChunk chunk;
+  ASSERT_TRUE(reader->Read(&chunk));  // it records from now on
+  EXPECT_NE(chunk.began_at_ns(), 0);
+  for (uint64_t step = 2; step <= 4; ++step) TakeStep(peer.get(), step);
+  std::set<uint64_t> steps;
+  do {
+    for (const v1::TraceSpan& span : chunk.spans()) steps.insert(span.step());
+  } while (!chunk.done() && reader->Read(&chunk));
+  EXPECT_TRUE(chunk.done());
+  EXPECT_EQ(chunk.steps(), 2u);
+  EXPECT_EQ(steps, (std::set<uint64_t>{2, 3}));
+  EXPECT_FALSE(reader->Read(&chunk));
+  EXPECT_TRUE(reader->Finish().ok());
+}
+
+TEST_F(EngineTest, RefusesTracesThatCannotBe) {
+  auto engine = Start();
+  const auto code_of = [&](const std::string& name, uint32_t steps) {
+    v1::TraceJobRequest request;
+    request.set_name(name);
+    request.set_steps(steps);
+    grpc::ClientContext context;
+    return engine->stub()->TraceJob(&context, request)->Finish().error_code();
+  };
+  EXPECT_EQ(code_of("test", 1), grpc::StatusCode::FAILED_PRECONDITION);
+  auto peer = engine->Connect();
+  Begin(peer.get(), false);
+  EXPECT_EQ(code_of("other", 1), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(code_of("test", 1001), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+// A caller that goes away makes way for the next one.
+TEST_F(EngineTest, ATraceEndsWithItsCaller) {
+  auto engine = Start();
+  auto peer = engine->Connect();
+  Begin(peer.get(), false);
+  v1::TraceJobRequest request;
+  request.set_steps(1);
+  v1::TraceChunk chunk;
+  {
+    grpc::ClientContext context;
+    const auto reader = engine->stub()->TraceJob(&context, request);
+    ASSERT_TRUE(reader->Read(&chunk));
+    grpc::ClientContext second;
+    EXPECT_EQ(engine->stub()->TraceJob(&second, request)->Finish().error_code(),
+              grpc::StatusCode::FAILED_PRECONDITION);
+    context.TryCancel();
+    EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  // The engine notices it at the next chunk.
+  while (true) {
+    grpc::ClientContext context;
+    const auto reader = engine->stub()->TraceJob(&context, request);
+    if (reader->Read(&chunk)) {
+      TakeStep(peer.get(), 1);
+      while (!chunk.done() && reader->Read(&chunk)) {
+      }
+      EXPECT_EQ(chunk.steps(), 1u);
+      EXPECT_TRUE(reader->Finish().ok());
+      return;
+    }
+    ASSERT_EQ(reader->Finish().error_code(),
+              grpc::StatusCode::FAILED_PRECONDITION);
+  }
 }
 
 }  // namespace

@@ -303,6 +303,19 @@ class Job {
   virtual absl::Status Verify(
       absl::FunctionRef<bool(const v1::VerifyJobProgress&)> progress) = 0;
 
+  // Calls `pass` several times a second with what has been done since, and
+  // when, from the first push of the next step on, until so many steps are
+  // over, or shortly before the deadline, or when nothing of a step has
+  // happened for a minute; the last time with `done`. Training goes on, with
+  // the same results. INVALID_ARGUMENT: so many steps are too many;
+  // FAILED_PRECONDITION: the job has no state yet, drains, pauses or has
+  // stopped, or another call traces it; CANCELLED: `pass` has returned false;
+  // or why the job has failed. The job outlives the call, which waits for no
+  // step.
+  virtual absl::Status Trace(
+      const v1::TraceJobRequest& request, absl::Time deadline,
+      absl::FunctionRef<bool(const v1::TraceChunk&)> pass) = 0;
+
   // Changes settings between two passes, for the next engines too; results stay
   // the same bits. Returns when they are in force. FAILED_PRECONDITION: such a
   // job has no such setting, it has failed, or it drains, pauses or has

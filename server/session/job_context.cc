@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/types/dtype.h"
+#include "proto/types/partition.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/passes/gradient_stager.h"
 #include "server/scheduler/step_observer.h"
@@ -36,6 +38,12 @@ scheduler::Pinning PinningOf(const v1::EngineSettings& settings) {
   }
 }
 
+// The lanes of JobContext::step_spans: the phases, then one for each rank.
+observe::LaneName NameStepLane(uint32_t lane) {
+  if (lane == 0) return {"steps", "phases"};
+  return {"ranks", absl::StrCat("rank ", lane - 1)};
+}
+
 // To a client, UNAVAILABLE says that no daemon has answered, and that it may
 // ask again: a disk that is gone is another matter.
 absl::Status OfJob(const absl::Status& status) {
@@ -46,14 +54,15 @@ absl::Status OfJob(const absl::Status& status) {
 }  // namespace
 
 JobContext::JobContext(Job::Options job_options)
-    : options(std::move(job_options)),
+    : step_spans(&trace, &NameStepLane),
+      options(std::move(job_options)),
       placement(
           scheduler::PlaceWorkersHere(WorkersOf(options.config.engine()),
                                       PinningOf(options.config.engine()))),
       pool(WorkersOf(options.config.engine()),
            /*spin=*/WorkersOf(options.config.engine()) <=
                scheduler::AvailableCores(),
-           placement),
+           placement, &trace),
       verifier(options.name, options.clock, options.wall_clock),
       devices(options.config.devices(), options.device_runtime) {}
 
@@ -222,6 +231,20 @@ double JobContext::Norm(double type,
     return absl::OkStatus();
   }).IgnoreError();  // as in Stage
   return norm;
+}
+
+void JobContext::TracePush(int64_t begin_ns, uint32_t rank, uint32_t first,
+                           uint32_t count) {
+  if (begin_ns == 0) return;
+  const RankPartition& partition = shape->partitions[rank];
+  const size_t end = partition.LowerBound(first + count);
+  uint64_t bytes = 0;
+  for (size_t i = partition.LowerBound(first); i < end; ++i) {
+    const Piece& piece = partition.pieces[i];
+    bytes += piece.numel *
+             SizeInBytes(layout().parameters()[piece.parameter].gradient_dtype);
+  }
+  step_spans.RecordSince(begin_ns, "push", 1 + rank, bytes);
 }
 
 std::string JobContext::StagingPath(uint32_t rank,

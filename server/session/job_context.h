@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "server/observe/trace_recorder.h"
 #include "server/scheduler/executors/device_update_executor.h"
 #include "server/scheduler/step_scheduler.h"
 #include "server/scheduler/workers/worker_placement.h"
@@ -135,7 +136,15 @@ struct JobContext {
   std::string StagingPath(uint32_t rank, uint64_t client_instance) const;
   std::string StateDir() const;
 
+  // Records a rank's push, which began then (TraceSource::Begin), in a trace.
+  void TracePush(int64_t begin_ns, uint32_t rank, uint32_t first,
+                 uint32_t count);
+
   JobLock lock;
+  // Thread-safe, see there; outlives those that record.
+  observe::TraceRecorder trace;
+  // The phases of steps, and what ranks do; recorded under the lock.
+  observe::TraceSource step_spans;
   Job::Options options;
   const scheduler::WorkerPlacement placement;
   scheduler::WorkerPool pool;

@@ -8,6 +8,7 @@
 #include "proto/types/status_macros.h"
 #include "server/session/devices/device_updates.h"
 #include "server/session/job_lock.h"
+#include "server/session/job_trace.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::session {
@@ -240,9 +241,13 @@ void JobImpl::GiveUp(const FormerRank& former) {
 
 absl::Status JobImpl::Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                            uint32_t first_parameter, uint32_t parameter_count) {
+  // The wait for the lock is a part of the push.
+  const int64_t begin_ns = job_.step_spans.Begin();
   JobCall lock(&job_.lock);
-  return coordinator_.Push(rank, step, micro_step, first_parameter,
-                           parameter_count);
+  OPTSTATE_RETURN_IF_ERROR(coordinator_.Push(rank, step, micro_step,
+                                             first_parameter, parameter_count));
+  job_.TracePush(begin_ns, rank, first_parameter, parameter_count);
+  return absl::OkStatus();
 }
 
 bool JobImpl::WorkAhead(uint32_t rank) {
@@ -395,6 +400,18 @@ absl::Status JobImpl::Verify(
     OPTSTATE_ASSIGN_OR_RETURN(verification, job_.BeginVerification());
   }
   return verification->Await(progress);
+}
+
+absl::Status JobImpl::Trace(
+    const v1::TraceJobRequest& request, absl::Time deadline,
+    absl::FunctionRef<bool(const v1::TraceChunk&)> pass) {
+  OPTSTATE_ASSIGN_OR_RETURN(const uint32_t steps, TracedSteps(request));
+  {
+    const absl::MutexLock lock(&job_.lock.mu);
+    OPTSTATE_RETURN_IF_ERROR(gate_.CheckTakesOperations());
+    OPTSTATE_RETURN_IF_ERROR(CheckMayTrace(job_));
+  }
+  return TraceSteps(&job_, steps, deadline, pass);
 }
 
 absl::StatusOr<v1::SetJobReply> JobImpl::Set(const v1::SetJobRequest& request) {

@@ -121,6 +121,10 @@ class JobImpl final : public Job {
   absl::Status Verify(
       absl::FunctionRef<bool(const v1::VerifyJobProgress&)> progress) override;
 
+  absl::Status Trace(
+      const v1::TraceJobRequest& request, absl::Time deadline,
+      absl::FunctionRef<bool(const v1::TraceChunk&)> pass) override;
+
   absl::StatusOr<v1::SetJobReply> Set(
       const v1::SetJobRequest& request) override;
 

@@ -92,6 +92,10 @@ class FakeJob : public session::Job {
       absl::FunctionRef<bool(const v1::VerifyJobProgress&)>) override {
     return absl::UnimplementedError("Verify");
   }
+  absl::Status Trace(const v1::TraceJobRequest&, absl::Time,
+                     absl::FunctionRef<bool(const v1::TraceChunk&)>) override {
+    return absl::UnimplementedError("Trace");
+  }
   absl::StatusOr<v1::SetJobReply> Set(const v1::SetJobRequest&) override {
     return absl::UnimplementedError("Set");
   }

@@ -119,6 +119,15 @@ class CudaEvent final : public DeviceEvent {
     OPTSTATE_RETURN_IF_ERROR(Check(error, "cudaEventQuery"));
     return true;
   }
+  absl::StatusOr<int64_t> NanosSince(DeviceEvent* earlier) override {
+    float ms = 0;
+    OPTSTATE_RETURN_IF_ERROR(
+        Check(cudaEventElapsedTime(
+                  &ms, static_cast<CudaEvent*>(earlier)->event(), event_),
+              "cudaEventElapsedTime"));
+    constexpr double kNsPerMs = 1e6;
+    return static_cast<int64_t>(static_cast<double>(ms) * kNsPerMs);
+  }
   cudaEvent_t event() const { return event_; }
 
  private:
@@ -261,16 +270,21 @@ class CudaDevice final : public Device {
     return std::make_unique<CudaStream>(index_, &host_, stream);
   }
   absl::StatusOr<std::unique_ptr<DeviceEvent>> MakeEvent() override {
-    OPTSTATE_RETURN_IF_ERROR(Use());
-    cudaEvent_t event = nullptr;
-    OPTSTATE_RETURN_IF_ERROR(
-        Check(cudaEventCreateWithFlags(
-                  &event, cudaEventBlockingSync | cudaEventDisableTiming),
-              "cudaEventCreateWithFlags"));
-    return std::make_unique<CudaEvent>(index_, event);
+    return MakeEventWith(cudaEventBlockingSync | cudaEventDisableTiming);
+  }
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> MakeTimedEvent() override {
+    return MakeEventWith(cudaEventBlockingSync);
   }
 
  private:
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> MakeEventWith(
+      unsigned int flags) {
+    OPTSTATE_RETURN_IF_ERROR(Use());
+    cudaEvent_t event = nullptr;
+    OPTSTATE_RETURN_IF_ERROR(Check(cudaEventCreateWithFlags(&event, flags),
+                                   "cudaEventCreateWithFlags"));
+    return std::make_unique<CudaEvent>(index_, event);
+  }
   // Makes it the device of the calling thread, which the functions of streams
   // and events do not ask for.
   absl::Status Use() const {

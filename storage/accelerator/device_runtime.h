@@ -56,6 +56,10 @@ class DeviceEvent {
   virtual absl::Status Wait() = 0;
   // Returns whether Wait() would return at once.
   virtual absl::StatusOr<bool> IsOver() = 0;
+  // Returns the device's time from the point that `earlier` names, in the same
+  // stream, to this one. Device::MakeTimedEvent() has made both, and both are
+  // over: else an error.
+  virtual absl::StatusOr<int64_t> NanosSince(DeviceEvent* earlier) = 0;
 };
 
 // Work that a device does in the order in which it is given; different streams
@@ -107,6 +111,9 @@ class Device {
 
   virtual absl::StatusOr<std::unique_ptr<DeviceStream>> MakeStream() = 0;
   virtual absl::StatusOr<std::unique_ptr<DeviceEvent>> MakeEvent() = 0;
+  // Makes an event that also knows when it was over, see NanosSince(). To
+  // record it costs the device more.
+  virtual absl::StatusOr<std::unique_ptr<DeviceEvent>> MakeTimedEvent() = 0;
 };
 
 // The devices of one kind on this machine. It outlives what it opens.

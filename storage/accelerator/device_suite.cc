@@ -128,6 +128,37 @@ TEST_P(DeviceSuite, AnEventSaysWhatIsOver) {
   device_->Free(memory);
 }
 
+TEST_P(DeviceSuite, TimedEventsSayHowLongWorkTook) {
+  constexpr size_t kBytes = 1 << 20;
+  const DeviceAddress memory = Allocate(kBytes);
+  HostBuffer from(device_.get(), kBytes);
+  const auto stream = MakeStream();
+  const auto make = [this] {
+    auto event = device_->MakeTimedEvent();
+    EXPECT_TRUE(event.ok()) << event.status();
+    return *std::move(event);
+  };
+  const auto begin = make();
+  const auto middle = make();
+  const auto end = make();
+  EXPECT_FALSE(end->NanosSince(begin.get()).ok());  // never recorded
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(stream->Record(begin.get()).ok());
+    ASSERT_TRUE(stream->CopyToDevice(memory, from.data(), kBytes).ok());
+    ASSERT_TRUE(stream->Record(middle.get()).ok());
+    ASSERT_TRUE(stream->CopyToDevice(memory, from.data(), kBytes).ok());
+    ASSERT_TRUE(stream->Record(end.get()).ok());
+    ASSERT_TRUE(end->Wait().ok());
+    const auto half = middle->NanosSince(begin.get());
+    const auto whole = end->NanosSince(begin.get());
+    ASSERT_TRUE(half.ok()) << half.status();
+    ASSERT_TRUE(whole.ok()) << whole.status();
+    EXPECT_GE(*half, 0);
+    EXPECT_GE(*whole, *half);
+  }
+  device_->Free(memory);
+}
+
 TEST_P(DeviceSuite, AStreamWaitsForAnother) {
   constexpr size_t kBytes = 1 << 20;
   const DeviceAddress memory = Allocate(kBytes);

@@ -43,6 +43,9 @@ class EmulatedDevice final : public Device {
     OPTSTATE_RETURN_IF_ERROR(state_.lost());
     return std::make_unique<EmulatedEvent>(&state_);
   }
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> MakeTimedEvent() override {
+    return MakeEvent();  // each one knows
+  }
 
  private:
   const DeviceInfo info_;

@@ -1,6 +1,7 @@
 #include "storage/accelerator/emulated_stream.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -35,6 +36,22 @@ absl::StatusOr<bool> EmulatedEvent::IsOver() {
   return over_ == recorded_;
 }
 
+absl::StatusOr<int64_t> EmulatedEvent::NanosSince(DeviceEvent* earlier) {
+  OPTSTATE_RETURN_IF_ERROR(device_.lost());
+  OPTSTATE_ASSIGN_OR_RETURN(const int64_t end_ns, OverAt());
+  OPTSTATE_ASSIGN_OR_RETURN(const int64_t begin_ns,
+                            static_cast<EmulatedEvent*>(earlier)->OverAt());
+  return end_ns - begin_ns;
+}
+
+absl::StatusOr<int64_t> EmulatedEvent::OverAt() const {
+  const absl::MutexLock lock(&mu_);
+  if (recorded_ == 0 || over_ != recorded_) {
+    return absl::UnavailableError("the event is not over, or not recorded");
+  }
+  return over_at_ns_;
+}
+
 uint64_t EmulatedEvent::Record() {
   const absl::MutexLock lock(&mu_);
   return ++recorded_;
@@ -48,6 +65,9 @@ uint64_t EmulatedEvent::recorded() const {
 void EmulatedEvent::End(uint64_t record) {
   const absl::MutexLock lock(&mu_);
   over_ = std::max(over_, record);
+  over_at_ns_ = std::chrono::nanoseconds(
+                    std::chrono::steady_clock::now().time_since_epoch())
+                    .count();
 }
 
 void EmulatedEvent::Await(uint64_t record) {

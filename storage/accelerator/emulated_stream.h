@@ -45,6 +45,7 @@ class EmulatedEvent final : public DeviceEvent {
 
   absl::Status Wait() override;
   absl::StatusOr<bool> IsOver() override;
+  absl::StatusOr<int64_t> NanosSince(DeviceEvent* earlier) override;
 
   // Begins another record, and returns its number.
   uint64_t Record();
@@ -54,10 +55,14 @@ class EmulatedEvent final : public DeviceEvent {
   void Await(uint64_t record);
 
  private:
+  // Returns when the last record was over. UNAVAILABLE: it is not.
+  absl::StatusOr<int64_t> OverAt() const;
+
   const EmulatedDeviceState& device_;
   mutable absl::Mutex mu_;
   uint64_t recorded_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t over_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t over_at_ns_ ABSL_GUARDED_BY(mu_) = 0;  // of the steady clock
 };
 
 // A stream that is a thread with a queue. When the device is lost, it leaves

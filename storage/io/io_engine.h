@@ -60,6 +60,8 @@ struct IoRequest {
   // The engine's own.
   IoRequest* next = nullptr;
   uint64_t done_bytes = 0;
+  // That of an engine which measures requests; 0: it does not.
+  int64_t submitted_ns = 0;
 };
 
 // Reads and writes files without a thread that waits for each request.

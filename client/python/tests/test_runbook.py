@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import tarfile
+import threading
 import urllib.request
 from collections.abc import Iterator
 
@@ -358,6 +359,31 @@ def fail(daemon: Daemon) -> None:
         if int(job["engine_pid"]):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(job["engine_pid"]), signal.SIGKILL)
+
+
+@executes("optctl top", "optctl trace NAME --steps 20 > trace.json")
+def test_a_step_is_slow(operator, start_daemon):
+    model, optimizer = attach(start_daemon().shm)
+    train(model, optimizer)
+    assert "gpt" in operator.run("optctl top", then=" --count 1")
+    is_over = threading.Event()
+
+    def train_on() -> None:
+        while not is_over.is_set():
+            train(model, optimizer)
+
+    trainer = threading.Thread(target=train_on)
+    trainer.start()
+    try:
+        said = operator.run("optctl trace NAME --steps 20 > trace.json", replaced=_JOB)
+    finally:
+        is_over.set()
+        trainer.join()
+    assert "20 of 20 steps" in said
+    trace = json.loads((operator.folder / "trace.json").read_text())
+    assert trace["otherData"]["complete"] is True
+    names = {event["name"] for event in trace["traceEvents"]}
+    assert {"push", "staging", "waiting", "decide", "update", "publish"} <= names
 
 
 @executes(

@@ -1,12 +1,15 @@
 #ifndef OPTSTATE_SERVER_SCHEDULER_EXECUTORS_BATCH_MEMORY_H_
 #define OPTSTATE_SERVER_SCHEDULER_EXECUTORS_BATCH_MEMORY_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/scheduler/executors/batch_times.h"
 #include "storage/accelerator/device_runtime.h"
 
 namespace optstate::scheduler {
@@ -38,8 +41,22 @@ class BatchMemory {
   accelerator::DeviceStream* stream() const { return stream_.get(); }
 
   // Marks the end of what was enqueued so far; Wait() waits for it, asleep.
-  absl::Status MarkEnd() { return stream_->Record(is_over_.get()); }
+  absl::Status MarkEnd() {
+    Mark(Point::kEnd);
+    return stream_->Record(is_over_.get());
+  }
   absl::Status Wait() { return is_over_->Wait(); }
+
+  // Points in the work of a batch, whose times are measured.
+  enum class Point : uint8_t { kBegin, kCopied, kComputed, kEnd };
+  static constexpr size_t kPoints = 4;
+  // Has the device measure from now on, or not.
+  void SetTimed(bool is_timed) { is_timed_ = is_timed; }
+  // Marks that all that comes before the point was enqueued; kEnd is
+  // MarkEnd()'s. A device that cannot measure costs the times alone.
+  void Mark(Point point);
+  // Returns the times, once Wait() has returned OK; nullopt: there are none.
+  std::optional<BatchTimes> Times() const;
 
  private:
   BatchMemory(accelerator::Device* device, uint64_t host_bytes)
@@ -52,6 +69,9 @@ class BatchMemory {
   bool is_registered_ = false;
   accelerator::DeviceAddress memory_;
   std::unique_ptr<accelerator::DeviceEvent> is_over_;
+  std::array<std::unique_ptr<accelerator::DeviceEvent>, kPoints> points_;
+  bool is_timed_ = false;
+  int64_t begin_ns_ = 0;  // when kBegin was marked
   std::unique_ptr<accelerator::DeviceStream> stream_;
 };
 

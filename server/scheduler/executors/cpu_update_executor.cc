@@ -1,5 +1,6 @@
 #include "server/scheduler/executors/cpu_update_executor.h"
 
+#include "server/observe/trace_recorder.h"
 #include "server/scheduler/executors/cpu_tile.h"
 #include "server/scheduler/first_error.h"
 #include "server/scheduler/step_plan.h"
@@ -12,11 +13,14 @@ absl::Status CpuUpdateExecutor::CanUpdate(const Layout& layout,
 }
 
 void CpuUpdateExecutor::Reduce(const IndexRange& positions, ReduceTasks tasks) {
-  pool_.ParallelFor(positions, [&](size_t position) {
-    WorkerUndo* const undo = this->undo();
-    tasks(position,
-          [undo](const ReduceTask& task) { ReduceOnCpu(task, undo); });
-  });
+  pool_.ParallelFor(
+      positions,
+      [&](size_t position) {
+        WorkerUndo* const undo = this->undo();
+        tasks(position,
+              [undo](const ReduceTask& task) { ReduceOnCpu(task, undo); });
+      },
+      "staging");
 }
 
 absl::Status CpuUpdateExecutor::Update(const IndexRange& positions,
@@ -27,11 +31,15 @@ absl::Status CpuUpdateExecutor::Update(const IndexRange& positions,
     const auto slot = static_cast<size_t>(WorkerPool::CurrentParticipant());
     const absl::Status opened = tasks->Open(slot, position);
     if (!opened.ok()) return error.Note(opened);
-    WorkerUndo* const undo = this->undo();
-    tasks->ForEachTask(slot, [&](UpdateTask& task) {
-      UpdateOnCpu(task, undo);
-      if (observer_ != nullptr) observer_->OnRunUpdated(task.step, task.run);
-    });
+    {
+      // Between two of these the worker waits for a record, if for anything.
+      const observe::ScopedSpan span(pool_.trace(), "update");
+      WorkerUndo* const undo = this->undo();
+      tasks->ForEachTask(slot, [&](UpdateTask& task) {
+        UpdateOnCpu(task, undo);
+        if (observer_ != nullptr) observer_->OnRunUpdated(task.step, task.run);
+      });
+    }
     tasks->Close(slot);
   });
   return error.status();

@@ -166,12 +166,15 @@ absl::Status DeviceBatch::Submit(const DeviceKernels& kernels) {
   accelerator::DeviceStream& stream = *memory_->stream();
   const accelerator::DeviceAddress device = memory_->device();
   const uint64_t arrays_bytes = bytes_to_host();
+  memory_->Mark(BatchMemory::Point::kBegin);
   OPTSTATE_RETURN_IF_ERROR(stream.CopyToDevice(device, HostAt(0), inputs_end_));
   OPTSTATE_RETURN_IF_ERROR(stream.CopyToDevice(
       device + arrays_begin_, HostAt(arrays_begin_), arrays_bytes));
+  memory_->Mark(BatchMemory::Point::kCopied);
   OPTSTATE_RETURN_IF_ERROR(kernels.Update(
       tasks_[0].key.optimizer, tasks_[0].key.options, device,
       static_cast<uint32_t>(tasks_.size()), device + kFactorsOffset, &stream));
+  memory_->Mark(BatchMemory::Point::kComputed);
   OPTSTATE_RETURN_IF_ERROR(stream.CopyToHost(
       HostAt(arrays_begin_), device + arrays_begin_, arrays_bytes));
   return memory_->MarkEnd();

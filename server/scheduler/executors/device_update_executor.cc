@@ -16,6 +16,15 @@ int64_t NowNs() {
       .count();
 }
 
+// The lanes of each device in a trace, which are numbered device by device.
+constexpr const char* kDeviceLanes[] = {"to device", "kernel", "from device"};
+constexpr uint32_t kLanesOfDevice = 3;
+
+observe::LaneName NameDeviceLane(uint32_t lane) {
+  return {absl::StrCat("device ", lane / kLanesOfDevice),
+          kDeviceLanes[lane % kLanesOfDevice]};
+}
+
 uint64_t ElementsOf(const HeldTasks& held) {
   uint64_t elements = 0;
   for (size_t i = 0; i < held.size(); ++i) elements += held[i].task.view.numel;
@@ -23,6 +32,13 @@ uint64_t ElementsOf(const HeldTasks& held) {
 }
 
 }  // namespace
+
+DeviceUpdateExecutor::DeviceUpdateExecutor(const Options& options)
+    : options_(options),
+      cpu_(options.pool, options.undo, options.observer),
+      records_(options.records_max) {
+  if (options.trace != nullptr) trace_.emplace(options.trace, &NameDeviceLane);
+}
 
 absl::Status DeviceUpdateExecutor::Share(
     double cpu_fraction, OptimizerKind optimizer,
@@ -263,8 +279,10 @@ void DeviceUpdateExecutor::SubmitBatch(Ring* ring, UpdateTasks* tasks) {
 
 void DeviceUpdateExecutor::GatherAndSubmit(Slot* slot) {
   UpdateBatch& batch = *slot->batch;
-  options_.pool->ParallelFor(batch.size(),
-                             [&](size_t i) { batch.Gather(i, undo()); });
+  const size_t size = batch.size();
+  options_.pool->ParallelFor(
+      {0, size, size}, [&](size_t i) { batch.Gather(i, undo()); }, "update");
+  batch.SetTimed(trace_.has_value() && trace_->on());
   const absl::Status status = batch.Submit(*kernels_);
   if (status.ok()) return loads_[slot->device].Begin(NowNs());
   NoteFailure(slot->device, status);
@@ -286,15 +304,20 @@ void DeviceUpdateExecutor::FinishOldest(Ring* ring, UpdateTasks* tasks) {
         NowNs(), is_by_device ? batch.elements() : 0,
         is_by_device ? batch.bytes_to_device() + batch.bytes_to_host() : 0);
   }
-  options_.pool->ParallelFor(batch.size(), [&](size_t i) {
-    if (is_by_device) {
-      batch.WriteBack(i, undo());
-    } else {
-      batch.UpdateByCpu(i, undo());
-    }
-    Observe(batch.step(), batch.run(i));
-  });
+  const size_t size = batch.size();
+  options_.pool->ParallelFor(
+      {0, size, size},
+      [&](size_t i) {
+        if (is_by_device) {
+          batch.WriteBack(i, undo());
+        } else {
+          batch.UpdateByCpu(i, undo());
+        }
+        Observe(batch.step(), batch.run(i));
+      },
+      "update");
   if (is_by_device) {
+    RecordBatch(oldest);
     CountBatch(oldest.device, batch);
   } else {
     CountCpu(batch.elements());
@@ -304,6 +327,21 @@ void DeviceUpdateExecutor::FinishOldest(Ring* ring, UpdateTasks* tasks) {
   --ring->under_way;
   for (const size_t slot : batch.slots()) CloseIfDone(slot, tasks);
   batch.Clear();
+}
+
+void DeviceUpdateExecutor::RecordBatch(const Slot& slot) {
+  if (!trace_.has_value() || !trace_->on()) return;
+  const UpdateBatch& batch = *slot.batch;
+  const std::optional<BatchTimes> times = batch.Times();
+  if (!times.has_value()) return;  // submitted before the trace, as a rule
+  const auto lane = static_cast<uint32_t>(slot.device) * kLanesOfDevice;
+  const uint64_t step = batch.step();
+  trace_->Record({kDeviceLanes[0], lane, times->begin_ns, times->copied_ns,
+                  step, batch.bytes_to_device()});
+  trace_->Record({kDeviceLanes[1], lane + 1, times->copied_ns,
+                  times->computed_ns, step, 0});
+  trace_->Record({kDeviceLanes[2], lane + 2, times->computed_ns, times->end_ns,
+                  step, batch.bytes_to_host()});
 }
 
 void DeviceUpdateExecutor::FinishRecord(size_t slot, UpdateTasks* tasks) {
@@ -326,10 +364,14 @@ void DeviceUpdateExecutor::CloseIfDone(size_t slot, UpdateTasks* tasks) {
 }
 
 void DeviceUpdateExecutor::UpdateByCpu(const HeldTasks& held) {
-  options_.pool->ParallelFor(held.size(), [&](size_t i) {
-    held.UpdateByCpu(i, undo());
-    Observe(held[i].task.step, held[i].task.run);
-  });
+  const size_t size = held.size();
+  options_.pool->ParallelFor(
+      {0, size, size},
+      [&](size_t i) {
+        held.UpdateByCpu(i, undo());
+        Observe(held[i].task.step, held[i].task.run);
+      },
+      "update");
   CountCpu(ElementsOf(held));
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -12,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "server/observe/trace_recorder.h"
 #include "server/scheduler/executors/cpu_update_executor.h"
 #include "server/scheduler/executors/device_batch.h"
 #include "server/scheduler/executors/device_kernels.h"
@@ -52,6 +54,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     // As for CpuUpdateExecutor, but at least one slot.
     absl::Span<WorkerUndo> undo;
     StepObserver* observer = nullptr;  // may be null
+    // Gets what devices do; null: nothing is recorded.
+    observe::TraceRecorder* trace = nullptr;
     // The memory of a batch, of the device and pinned on the host, more than
     // DeviceBatch::TableBytes(); a task that needs more is done by the CPU.
     uint64_t batch_bytes = kBatchBytes;
@@ -96,10 +100,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   };
 
   // Until Share() is called the CPU does all.
-  explicit DeviceUpdateExecutor(const Options& options)
-      : options_(options),
-        cpu_(options.pool, options.undo, options.observer),
-        records_(options.records_max) {}
+  explicit DeviceUpdateExecutor(const Options& options);
 
   // Lets the CPU update this fraction of the elements, as near as whole tiles
   // allow, and the devices the others, in turn; 1: the CPU updates all, and the
@@ -204,6 +205,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   // Gives the batch that is being filled to its device, if it has tasks.
   void SubmitBatch(Ring* ring, UpdateTasks* tasks);
   void GatherAndSubmit(Slot* slot);
+  // Records what the device has done of a batch, and when.
+  void RecordBatch(const Slot& slot);
   // Waits for the oldest batch and stores its results.
   void FinishOldest(Ring* ring, UpdateTasks* tasks);
   // Submits and finishes batches until the record is closed.
@@ -226,6 +229,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   bool is_shared() const { return !rings_.empty(); }
 
   const Options options_;
+  std::optional<observe::TraceSource> trace_;  // with Options::trace
   CpuUpdateExecutor cpu_;
   const DeviceKernels* kernels_ = nullptr;
   double cpu_fraction_ = 1;

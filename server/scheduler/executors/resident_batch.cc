@@ -176,11 +176,14 @@ void ResidentBatch::Gather(size_t i, WorkerUndo* undo) {
 absl::Status ResidentBatch::Submit(const DeviceKernels& kernels) {
   accelerator::DeviceStream& stream = *memory_->stream();
   const accelerator::DeviceAddress device = memory_->device();
+  memory_->Mark(BatchMemory::Point::kBegin);
   OPTSTATE_RETURN_IF_ERROR(CopyGradients());
   if (records_end_ > 0) OPTSTATE_RETURN_IF_ERROR(CopyRecords());
+  memory_->Mark(BatchMemory::Point::kCopied);
   OPTSTATE_RETURN_IF_ERROR(kernels.Update(key_.optimizer, key_.options, device,
                                           static_cast<uint32_t>(size()),
                                           device + kFactorsOffset, &stream));
+  memory_->Mark(BatchMemory::Point::kComputed);
   OPTSTATE_RETURN_IF_ERROR(CopyParametersBack());
   return memory_->MarkEnd();
 }

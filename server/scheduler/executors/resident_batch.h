@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -58,6 +59,8 @@ class ResidentBatch final : public UpdateBatch {
   }
 
   void Gather(size_t i, WorkerUndo* undo) override;
+  void SetTimed(bool is_timed) override { memory_->SetTimed(is_timed); }
+  std::optional<BatchTimes> Times() const override { return memory_->Times(); }
   absl::Status Submit(const DeviceKernels& kernels) override;
   absl::Status Wait() override { return memory_->Wait(); }
   absl::Status Drain() override { return memory_->stream()->Wait(); }

@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "server/scheduler/executors/batch_times.h"
 #include "server/scheduler/executors/device_kernels.h"
 #include "server/scheduler/executors/resident_records.h"
 #include "server/scheduler/executors/update_executor.h"
@@ -43,6 +45,10 @@ class UpdateBatch {
 
   // Makes what the update of task i reads ready to be copied.
   virtual void Gather(size_t i, WorkerUndo* undo) = 0;
+  // Says whether the device is to measure the parts of what Submit() enqueues,
+  // and returns what it has measured, once Wait() has returned OK.
+  virtual void SetTimed(bool is_timed) = 0;
+  virtual std::optional<BatchTimes> Times() const = 0;
   // Enqueues the copies and the update of all tasks, which are gathered.
   virtual absl::Status Submit(const DeviceKernels& kernels) = 0;
   // Waits, asleep, until the device has done what Submit() enqueued.

@@ -13,6 +13,7 @@
 #include "proto/types/array_format.h"
 #include "proto/types/runs.h"
 #include "proto/types/status_macros.h"
+#include "server/observe/trace_recorder.h"
 #include "server/scheduler/first_error.h"
 #include "server/scheduler/tile_view.h"
 #include "storage/persist_in_order.h"
@@ -145,6 +146,7 @@ absl::Status NonSeparableUpdater::MakePass(const StepUpdate& update) {
     if (error.failed()) return;
     const auto pin = pass_.Pin(position);
     if (!pin.ok()) return error.Note(pin.status());
+    const observe::ScopedSpan span(pool_.trace(), "update");
     UpdateRecord(pin->record(), update);
   });
   return error.status();

@@ -53,11 +53,18 @@ void LeaveCpu(int cpu) {
 }  // namespace
 
 WorkerPool::WorkerPool(int participants, bool spin,
-                       const WorkerPlacement& placement)
+                       const WorkerPlacement& placement,
+                       observe::TraceRecorder* trace)
     : spin_rounds_(spin ? kSpinRounds : 0),
       participants_(static_cast<size_t>(std::max(participants, 1))),
       shares_(std::make_unique<Share[]>(participants_)) {
   FindNeighbours(placement);
+  for (size_t i = 0; trace != nullptr && i < participants_; ++i) {
+    traces_.push_back(std::make_unique<observe::TraceSource>(
+        trace, [i](uint32_t /*lane*/) -> observe::LaneName {
+          return {"workers", absl::StrCat("worker ", i)};
+        }));
+  }
   threads_.reserve(participants_ - 1);
   for (size_t i = 1; i < participants_; ++i) {
     threads_.emplace_back([this, i] { Run(static_cast<int>(i)); });
@@ -92,10 +99,14 @@ WorkerPool::~WorkerPool() {
 }
 
 void WorkerPool::ParallelFor(const IndexRange& range,
-                             absl::FunctionRef<void(size_t)> body) {
+                             absl::FunctionRef<void(size_t)> body,
+                             const char* span) {
   const size_t count = range.end - range.begin;
+  span_ = span;
+  const int64_t begin_ns = count == 0 ? 0 : BeginSpan(0);
   if (count <= 1 || threads_.empty()) {
     for (size_t i = range.begin; i < range.end; ++i) body(i);
+    EndSpan(0, begin_ns);
     return;
   }
   body_ = &body;
@@ -123,22 +134,29 @@ void WorkerPool::ParallelFor(const IndexRange& range,
     ::sched_yield();
   }
   Work(0);
+  EndSpan(0, begin_ns);
   gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
   AwaitEmptyGate();
 }
 
-void WorkerPool::Work(size_t self) {
+bool WorkerPool::Work(size_t self) {
   const size_t begin = shares_[self].node_begin;
   const size_t end = shares_[self].node_end;
-  for (size_t i = self; i < end; ++i) WorkOn(&shares_[i]);
-  for (size_t i = begin; i < self; ++i) WorkOn(&shares_[i]);
-  for (size_t i = end; i < participants_; ++i) WorkOn(&shares_[i]);
-  for (size_t i = 0; i < begin; ++i) WorkOn(&shares_[i]);
+  bool has_worked = false;
+  for (size_t i = self; i < end; ++i) has_worked |= WorkOn(&shares_[i]);
+  for (size_t i = begin; i < self; ++i) has_worked |= WorkOn(&shares_[i]);
+  for (size_t i = end; i < participants_; ++i) {
+    has_worked |= WorkOn(&shares_[i]);
+  }
+  for (size_t i = 0; i < begin; ++i) has_worked |= WorkOn(&shares_[i]);
+  return has_worked;
 }
 
-void WorkerPool::WorkOn(Share* share) {
+bool WorkerPool::WorkOn(Share* share) {
+  if (!TakeOne(share)) return false;
   while (TakeOne(share)) {
   }
+  return true;
 }
 
 bool WorkerPool::TakeOne(Share* share) {
@@ -163,7 +181,9 @@ void WorkerPool::Run(int participant) {
     if (!Join()) continue;
     const int caller_cpu = caller_cpu_.load(std::memory_order_relaxed);
     if (caller_cpu >= 0 && ::sched_getcpu() == caller_cpu) LeaveCpu(caller_cpu);
-    Work(static_cast<size_t>(participant));
+    const auto self = static_cast<size_t>(participant);
+    const int64_t begin_ns = BeginSpan(self);
+    if (Work(self)) EndSpan(self, begin_ns);
     Leave();
   }
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "server/observe/trace_recorder.h"
 #include "server/scheduler/index_range.h"
 #include "server/scheduler/workers/worker_placement.h"
 
@@ -23,7 +24,8 @@ namespace optstate::scheduler {
 // NUMA node first. Chance decides which participant does an index.
 //
 // The parts of a call, and the race that each part closes:
-//   1. The caller writes body_ and shares_, then opens gate_ (release). A
+//   1. The caller writes body_, span_ and shares_, then opens gate_ (release).
+//   A
 //      thread joins by a compare-and-swap of gate_ (acquire) that only succeeds
 //      while it is open, so it sees this call's fields or those of a later
 //      call, never a mixture.
@@ -42,9 +44,10 @@ class WorkerPool {
   // `participants` >= 1 includes the caller. `spin` says whether waiting
   // threads look again for some microseconds before they sleep; it should be
   // false when there are fewer cores than runnable threads. `placement` has a
-  // seat for each participant, or none.
-  WorkerPool(int participants, bool spin,
-             const WorkerPlacement& placement = {});
+  // seat for each participant, or none. `trace` gets what participants do, and
+  // outlives the pool; null: nothing is recorded.
+  WorkerPool(int participants, bool spin, const WorkerPlacement& placement = {},
+             observe::TraceRecorder* trace = nullptr);
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
   ~WorkerPool();
@@ -53,6 +56,12 @@ class WorkerPool {
   // others below participants().
   static int CurrentParticipant();
   int participants() const { return static_cast<int>(participants_); }
+  // Returns the source of the thread that runs a body; null: there is none.
+  observe::TraceSource* trace() const {
+    return traces_.empty()
+               ? nullptr
+               : traces_[static_cast<size_t>(CurrentParticipant())].get();
+  }
 
   // Calls body(i) once for each i < count, in any order and on any thread;
   // returns when all are done. The writes of the bodies are visible to the
@@ -61,9 +70,11 @@ class WorkerPool {
     ParallelFor({0, count, count}, body);
   }
   // Does the same for a part of the indices; owners are those of the whole
-  // range.
+  // range. `span`, a literal, is the name under which each participant's part
+  // is recorded in a trace; null: it is not, or the bodies record their own.
   void ParallelFor(const IndexRange& range,
-                   absl::FunctionRef<void(size_t)> body);
+                   absl::FunctionRef<void(size_t)> body,
+                   const char* span = nullptr);
 
   // Returns the indices of [0, total) that are a participant's own.
   static IndexRange ShareOf(size_t participant, size_t participants,
@@ -88,16 +99,28 @@ class WorkerPool {
   void Run(int participant);
   bool Join();
   void Leave();
-  void Work(size_t self);
-  void WorkOn(Share* share);
+  // Return whether they have called the body.
+  bool Work(size_t self);
+  bool WorkOn(Share* share);
   // Calls the body for the next index of the share; false when it has none.
   bool TakeOne(Share* share);
+  // Begins a span of the participant; 0: it is not recorded.
+  int64_t BeginSpan(size_t participant) const {
+    return span_ == nullptr || traces_.empty() ? 0
+                                               : traces_[participant]->Begin();
+  }
+  void EndSpan(size_t participant, int64_t begin_ns) const {
+    if (begin_ns == 0) return;
+    traces_[participant]->RecordSince(begin_ns, span_, /*lane=*/0);
+  }
   uint32_t AwaitDoorbell(uint32_t seen);
   void AwaitEmptyGate();
 
   const int spin_rounds_;
   const size_t participants_;
   const std::unique_ptr<Share[]> shares_;
+  // By participant; empty: nothing is recorded.
+  std::vector<std::unique_ptr<observe::TraceSource>> traces_;
   std::vector<std::thread> threads_;
   alignas(64) std::atomic<uint32_t> gate_{0};
   alignas(64) std::atomic<uint32_t> doorbell_{0};  // counts calls
@@ -105,6 +128,7 @@ class WorkerPool {
   // Processor of the caller of the open call; -1: not known.
   std::atomic<int> caller_cpu_{-1};
   const absl::FunctionRef<void(size_t)>* body_ = nullptr;
+  const char* span_ = nullptr;  // of the open call
 };
 
 }  // namespace optstate::scheduler

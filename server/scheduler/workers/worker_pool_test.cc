@@ -4,10 +4,14 @@
 
 #include <atomic>
 #include <numeric>
+#include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "optstate/v1/admin.pb.h"
+#include "server/observe/trace_recorder.h"
 
 namespace optstate::scheduler {
 namespace {
@@ -118,6 +122,49 @@ TEST(WorkerPoolTest, PartsOfTheIndices) {
       }
     }
   }
+}
+
+// Each participant waits in its index for the others, so all have one.
+TEST(WorkerPoolTest, ATraceHasALaneForEachParticipant) {
+  constexpr size_t kParticipants = 3;
+  observe::TraceRecorder recorder;
+  WorkerPool pool(kParticipants, false, {}, &recorder);
+  const auto run = [&](const char* span) {
+    std::atomic<size_t> begun{0};
+    pool.ParallelFor(
+        {0, kParticipants, kParticipants},
+        [&](size_t) {
+          ++begun;
+          while (begun < kParticipants) std::this_thread::yield();
+        },
+        span);
+  };
+  run("staging");  // no trace is under way
+  ASSERT_TRUE(recorder.Begin(1).ok());
+  recorder.Arm();
+  recorder.BeginStep(7);
+  run("update");
+  run(nullptr);
+  pool.ParallelFor(
+      {0, 0, 0}, [](size_t) {}, "staging");
+  pool.ParallelFor(
+      {0, 1, 1},
+      [&](size_t) { const observe::ScopedSpan span(pool.trace(), "publish"); },
+      nullptr);
+  v1::TraceChunk chunk;
+  EXPECT_FALSE(recorder.Take(&chunk));
+  recorder.Disarm();
+  recorder.End();
+  std::multiset<std::string> found;
+  for (const v1::TraceSpan& span : chunk.spans()) {
+    const v1::TraceLane& lane = chunk.lanes(static_cast<int>(span.lane()));
+    EXPECT_EQ(lane.group(), "workers");
+    EXPECT_EQ(span.step(), 7u);
+    found.insert(lane.name() + " " + span.name());
+  }
+  EXPECT_EQ(found,
+            (std::multiset<std::string>{"worker 0 publish", "worker 0 update",
+                                        "worker 1 update", "worker 2 update"}));
 }
 
 // A participant that has done its own share takes from its node before others.

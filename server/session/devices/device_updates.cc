@@ -103,6 +103,7 @@ void MakeExecutor(JobContext* job) {
           .undo = {reinterpret_cast<WorkerUndo*>(undo.data()),
                    undo.size() / sizeof(WorkerUndo)},
           .observer = job->options.observer,
+          .trace = &job->trace,
           // Without a disk a pin takes nothing.
           .records_max = job->store->is_resident() ? kRecordsInMemory : 2});
 }

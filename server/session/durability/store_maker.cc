@@ -12,6 +12,7 @@
 #include "server/session/durability/durable_job.h"
 #include "server/session/durability/job_extents.h"
 #include "server/session/durability/job_storage.h"
+#include "server/session/durability/traced_io_engine.h"
 #include "spdlog/spdlog.h"
 #include "storage/disk_folder.h"
 #include "storage/io/disk_share.h"
@@ -170,6 +171,7 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
   OPTSTATE_ASSIGN_OR_RETURN(
       options.engine,
       MakeDiskEngine(job->options.config, job->options.disk_bytes));
+  options.engine = TraceIoEngine(std::move(options.engine), nvme, &job->trace);
   options.engine = ShareDisks(*job, std::move(options.engine));
   const absl::Span<std::byte> frames = job->tier->frames();
   options.frames = frames.first(frames.size() / sizes.frame * sizes.frame);

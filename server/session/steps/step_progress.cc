@@ -24,7 +24,9 @@ void StepProgress::CheckMayBecome(StepPhase to) const {
 }
 
 void StepProgress::Open() {
-  if (phase() != StepPhase::kOpen) CheckMayBecome(StepPhase::kOpen);
+  if (phase() == StepPhase::kOpen) return;
+  CheckMayBecome(StepPhase::kOpen);
+  job_.trace.BeginStep(next_step());
 }
 
 void StepProgress::Decide() {

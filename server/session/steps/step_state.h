@@ -15,7 +15,8 @@ namespace optstate::session {
 // Threads: not thread-safe; the job's lock guards it.
 struct StepState {
   // `job` must outlive this object.
-  explicit StepState(JobContext* job) : progress(job, &open_step) {}
+  explicit StepState(JobContext* job)
+      : progress(job, &open_step), timer(&job->trace, &job->step_spans) {}
   StepState(const StepState&) = delete;
   StepState& operator=(const StepState&) = delete;
 

@@ -9,6 +9,10 @@ namespace {
 constexpr const char* kPhaseNames[] = {"staging", "waiting", "decide", "update",
                                        "publish"};
 
+int64_t NanosOf(std::chrono::steady_clock::time_point time) {
+  return std::chrono::nanoseconds(time.time_since_epoch()).count();
+}
+
 }  // namespace
 
 StepTimer::Phase StepTimer::Enter(Phase phase) {
@@ -16,11 +20,21 @@ StepTimer::Phase StepTimer::Enter(Phase phase) {
   if (phase_ != Phase::kNone) {
     current_.ns[static_cast<size_t>(phase_)] +=
         static_cast<uint64_t>(std::chrono::nanoseconds(now - since_).count());
+    RecordPhase(now);
   }
   since_ = now;
   const Phase before = phase_;
   phase_ = phase;
   return before;
+}
+
+void StepTimer::RecordPhase(std::chrono::steady_clock::time_point end) {
+  if (spans_ == nullptr || !spans_->on()) return;
+  spans_->Record({.name = kPhaseNames[static_cast<size_t>(phase_)],
+                  .lane = 0,
+                  .begin_ns = NanosOf(since_),
+                  .end_ns = NanosOf(end),
+                  .step = spans_->step()});
 }
 
 void StepTimer::Finish(uint64_t update_bytes) {
@@ -35,9 +49,11 @@ void StepTimer::Finish(uint64_t update_bytes) {
     histogram.sum_s += s;
   }
   current_ = Times{};
+  if (trace_ != nullptr) trace_->EndStep();
 }
 
 void StepTimer::Drop() {
+  if (trace_ != nullptr) trace_->DropStep();
   phase_ = Phase::kNone;
   current_ = Times{};
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "optstate/v1/admin.pb.h"
+#include "server/observe/trace_recorder.h"
 
 namespace optstate::session {
 
@@ -30,6 +31,13 @@ class StepTimer {
 
   explicit StepTimer(Clock clock = &std::chrono::steady_clock::now)
       : clock_(clock) {}
+  // Counts steps in a trace too, and records the phases in lane 0 of `spans`.
+  // Both outlive the timer.
+  StepTimer(observe::TraceRecorder* trace, observe::TraceSource* spans)
+      : StepTimer(&std::chrono::steady_clock::now, trace, spans) {}
+  StepTimer(Clock clock, observe::TraceRecorder* trace,
+            observe::TraceSource* spans)
+      : clock_(clock), trace_(trace), spans_(spans) {}
 
   // Assigns the time from now on to this phase; returns the former phase.
   Phase Enter(Phase phase);
@@ -69,9 +77,12 @@ class StepTimer {
     std::array<uint64_t, kBoundsS.size() + 1> steps{};
     double sum_s = 0;
   };
+  void RecordPhase(std::chrono::steady_clock::time_point end);
   static void Fill(const Times& sum, uint64_t steps, v1::StepTimes* times);
 
   const Clock clock_;
+  observe::TraceRecorder* const trace_ = nullptr;
+  observe::TraceSource* const spans_ = nullptr;
   Phase phase_ = Phase::kNone;
   std::chrono::steady_clock::time_point since_;
   Times current_;

@@ -3,6 +3,8 @@
 #include <chrono>
 
 #include "gtest/gtest.h"
+#include "optstate/v1/admin.pb.h"
+#include "server/observe/trace_recorder.h"
 
 namespace optstate::session {
 namespace {
@@ -100,6 +102,62 @@ TEST(StepTimerTest, AStepBeginsAtZero) {
   timer.Describe(&job);
   EXPECT_EQ(job.last_step_times().update_ns(), 0u);
   EXPECT_EQ(job.mean_step_times().update_ns(), 5u);
+}
+
+// The spans of a trace are the times that are counted.
+TEST(StepTimerTest, ATraceHasEveryPhase) {
+  observe::TraceRecorder recorder;
+  observe::TraceSource spans(&recorder, [](uint32_t) -> observe::LaneName {
+    return {"steps", "phases"};
+  });
+  now = std::chrono::steady_clock::now() + std::chrono::hours(1);
+  StepTimer timer([] { return now; }, &recorder, &spans);
+  ASSERT_TRUE(recorder.Begin(1).ok());
+  recorder.Arm();
+  recorder.BeginStep(3);
+  timer.Enter(StepTimer::Phase::kWaiting);
+  Pass(10);
+  {
+    const StepTimer::Scope staging(&timer, StepTimer::Phase::kStaging);
+    Pass(5);
+  }
+  Pass(2);
+  timer.Enter(StepTimer::Phase::kUpdate);
+  Pass(100);
+  recorder.Disarm();  // the last phase ends when the trace is over
+  timer.Finish(1);
+  v1::TraceChunk chunk;
+  recorder.Take(&chunk);
+  recorder.End();
+  ASSERT_EQ(chunk.spans_size(), 3);
+  const char* const names[] = {"waiting", "staging", "waiting"};
+  const int64_t durations[] = {10, 5, 2};
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(chunk.spans(i).name(), names[i]);
+    EXPECT_EQ(chunk.spans(i).duration_ns(), durations[i]);
+    EXPECT_EQ(chunk.spans(i).step(), 3u);
+    EXPECT_EQ(chunk.spans(i).lane(), 0u);
+  }
+}
+
+TEST(StepTimerTest, ATraceCountsStepsThatAreFinished) {
+  observe::TraceRecorder recorder;
+  observe::TraceSource spans(&recorder, [](uint32_t) -> observe::LaneName {
+    return {"steps", "phases"};
+  });
+  StepTimer timer(&recorder, &spans);
+  ASSERT_TRUE(recorder.Begin(2).ok());
+  recorder.Arm();
+  recorder.BeginStep(3);
+  timer.Drop();
+  EXPECT_FALSE(recorder.has_step());
+  recorder.BeginStep(3);
+  timer.Finish(1);
+  EXPECT_EQ(recorder.steps(), 1u);
+  recorder.BeginStep(4);
+  timer.Finish(1);
+  EXPECT_TRUE(recorder.is_over());
+  recorder.End();
 }
 
 TEST(StepTimerTest, TheMeanIsOfTheLastSixteen) {
