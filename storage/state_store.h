@@ -185,19 +185,19 @@ class StateStore {
   // Moves the records to another arrangement, of the same layout, while the
   // store is used. BeginMove() makes the files of the target, which outlives
   // the move; from then on each record that is written goes to both
-  // arrangements. CopyRecords(), which one thread calls once, copies the others,
-  // and returns when nothing is left to be copied. FinishMove() does the rest,
-  // in a time that does not grow with the records, and calls `commit` when all
-  // is durable. If that returns OK, the target's table is the job's from then
-  // on, also for an engine that finds the files after this one's death; an
-  // error after it is the store's, which works no more. It returns the bytes of
-  // records that were written. Any error before leaves the job as it was: the
-  // move is over after one of BeginMove() or FinishMove(), and needs EndMove()
-  // after one of CopyRecords().
-  // The caller makes no pass during BeginMove(), FinishMove() and EndMove(), and
-  // during FinishMove() no commit is on its way, for the target has the text of
-  // the last one. FAILED_PRECONDITION: the store has no disk; another move is,
-  // or none is, under way.
+  // arrangements. CopyRecords(), which one thread calls once, copies the
+  // others, and returns when nothing is left to be copied. FinishMove() does
+  // the rest, in a time that does not grow with the records, and calls `commit`
+  // when all is durable. If that returns OK, the target's table is the job's
+  // from then on, also for an engine that finds the files after this one's
+  // death; an error after it is the store's, which works no more. It returns
+  // the bytes of records that were written. Any error before leaves the job as
+  // it was: the move is over after one of BeginMove() or FinishMove(), and
+  // needs EndMove() after one of CopyRecords(). The caller makes no pass during
+  // BeginMove(), FinishMove() and EndMove(), and during FinishMove() no commit
+  // is on its way, for the target has the text of the last one.
+  // FAILED_PRECONDITION: the store has no disk; another move is, or none is,
+  // under way.
   virtual absl::Status BeginMove(const RewriteTarget& target);
   virtual absl::Status CopyRecords();
   virtual absl::StatusOr<uint64_t> FinishMove(

@@ -89,8 +89,7 @@ absl::Status NextArrangement::Create() {
                                     arrangement.extents,
                                     arrangement.number};
   OPTSTATE_ASSIGN_OR_RETURN(
-      RecordFiles files,
-      RecordFiles::Create(&context_.engine, layout_, shape));
+      RecordFiles files, RecordFiles::Create(&context_.engine, layout_, shape));
   files_ = std::move(files);
   table_.Make(ShapeOf());
   return absl::OkStatus();

@@ -42,7 +42,8 @@ std::vector<RecordRewriter::Copy> RecordRewriter::Copies() const {
   std::vector<Copy> copies;
   for (uint32_t record = 0; record < context_.records(); ++record) {
     for (uint32_t slot = 0; slot < context_.slots; ++slot) {
-      if (next_.Counts(durable_, record, slot)) copies.push_back({record, slot});
+      if (next_.Counts(durable_, record, slot))
+        copies.push_back({record, slot});
     }
   }
   return copies;
@@ -71,8 +72,8 @@ absl::Status RecordRewriter::CopyRecords(Progress progress) {
   }
   progress(0, bytes_total);
   for (size_t i = 0; i < copies.size(); i += count) {
-    OPTSTATE_RETURN_IF_ERROR(CopyBatch(
-        absl::MakeConstSpan(copies).subspan(i, count), from, to));
+    OPTSTATE_RETURN_IF_ERROR(
+        CopyBatch(absl::MakeConstSpan(copies).subspan(i, count), from, to));
     progress(bytes_, bytes_total);
   }
   return absl::OkStatus();
