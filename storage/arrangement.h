@@ -17,7 +17,7 @@ struct DeviceExtent {
 
 // Where the records of a job lie on disk. A job that exists gets another
 // arrangement by writing all its records anew, in other files
-// (StateStore::Rearrange).
+// (StateStore::BeginMove).
 struct Arrangement {
   // Counts the arrangements of the job, from 0 on: it chooses the names of
   // files (FORMAT.md).

@@ -21,7 +21,8 @@ struct RewriteTarget {
   // Its number is that of the present arrangement plus 1.
   Arrangement arrangement;
   // The text of the last durable commit as the new arrangement has it; of a job
-  // without one it is not used. `job_bytes` is the room for later ones.
+  // without one it is not used. `job_bytes` is the room for later ones. Of a
+  // move both are read by FinishMove(), for commits go on until then.
   std::string job;
   uint64_t job_bytes = 0;
   // A frame table of zeros (SwapSizes::table), to which the next one is
@@ -33,7 +34,8 @@ struct RewriteTarget {
 struct RewriteState {
   uint64_t bytes = 0;        // written
   uint64_t bytes_total = 0;  // 0: not known yet
-  absl::Duration elapsed;
+  absl::Duration elapsed = absl::ZeroDuration();
+  bool is_move = false;  // steps go on meanwhile
 };
 
 }  // namespace optstate::storage

@@ -58,8 +58,13 @@ absl::Status StateStore::ChangeFrames(
       "the job lies in memory whole: it has no frames");
 }
 
-absl::StatusOr<uint64_t> StateStore::Rearrange(
-    const RewriteTarget& /*target*/,
+absl::Status StateStore::BeginMove(const RewriteTarget& /*target*/) {
+  return NothingToRewrite();
+}
+
+absl::Status StateStore::CopyRecords() { return NothingToRewrite(); }
+
+absl::StatusOr<uint64_t> StateStore::FinishMove(
     absl::FunctionRef<absl::Status()> /*commit*/) {
   return NothingToRewrite();
 }

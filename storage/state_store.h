@@ -182,24 +182,40 @@ class StateStore {
       uint32_t frames,
       absl::FunctionRef<absl::Status(absl::Span<std::byte>*)> resize);
 
-  // Gives the job another arrangement, of the same layout: its records are
-  // written anew. `commit` is called when all of that is durable. If it returns
-  // OK, the target's table is the job's from then on, also for an engine that
-  // finds the files after this one's death; an error of it, or before it,
-  // leaves the job as it was. An error after it is the store's, which works no
-  // more. Reads and writes each record once or twice. No pass is being made
-  // meanwhile, and no commit is on its way, for the target has the text of the
-  // last one. Returns the bytes of records that were written.
-  // FAILED_PRECONDITION: the store has no disk.
-  virtual absl::StatusOr<uint64_t> Rearrange(
-      const RewriteTarget& target, absl::FunctionRef<absl::Status()> commit);
+  // Moves the records to another arrangement, of the same layout, while the
+  // store is used. BeginMove() makes the files of the target, which outlives
+  // the move; from then on each record that is written goes to both
+  // arrangements. CopyRecords(), which one thread calls once, copies the
+  // others, and returns when nothing is left to be copied. FinishMove() does
+  // the rest, in a time that does not grow with the records, and calls `commit`
+  // when all is durable. If that returns OK, the target's table is the job's
+  // from then on, also for an engine that finds the files after this one's
+  // death; an error after it is the store's, which works no more. It returns
+  // the bytes of records that were written. Any error before leaves the job as
+  // it was: the move is over after one of BeginMove() or FinishMove(), and
+  // needs EndMove() after one of CopyRecords(). The caller makes no pass during
+  // BeginMove(), FinishMove() and EndMove(), and during FinishMove() no commit
+  // is on its way, for the target has the text of the last one.
+  // FAILED_PRECONDITION: the store has no disk; another move is, or none is,
+  // under way.
+  virtual absl::Status BeginMove(const RewriteTarget& target);
+  virtual absl::Status CopyRecords();
+  virtual absl::StatusOr<uint64_t> FinishMove(
+      absl::FunctionRef<absl::Status()> commit);
+  // Has CopyRecords() return `why`, and FinishMove() too if it comes later. Any
+  // thread may call it; without a move it does nothing.
+  virtual void CancelMove(const absl::Status& /*why*/) {}
+  // Gives the move up, if there is one, and removes what it has written.
+  // CopyRecords() has returned, or was not called.
+  virtual void EndMove() {}
   // Writes the records anew for a layout that extends the job's. They are the
   // job's when its next store is opened with the target's table; until then the
   // caller changes no record. An error, or a later arrangement, leaves the job
-  // as it was. FAILED_PRECONDITION: the store has no disk.
+  // as it was. FAILED_PRECONDITION: the store has no disk, or its records are
+  // being moved.
   virtual absl::StatusOr<uint64_t> WriteAnew(const RewriteTarget& target);
-  // Returns how far one of these two is; nullopt: none is under way. Waits for
-  // no disk.
+  // Returns how far a move, or WriteAnew(), is; nullopt: none is under way.
+  // Waits for no disk.
   virtual std::optional<RewriteState> rewriting() const { return std::nullopt; }
   // Removes what WriteAnew() has written, if it is there. The arrangement is
   // not the job's. A store without a disk has written nothing.

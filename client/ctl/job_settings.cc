@@ -237,7 +237,8 @@ std::string JobSettingsText(const v1::SetJobReply& reply) {
   }
   if (reply.moved_bytes() == 0) return text;
   return absl::StrCat(
-      text, ": ", HumanBytes(reply.moved_bytes()), " written anew in ",
+      text, ": ", HumanBytes(reply.moved_bytes()),
+      " written anew, for which training waited ",
       absl::StrFormat("%.1f s", static_cast<double>(reply.moved_ms()) / 1e3));
 }
 

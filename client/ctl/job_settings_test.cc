@@ -133,11 +133,12 @@ TEST(JobSettingsTest, TheAnswerSaysWhatIsInForce) {
   reply.mutable_storage()->add_directory_weights(1);
   EXPECT_EQ(JobSettingsText(reply),
             "durability: every 5 steps; 2 directories, by weights 3,1: 3.0 MiB "
-            "written anew in 1.2 s");
+            "written anew, for which training waited 1.2 s");
   reply.mutable_storage()->set_directories(1);
   EXPECT_EQ(
       JobSettingsText(reply),
-      "durability: every 5 steps; 1 directory: 3.0 MiB written anew in 1.2 s");
+      "durability: every 5 steps; 1 directory: 3.0 MiB written anew, for which "
+      "training waited 1.2 s");
 }
 
 TEST(JobSettingsTest, TheAnswerSaysWhatStaysOnDevices) {

@@ -23,8 +23,8 @@ absl::Status WithRest(const std::string& name, const absl::Status& status) {
       status.code(),
       absl::StrCat(status.message(),
                    ". If the engine has begun to write records anew, it goes "
-                   "on, and training waits until it has done so; the same "
-                   "command waits on, and `optctl describe job ",
+                   "on, and so does training; the same command waits on, and "
+                   "`optctl describe job ",
                    name, "` shows how far it is, and the weights in force"));
 }
 
@@ -108,9 +108,10 @@ void AddSetCommand(CLI::App& app, Context& context) {
       "device_budget=8GiB: the memory of each device for records that stay "
       "there, 0 for none; "
       "directory_weights=3,1 or auto: which part of the records each of the "
-      "daemon's directories gets, which are written anew while training waits "
-      "(optctl shows how far it is; --timeout bounds a silence). In "
-      "force between two steps, and for later engines too");
+      "daemon's directories gets, which are written anew while training goes "
+      "on (optctl shows how far it is; --timeout bounds a silence; the weights "
+      "in force end that). In force between two steps, and for later engines "
+      "too");
   auto name = std::make_shared<std::string>();
   auto settings = std::make_shared<std::vector<std::string>>();
   job->add_option("name", *name, "The job's name")->required();

@@ -51,6 +51,11 @@ absl::Status OfJob(const absl::Status& status) {
   return absl::FailedPreconditionError(status.message());
 }
 
+absl::Status MoveGivenUp(absl::string_view why) {
+  return absl::AbortedError(
+      absl::StrCat("the records stay where they are: ", why));
+}
+
 }  // namespace
 
 JobContext::JobContext(Job::Options job_options)
@@ -181,7 +186,16 @@ absl::StatusOr<std::shared_ptr<Verification>> JobContext::BeginScrub() {
                              options.config.nvme().scrub_bytes_per_s());
 }
 
+void JobContext::CancelMove(absl::string_view why) const {
+  if (record_move != nullptr) record_move->Cancel(MoveGivenUp(why));
+}
+
+void JobContext::EndMove(absl::string_view why) const {
+  if (record_move != nullptr) record_move->End(MoveGivenUp(why));
+}
+
 void JobContext::DropStore() {
+  EndMove("the job's store is made anew");
   verifier.Cancel("the job's store is made anew");
   store.reset();
 }

@@ -18,6 +18,7 @@
 #include "server/scheduler/workers/worker_placement.h"
 #include "server/scheduler/workers/worker_pool.h"
 #include "server/session/devices/job_devices.h"
+#include "server/session/durability/record_move.h"
 #include "server/session/durability/record_verifier.h"
 #include "server/session/job.h"
 #include "server/session/job_lock.h"
@@ -115,8 +116,13 @@ struct JobContext {
   // Does the same for a scrub. FAILED_PRECONDITION also: the job has failed, or
   // finishes the step of a former engine.
   absl::StatusOr<std::shared_ptr<Verification>> BeginScrub();
+  // Ends the move of the records to other files, if one is under way, which
+  // leaves them where they are: soon, or, on an idle job, before this returns.
+  // These two need no layout.
+  void CancelMove(absl::string_view why) const;
+  void EndMove(absl::string_view why) const;
   // Destroys the store, whose user, the scheduler, is gone. Waits for the end
-  // of a verification.
+  // of a verification, and ends a move.
   void DropStore();
 
   // Makes a pass over the state that leaves the step counts as they are, or
@@ -159,6 +165,8 @@ struct JobContext {
   // user.
   std::unique_ptr<storage::StateStore> store;
   RecordVerifier verifier;
+  // Null in a job whose records are never moved.
+  RecordMove* record_move = nullptr;
   // Opened when the job first shares updates with them, if ever.
   JobDevices devices;
   // Why updates are not shared with devices as the description says; else OK.

@@ -338,6 +338,7 @@ void JobImpl::BeginDrain() {
   {
     absl::MutexLock lock(&job_.lock.mu);
     gate_.BeginDrain();
+    job_.CancelMove("the job drains");
   }
   job_.verifier.Cancel("the job drains");
 }
@@ -369,6 +370,7 @@ absl::Status JobImpl::Pause(absl::Time deadline, absl::Duration lease) {
   {
     absl::MutexLock lock(&job_.lock.mu);
     OPTSTATE_RETURN_IF_ERROR(gate_.Pause(deadline, lease));
+    job_.CancelMove("the job pauses, for another engine");
   }
   job_.verifier.Cancel("the job pauses, for another engine");
   return absl::OkStatus();
@@ -382,6 +384,7 @@ bool JobImpl::paused() const {
 void JobImpl::Stop() {
   JobCall lock(&job_.lock);
   gate_.Stop();
+  job_.EndMove("the engine ends");
   job_.verifier.Cancel("the engine ends");
   // The next engine may be of an older build, which could not read records that
   // lag behind devices. A step that is being finished keeps what it has.

@@ -13,6 +13,13 @@ absl::Status JobLock::MakePass(absl::FunctionRef<absl::Status()> pass) {
   return status;
 }
 
+void JobLock::WorkBeside(absl::FunctionRef<void()> work) {
+  mu.Unlock();
+  work();
+  mu.Lock();
+  AwaitIdle();
+}
+
 void JobLock::AwaitIdle() {
   if (is_idle()) return;
   mu.Await(absl::Condition(this, &JobLock::is_idle));

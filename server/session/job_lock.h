@@ -28,6 +28,12 @@ class JobLock {
   // the mutex before and after; the job must be idle.
   absl::Status MakePass(absl::FunctionRef<absl::Status()> pass)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Calls `work`, which takes long and is no pass, without the mutex and with
+  // the job idle, so that other calls use the job meanwhile. The caller holds
+  // the mutex before and after, with the job idle: what it knew of the job may
+  // have changed.
+  void WorkBeside(absl::FunctionRef<void()> work)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   bool is_idle() const { return !applying_; }
   // Waits, giving the mutex up meanwhile, until no pass is being made.
   void AwaitIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);

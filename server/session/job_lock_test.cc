@@ -53,6 +53,35 @@ TEST(JobLockTest, OthersLookDuringAPassAndCallsWaitForItsEnd) {
   caller.join();
 }
 
+// The work ends only when another call has used the job meanwhile.
+TEST(JobLockTest, OthersUseTheJobBesideWorkThatIsNoPass) {
+  JobLock lock;
+  absl::Notification begun;
+  absl::Notification used;
+  bool is_known = false;
+  std::thread worker([&] {
+    JobCall call(&lock);
+    lock.WorkBeside([&] {
+      begun.Notify();
+      used.WaitForNotification();
+    });
+    EXPECT_TRUE(lock.is_idle());
+    EXPECT_TRUE(is_known);
+  });
+  begun.WaitForNotification();
+  {
+    JobCall call(&lock);
+    EXPECT_TRUE(lock.is_idle());
+    EXPECT_TRUE(lock.MakePass([&] {
+                      used.Notify();
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    is_known = true;
+  }
+  worker.join();
+}
+
 TEST(JobLockTest, WorkOnAnIdleJobIsDoneAtOnce) {
   JobLock lock;
   absl::MutexLock look(&lock.mu);

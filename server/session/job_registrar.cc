@@ -227,6 +227,8 @@ absl::Status JobRegistrar::Reshape(JobDescription description) {
       job_.shape->description.loss_scaler;
   const bool scaler_changed = TextOf(description.loss_scaler) != TextOf(scaler);
   if (extended && !job_.failure.ok()) return job_.failure;
+  job_.EndMove(
+      "the job is registered with other settings; set directory_weights again");
   const uint32_t first_new = job_.parameter_count();
   std::unique_ptr<Rearrangement> records;
   if (extended && UsesDisk(description.storage)) {

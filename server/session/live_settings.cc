@@ -1,6 +1,5 @@
 #include "server/session/live_settings.h"
 
-#include <memory>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -9,7 +8,6 @@
 #include "server/session/admission.h"
 #include "server/session/devices/device_updates.h"
 #include "server/session/durability/job_storage.h"
-#include "server/session/durability/rearrangement.h"
 #include "server/session/durability/store_maker.h"
 #include "server/session/job_description.h"
 #include "server/session/tiers/disk_rates.h"
@@ -123,21 +121,17 @@ absl::StatusOr<v1::SetJobReply> LiveSettings::Split(
                                                    smallest.end());
   if (next.storage.SerializeAsString() ==
       job_.shape->description.storage.SerializeAsString()) {
+    job_.EndMove("the directory_weights in force were set again");
     return Reply();
   }
-  std::unique_ptr<Rearrangement> records;
-  {
-    OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
-                              AdmissionLock::Take(job_.StateDir()));
-    OPTSTATE_ASSIGN_OR_RETURN(records, Rearrangement::Prepare(&job_, next));
-  }
-  OPTSTATE_ASSIGN_OR_RETURN(const Rearrangement::Written written,
-                            records->Switch());
+  OPTSTATE_ASSIGN_OR_RETURN(const RecordMoves::Moved moved, moves_.Run(next));
+  // Another call may have changed the job since.
+  OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
   OPTSTATE_RETURN_IF_ERROR(state_lock_.Lock());
   v1::SetJobReply reply = Reply();
-  reply.set_moved_bytes(written.bytes);
+  reply.set_moved_bytes(moved.bytes);
   reply.set_moved_ms(
-      static_cast<uint64_t>(absl::ToInt64Milliseconds(written.elapsed)));
+      static_cast<uint64_t>(absl::ToInt64Milliseconds(moved.waited)));
   return reply;
 }
 

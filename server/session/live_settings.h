@@ -10,6 +10,7 @@
 #include "optstate/v1/admin.pb.h"
 #include "optstate/v1/types.pb.h"
 #include "server/session/durability/job_durability.h"
+#include "server/session/durability/record_moves.h"
 #include "server/session/job_context.h"
 #include "server/session/job_registrar.h"
 #include "server/session/state_lock.h"
@@ -18,7 +19,8 @@ namespace optstate::session {
 
 // Changes settings of a job while it trains, between two passes: its host
 // budget, how often it is durable, how its records are split over directories,
-// and what devices update and keep.
+// and what devices update and keep. Records move to other directories beside
+// the steps (RecordMoves), and other settings may be changed meanwhile.
 //
 // The description of the job says what is in force, and is replaced as a whole.
 // Frames are there before it names them, and go after it no longer does. A
@@ -26,7 +28,7 @@ namespace optstate::session {
 // next engine gives them up (JobDurability::FitFrames).
 //
 // Threads: not thread-safe; the job's lock guards it, and is given up while
-// frames are changed.
+// frames are changed and records move.
 class LiveSettings {
  public:
   // The rooms below this one; they must outlive it.
@@ -40,7 +42,8 @@ class LiveSettings {
       : job_(*rooms.job),
         durability_(*rooms.durability),
         registrar_(*rooms.registrar),
-        state_lock_(*rooms.state_lock) {}
+        state_lock_(*rooms.state_lock),
+        moves_(rooms.job) {}
 
   // See Job::Set.
   absl::StatusOr<v1::SetJobReply> Set(const v1::SetJobRequest& request);
@@ -62,6 +65,7 @@ class LiveSettings {
   JobDurability& durability_;
   JobRegistrar& registrar_;
   StateLock& state_lock_;
+  RecordMoves moves_;
 };
 
 }  // namespace optstate::session

@@ -134,9 +134,12 @@ TEST(HostStoreTest, RecordsInMemoryAreNotWrittenAnew) {
     is_called = true;
     return absl::OkStatus();
   };
-  EXPECT_TRUE(
-      absl::IsFailedPrecondition(store.Rearrange(target, commit).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(store.BeginMove(target)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(store.CopyRecords()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(store.FinishMove(commit).status()));
   EXPECT_FALSE(is_called);
+  store.CancelMove(absl::AbortedError("there is none"));
+  store.EndMove();
   EXPECT_TRUE(absl::IsFailedPrecondition(store.WriteAnew(target).status()));
   EXPECT_FALSE(store.rewriting().has_value());
   store.RemoveAnew(target.arrangement);

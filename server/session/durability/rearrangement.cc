@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "proto/types/status_macros.h"
 #include "server/session/durability/disk_claim.h"
 #include "server/session/durability/durable_job.h"
@@ -43,6 +44,7 @@ std::optional<storage::RewriteState> RewriteOf(const JobContext& job) {
 
 std::string TextOf(const storage::RewriteState& state) {
   std::string text = "records are written anew";
+  if (state.is_move) absl::StrAppend(&text, ", training goes on");
   if (state.bytes_total == 0) return text;
   constexpr double kMiB = 1 << 20;
   const auto done = static_cast<double>(state.bytes);
@@ -119,18 +121,21 @@ absl::Status Rearrangement::Make() {
   OPTSTATE_ASSIGN_OR_RETURN(
       table_,
       storage::MakeNextFrameTable(StateFolderOf(job_), number, sizes_.table));
-  // No other one is requested before the records are written.
-  OPTSTATE_RETURN_IF_ERROR(
-      job_.MakePass([this] { return job_.store->AwaitCommit(); }));
-  OPTSTATE_ASSIGN_OR_RETURN(target_.job, TextOfCommit());
   target_.layout = &next_.layout;
   target_.sub_group_elements = SubGroupElements(job_, next_);
   target_.arrangement.number = number;
   target_.arrangement.directories = folders_;
   const auto& weights = next_.storage.directory_weights();
   target_.arrangement.weights = {weights.begin(), weights.end()};
-  target_.job_bytes = DurableJobBytes(next_.layout, text_);
   target_.table = {table_->data(), table_->size()};
+  return absl::OkStatus();
+}
+
+absl::Status Rearrangement::DescribeCommit() {
+  OPTSTATE_RETURN_IF_ERROR(
+      job_.MakePass([this] { return job_.store->AwaitCommit(); }));
+  OPTSTATE_ASSIGN_OR_RETURN(target_.job, TextOfCommit());
+  target_.job_bytes = DurableJobBytes(next_.layout, text_);
   return absl::OkStatus();
 }
 
@@ -151,7 +156,10 @@ absl::StatusOr<std::string> Rearrangement::TextOfCommit() const {
 Rearrangement::~Rearrangement() {
   if (is_adopted_) return;
   const uint32_t number = next_.storage.arrangement();
-  if (job_.store != nullptr && !target_.arrangement.directories.empty()) {
+  if (store_ != nullptr) {
+    store_->EndMove();
+  } else if (job_.store != nullptr &&
+             !target_.arrangement.directories.empty()) {
     job_.store->RemoveAnew(target_.arrangement);
   }
   table_.reset();
@@ -167,48 +175,49 @@ void Rearrangement::RemoveOthers(uint32_t count, uint32_t arrangement) const {
        .incarnation = job_.tier->control()->incarnation});
 }
 
-absl::StatusOr<Rearrangement::Written> Rearrangement::Write(
-    absl::string_view why,
-    absl::FunctionRef<absl::StatusOr<uint64_t>()> write) {
-  job_.verifier.Cancel("the job's records are written anew");
-  const std::string what = absl::StrCat(
-      "job=", job_.options.name, " why=\"", why,
-      "\" directories=", folders_.size(),
-      " weights=", storage::WeightsText(target_.arrangement.weights));
-  spdlog::info("records are written anew, training waits: {}", what);
-  const absl::Time began_at = job_.options.clock();
-  Written written;
-  absl::Status status = job_.MakePass([&] {
-    const absl::StatusOr<uint64_t> bytes = write();
-    if (bytes.ok()) written.bytes = *bytes;
-    return bytes.status();
-  });
-  written.elapsed = job_.options.clock() - began_at;
-  if (!status.ok()) {
-    status = WithAdvice(status);
-    spdlog::error("records were not written anew: {} error=\"{}\"", what,
-                  status.ToString());
-    return status;
-  }
-  spdlog::info("records were written anew: {} bytes={} ms={}", what,
-               written.bytes, absl::ToInt64Milliseconds(written.elapsed));
-  return written;
+std::string Rearrangement::Describe(absl::string_view why) const {
+  return absl::StrCat("job=", job_.options.name, " why=\"", why,
+                      "\" directories=", folders_.size(), " weights=",
+                      storage::WeightsText(target_.arrangement.weights));
 }
 
-absl::StatusOr<Rearrangement::Written> Rearrangement::Switch() {
-  OPTSTATE_ASSIGN_OR_RETURN(
-      const Written written, Write("directory_weights", [&] {
-        return job_.store->Rearrange(target_, [&] {
-          // Operators may look at the job while a pass is made.
-          const absl::MutexLock lock(&job_.lock.mu);
-          OPTSTATE_RETURN_IF_ERROR(
-              job_.tier->files().WriteDescription(job_.layout(), text_));
-          job_.shape->description.storage = next_.storage;
-          job_.shape->text = text_;
-          Adopt();
-          return absl::OkStatus();
-        });
-      }));
+absl::Status Rearrangement::Begin() {
+  store_ = job_.store.get();
+  return WithAdvice(
+      job_.MakePass([this] { return store_->BeginMove(target_); }));
+}
+
+absl::Status Rearrangement::Copy() { return WithAdvice(store_->CopyRecords()); }
+
+void Rearrangement::Cancel(const absl::Status& why) {
+  if (store_ != nullptr) store_->CancelMove(why);
+}
+
+absl::StatusOr<uint64_t> Rearrangement::Switch() {
+  job_.verifier.Cancel("the job's records move to other files");
+  // Other settings may have been set since the move began.
+  JobDescription description = job_.shape->description;
+  v1::StorageSettings& storage = description.storage;
+  storage.set_directories(next_.storage.directories());
+  *storage.mutable_directory_weights() = next_.storage.directory_weights();
+  storage.set_arrangement(next_.storage.arrangement());
+  text_ = SerializeDescription(description);
+  OPTSTATE_RETURN_IF_ERROR(DescribeCommit());
+  absl::StatusOr<uint64_t> bytes = uint64_t{0};
+  const absl::Status switched = job_.MakePass([&] {
+    bytes = store_->FinishMove([&] {
+      // Operators may look at the job while a pass is made.
+      const absl::MutexLock lock(&job_.lock.mu);
+      OPTSTATE_RETURN_IF_ERROR(
+          job_.tier->files().WriteDescription(job_.layout(), text_));
+      job_.shape->description.storage = storage;
+      job_.shape->text = text_;
+      Adopt();
+      return absl::OkStatus();
+    });
+    return bytes.status();
+  });
+  OPTSTATE_RETURN_IF_ERROR(WithAdvice(switched));
   const absl::Status claimed = ClaimDiskFolders(
       folders_, {.incarnation = job_.tier->control()->incarnation,
                  .owner = job_.options.uid,
@@ -217,13 +226,30 @@ absl::StatusOr<Rearrangement::Written> Rearrangement::Switch() {
   if (!claimed.ok()) spdlog::error("{}", claimed.ToString());
   RemoveOthers(static_cast<uint32_t>(folders_.size()),
                next_.storage.arrangement());
-  return written;
+  return bytes;
 }
 
 absl::Status Rearrangement::WriteAnew() {
-  return Write("parameters are added",
-               [&] { return job_.store->WriteAnew(target_); })
-      .status();
+  job_.verifier.Cancel("the job's records are written anew");
+  OPTSTATE_RETURN_IF_ERROR(DescribeCommit());
+  const std::string what = Describe("parameters are added");
+  spdlog::info("records are written anew, training waits: {}", what);
+  const absl::Time began_at = job_.options.clock();
+  uint64_t bytes = 0;
+  absl::Status status = job_.MakePass([&] {
+    const absl::StatusOr<uint64_t> written = job_.store->WriteAnew(target_);
+    if (written.ok()) bytes = *written;
+    return written.status();
+  });
+  if (!status.ok()) {
+    status = WithAdvice(status);
+    spdlog::error("records were not written anew: {} error=\"{}\"", what,
+                  status.ToString());
+    return status;
+  }
+  spdlog::info("records were written anew: {} bytes={} ms={}", what, bytes,
+               absl::ToInt64Milliseconds(job_.options.clock() - began_at));
+  return status;
 }
 
 void Rearrangement::Adopt() {

@@ -7,16 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "optstate/v1/admin.pb.h"
 #include "server/session/job_context.h"
 #include "server/session/job_description.h"
 #include "storage/record_rewrite.h"
 #include "storage/state_file.h"
+#include "storage/state_store.h"
 #include "storage/swap_sizes.h"
 
 namespace optstate::session {
@@ -32,6 +31,9 @@ namespace optstate::session {
 // count, and either are whole until the others are removed. So whatever ends at
 // any instruction, the job is as before or as after.
 //
+// Records that are split in another way *move* while the job is used: Begin(),
+// Copy() and Switch(), of which only the first and the last keep steps waiting.
+//
 // Threads: not thread-safe; the job's lock guards it, and is given up while
 // records are written.
 class Rearrangement {
@@ -43,7 +45,8 @@ class Rearrangement {
   // this.
   static absl::StatusOr<std::unique_ptr<Rearrangement>> Prepare(
       JobContext* job, JobDescription next);
-  // Removes what was made, unless it is the job's.
+  // Removes what was made, unless it is the job's. Copy() has returned; the job
+  // has the store that it had at Begin().
   ~Rearrangement();
   Rearrangement(const Rearrangement&) = delete;
   Rearrangement& operator=(const Rearrangement&) = delete;
@@ -51,16 +54,18 @@ class Rearrangement {
   // The description that the job will have.
   const JobDescription& description() const { return next_; }
 
-  // Says how much was written, and how long training waited for it.
-  struct Written {
-    uint64_t bytes = 0;
-    absl::Duration elapsed;
-  };
-
-  // Writes the records and makes them, and the description, the job's, whose
-  // layout is the same. After an error the job is as it was, or, when it could
-  // not be opened anew, works no more.
-  absl::StatusOr<Written> Switch();
+  // Makes the files. From then on what steps write goes to both arrangements.
+  absl::Status Begin();
+  // Copies what steps do not write. Called without the job's lock, between
+  // Begin() and Switch(), while calls use the job.
+  absl::Status Copy();
+  // Has Copy(), and Switch() if it comes later, return an error.
+  void Cancel(const absl::Status& why);
+  // Makes the files, and a description that has them, the job's, in a time that
+  // does not grow with the records. Returns the bytes of records that were
+  // written. After an error the job is as it was, or, when it could not be
+  // opened anew, works no more.
+  absl::StatusOr<uint64_t> Switch();
 
   // Writes the records of a job that no rank uses, and whose store is made anew
   // next.
@@ -68,15 +73,16 @@ class Rearrangement {
   // Notes that the description is the job's, so that the records are.
   void Adopt();
 
+  // Says for the log what is written anew.
+  std::string Describe(absl::string_view why) const;
+
  private:
   Rearrangement(JobContext* job, JobDescription next);
   absl::Status Make();
+  // Awaits the last commit, which no other follows before the next pass, and
+  // has the target say what it is as the job's next description has it.
+  absl::Status DescribeCommit();
   absl::StatusOr<std::string> TextOfCommit() const;
-  // Makes the pass that writes the records, and says so in the log at its
-  // beginning and its end.
-  absl::StatusOr<Written> Write(
-      absl::string_view why,
-      absl::FunctionRef<absl::StatusOr<uint64_t>()> write);
   // Removes what is not of this arrangement, for which the job has the first
   // `count` of the daemon's directories, and what of it is not the store's.
   void RemoveOthers(uint32_t count, uint32_t arrangement) const;
@@ -89,6 +95,7 @@ class Rearrangement {
   storage::SwapSizes sizes_;
   std::optional<storage::StateFile> table_;
   storage::RewriteTarget target_;
+  storage::StateStore* store_ = nullptr;  // once the move has begun
   bool is_adopted_ = false;
 };
 

@@ -67,10 +67,16 @@ void IoThread::Schedule() {
   swapper_.ReadAhead();
   swapper_.WriteBehind();
   parameters_.StartAhead();
+  mover_.Start();
   verifier_.Start();
 }
 
 void IoThread::Complete(io::IoRequest* request) {
+  if (mover_.Owns(request)) {
+    const uint32_t frame = mover_.Complete(request);
+    if (frame != RecordCache::kNoFrame) swapper_.CompleteMirror(frame);
+    return;
+  }
   monitor_.io_counters.OnComplete(context_.DirectoryOf(request->file),
                                   *request);
   if (verifier_.Owns(request)) return verifier_.Complete();

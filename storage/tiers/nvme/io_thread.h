@@ -8,6 +8,7 @@
 #include "storage/tiers/nvme/committer.h"
 #include "storage/tiers/nvme/parameter_cache.h"
 #include "storage/tiers/nvme/record_cache.h"
+#include "storage/tiers/nvme/record_mover.h"
 #include "storage/tiers/nvme/store_context.h"
 #include "storage/tiers/nvme/store_monitor.h"
 #include "storage/tiers/nvme/swapper.h"
@@ -29,14 +30,15 @@ class IoThread {
   // The arguments must outlive this object.
   IoThread(const StoreContext* context, StoreMonitor* monitor,
            RecordCache* cache, Swapper* swapper, Committer* committer,
-           Verifier* verifier, ParameterCache* parameters)
+           Verifier* verifier, ParameterCache* parameters, RecordMover* mover)
       : context_(*context),
         monitor_(*monitor),
         cache_(*cache),
         swapper_(*swapper),
         committer_(*committer),
         verifier_(*verifier),
-        parameters_(*parameters) {}
+        parameters_(*parameters),
+        mover_(*mover) {}
   IoThread(const IoThread&) = delete;
   IoThread& operator=(const IoThread&) = delete;
 
@@ -57,6 +59,7 @@ class IoThread {
   Committer& committer_;
   Verifier& verifier_;
   ParameterCache& parameters_ ABSL_GUARDED_BY(monitor_.mu);
+  RecordMover& mover_;
   std::thread thread_;
 };
 

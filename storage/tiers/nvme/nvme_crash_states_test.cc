@@ -17,9 +17,11 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "proto/types/random_layout.h"
@@ -36,7 +38,7 @@ constexpr uint64_t kStatesDefault = 20'000;
 // Fewer states than this are all visited.
 constexpr uint64_t kAllStatesMax = 256;
 constexpr uint64_t kRandomStates = 12;
-constexpr int kSteps = 6;
+constexpr int kSteps = 6;  // and those that are taken while records move
 
 uint64_t StatesWanted() {
   const char* given = std::getenv("OPTSTATE_CRASH_STATES");
@@ -103,24 +105,29 @@ class NvmeCrashStatesTest : public testing::Test {
   // started again, its memory being there.
   void Run() {
     ASSERT_EQ(job_->Open(), absl::OkStatus());
-    for (int step = 1; step <= kSteps && !HasFailure(); ++step) {
+    for (int i = 1; i <= kSteps && !HasFailure(); ++i) {
       if (layouts_.Uniform(0, 3) == 0) Reopen(/*fails=*/true);
       Update();
       if (layouts_.Uniform(0, 1) == 0) ChangeFrames();
       if (layouts_.Uniform(0, 1) == 0 && !is_faulty_) Rearrange();
-      requested_ = static_cast<uint64_t>(step);
-      ASSERT_EQ(job_->RequestCommit(requested_), absl::OkStatus());
-      if (layouts_.Uniform(0, 1) == 0 && !is_faulty_) Update();
-      const absl::Status durable = job_->store().AwaitCommit();
-      if (durable.ok()) {
-        acknowledged_ = static_cast<uint64_t>(step);
-      } else {
-        ASSERT_TRUE(is_faulty_) << durable;
-        Reopen(/*fails=*/false);
-      }
+      ASSERT_NO_FATAL_FAILURE(Commit());
     }
     EXPECT_EQ(job_->CompareAll(), absl::OkStatus());
     job_->Close();
+  }
+
+  // Makes the next step durable, and goes on meanwhile.
+  void Commit() {
+    ++requested_;
+    ASSERT_EQ(job_->RequestCommit(requested_), absl::OkStatus());
+    if (layouts_.Uniform(0, 1) == 0 && !is_faulty_) Update();
+    const absl::Status durable = job_->store().AwaitCommit();
+    if (durable.ok()) {
+      acknowledged_ = requested_.load();
+    } else {
+      ASSERT_TRUE(is_faulty_) << durable;
+      Reopen(/*fails=*/false);
+    }
   }
 
   // A pass over most records.
@@ -149,7 +156,8 @@ class NvmeCrashStatesTest : public testing::Test {
     storage::persist_hook.store(nullptr);
     ASSERT_EQ(changed, absl::OkStatus());
   }
-  // Splits the records anew over one directory or two.
+  // Splits the records anew over one directory or two, while steps go on. Some
+  // of these moves are given up.
   void Rearrange() {
     std::vector<std::string> directories = {"/disk", "/disk2"};
     std::vector<uint32_t> weights = {
@@ -160,11 +168,29 @@ class NvmeCrashStatesTest : public testing::Test {
       directories.pop_back();
       weights.clear();
     }
-    ASSERT_EQ(job_->Rearrange(directories, weights,
-                              [this] {
-                                OnPlaceChanged();
-                                return absl::OkStatus();
-                              }),
+    ASSERT_EQ(job_->BeginMove(directories, weights), absl::OkStatus());
+    if (layouts_.Uniform(0, 1) == 0) Update();
+    if (layouts_.Uniform(0, 1) == 0) Commit();
+    absl::Status copied;
+    std::thread copier([&] { copied = job_->store().CopyRecords(); });
+    if (layouts_.Uniform(0, 1) == 0) Update();
+    if (layouts_.Uniform(0, 1) == 0) Commit();
+    if (layouts_.Uniform(0, 3) == 0) ChangeFrames();
+    const bool gives_up = rearranged_ > 0 && layouts_.Uniform(0, 3) == 0;
+    if (gives_up) job_->store().CancelMove(absl::AbortedError("given up"));
+    copier.join();
+    if (gives_up) {
+      // It may have been over by then.
+      ASSERT_TRUE(copied.ok() || absl::IsAborted(copied)) << copied;
+      return job_->EndMove();
+    }
+    ASSERT_EQ(copied, absl::OkStatus());
+    if (layouts_.Uniform(0, 1) == 0) Update();
+    if (layouts_.Uniform(0, 1) == 0) Commit();
+    ASSERT_EQ(job_->FinishMove([this] {
+      OnPlaceChanged();
+      return absl::OkStatus();
+    }),
               absl::OkStatus());
     ++rearranged_;
   }

@@ -9,6 +9,7 @@
 #include "absl/synchronization/mutex.h"
 #include "proto/types/status_macros.h"
 #include "storage/persist_in_order.h"
+#include "storage/tiers/nvme/next_arrangement.h"
 #include "storage/tiers/nvme/store_opener.h"
 
 namespace optstate::nvme {
@@ -30,10 +31,11 @@ NvmeStore::NvmeStore(const Layout* layout, uint64_t sub_group_elements,
       committer_(&context_, &monitor_, &cache_, &queue_),
       verifier_(&context_, &monitor_, &cache_, &committer_),
       parameters_(&context_, &monitor_, &cache_),
+      mover_(&context_, &monitor_, &cache_, &committer_),
       swapper_(&context_, &monitor_, &cache_, &queue_, &checks_, &committer_,
-               &verifier_, &parameters_),
+               &verifier_, &parameters_, &mover_),
       io_thread_(&context_, &monitor_, &cache_, &swapper_, &committer_,
-                 &verifier_, &parameters_) {}
+                 &verifier_, &parameters_, &mover_) {}
 
 absl::StatusOr<std::unique_ptr<NvmeStore>> NvmeStore::Open(
     const Layout* layout, uint64_t sub_group_elements,
@@ -327,41 +329,61 @@ absl::Status NvmeStore::ChangeFrames(
     checks_.Reset();
     swapper_.Reset();
   }
+  mover_.Reset();
   io_thread_.Start();
   return changed;
 }
 
-absl::StatusOr<uint64_t> NvmeStore::Rearrange(
-    const storage::RewriteTarget& target,
-    absl::FunctionRef<absl::Status()> commit) {
-  OPTSTATE_RETURN_IF_ERROR(committer_.Await());
+absl::Status NvmeStore::BeginMove(const storage::RewriteTarget& target) {
   io_thread_.Stop();
-  RecordRewriter rewriter(&context_, &target, committer_.last(),
-                          /*keeps_frames=*/true);
   // A write that was in flight may have failed.
   absl::Status status = this->status();
-  if (status.ok()) status = Rewrite(&rewriter);
-  if (status.ok()) {
-    status = commit();
-    if (!status.ok()) {
-      RemoveAnew(target.arrangement);
-    } else {
-      status = Reopen(target);
-      const absl::MutexLock lock(&monitor_.mu);
-      if (!status.ok()) monitor_.Fail(status);
-    }
+  if (status.ok()) status = mover_.Begin(&target);
+  io_thread_.Start();
+  return status;
+}
+
+absl::Status NvmeStore::CopyRecords() { return mover_.Copy(); }
+
+absl::StatusOr<uint64_t> NvmeStore::FinishMove(
+    absl::FunctionRef<absl::Status()> commit) {
+  absl::Status status = committer_.Await();
+  io_thread_.Stop();
+  if (status.ok()) status = this->status();
+  if (status.ok()) status = mover_.Seal();
+  if (status.ok()) status = commit();
+  const bool is_switched = status.ok();
+  const uint64_t bytes = mover_.bytes();
+  const storage::RewriteTarget* const target = mover_.target();
+  mover_.End(/*is_adopted=*/is_switched);
+  if (is_switched) {
+    status = Reopen(*target);
+    const absl::MutexLock lock(&monitor_.mu);
+    if (!status.ok()) monitor_.Fail(status);
   }
   io_thread_.Start();
   OPTSTATE_RETURN_IF_ERROR(status);
-  return rewriter.bytes();
+  return bytes;
+}
+
+void NvmeStore::CancelMove(const absl::Status& why) { mover_.Cancel(why); }
+
+void NvmeStore::EndMove() {
+  if (mover_.target() == nullptr) return;
+  io_thread_.Stop();
+  mover_.End(/*is_adopted=*/false);
+  io_thread_.Start();
 }
 
 absl::StatusOr<uint64_t> NvmeStore::WriteAnew(
     const storage::RewriteTarget& target) {
+  if (mover_.target() != nullptr) {
+    return absl::FailedPreconditionError(
+        "the job's records are being moved: end that first");
+  }
   OPTSTATE_RETURN_IF_ERROR(Vacate(0));
   io_thread_.Stop();
-  RecordRewriter rewriter(&context_, &target, committer_.last(),
-                          /*keeps_frames=*/false);
+  RecordRewriter rewriter(&context_, &target, committer_.last());
   const absl::Status status = Rewrite(&rewriter);
   {
     const absl::MutexLock lock(&monitor_.mu);
@@ -390,8 +412,10 @@ absl::Status NvmeStore::Rewrite(RecordRewriter* rewriter) {
 }
 
 std::optional<storage::RewriteState> NvmeStore::rewriting() const {
+  std::optional<storage::RewriteState> state = mover_.state();
+  if (state.has_value()) return state;
   const absl::MutexLock lock(&monitor_.mu);
-  std::optional<storage::RewriteState> state = rewriting_;
+  state = rewriting_;
   if (state.has_value()) {
     state->elapsed =
         absl::FromChrono(std::chrono::steady_clock::now() - rewrite_began_at_);
@@ -400,7 +424,7 @@ std::optional<storage::RewriteState> NvmeStore::rewriting() const {
 }
 
 void NvmeStore::RemoveAnew(const storage::Arrangement& arrangement) {
-  RecordRewriter::Remove(&context_.engine, arrangement);
+  NextArrangement::Remove(&context_.engine, arrangement);
 }
 
 absl::Status NvmeStore::Reopen(const storage::RewriteTarget& target) {

@@ -28,6 +28,7 @@
 #include "storage/tiers/nvme/parameter_cache.h"
 #include "storage/tiers/nvme/read_queue.h"
 #include "storage/tiers/nvme/record_cache.h"
+#include "storage/tiers/nvme/record_mover.h"
 #include "storage/tiers/nvme/record_rewriter.h"
 #include "storage/tiers/nvme/store_context.h"
 #include "storage/tiers/nvme/store_monitor.h"
@@ -59,8 +60,9 @@ namespace optstate::nvme {
 // Rooms: RecordCache knows which record is in which frame, ReadQueue what is to
 // be read, FrameChecks compares and takes checksums, Swapper reads and writes
 // records, Committer makes steps durable, Verifier compares what is on disk,
-// ParameterCache reads parameters alone; IoThread runs them. They share
-// StoreContext (files and memory) and StoreMonitor (the lock).
+// ParameterCache reads parameters alone, RecordMover moves records to other
+// files; IoThread runs them. They share StoreContext (files and memory) and
+// StoreMonitor (the lock).
 //
 // Threads: see StateStore; one thread of its own does all I/O.
 // Size: the calls of StateStore, each forwarded to a room; what is left here
@@ -114,9 +116,12 @@ class NvmeStore final : public storage::StateStore {
       uint32_t frames,
       absl::FunctionRef<absl::Status(absl::Span<std::byte>*)> resize) override;
 
-  absl::StatusOr<uint64_t> Rearrange(
-      const storage::RewriteTarget& target,
+  absl::Status BeginMove(const storage::RewriteTarget& target) override;
+  absl::Status CopyRecords() override;
+  absl::StatusOr<uint64_t> FinishMove(
       absl::FunctionRef<absl::Status()> commit) override;
+  void CancelMove(const absl::Status& why) override;
+  void EndMove() override;
   absl::StatusOr<uint64_t> WriteAnew(
       const storage::RewriteTarget& target) override;
   std::optional<storage::RewriteState> rewriting() const override;
@@ -167,8 +172,10 @@ class NvmeStore final : public storage::StateStore {
   Committer committer_;
   Verifier verifier_;
   ParameterCache parameters_;
+  RecordMover mover_;
   Swapper swapper_ ABSL_GUARDED_BY(monitor_.mu);
   IoThread io_thread_;
+  // Of WriteAnew().
   std::optional<storage::RewriteState> rewriting_ ABSL_GUARDED_BY(monitor_.mu);
   std::chrono::steady_clock::time_point rewrite_began_at_
       ABSL_GUARDED_BY(monitor_.mu);

@@ -202,37 +202,64 @@ void NvmeTestJob::SetArrangement(const Setup& setup) {
   extents_ = ExtentsOf(setup_, sizes_);
 }
 
-absl::Status NvmeTestJob::Rearrange(
-    std::vector<std::string> directories, std::vector<uint32_t> weights,
-    const std::function<absl::Status()>& on_switched) {
+absl::Status NvmeTestJob::BeginMove(std::vector<std::string> directories,
+                                    std::vector<uint32_t> weights) {
   Setup next = setup_;
   next.directories = std::move(directories);
   next.weights = std::move(weights);
   ++next.arrangement;
-  const NvmeStore::Sizes sizes = SizesOf(next);
-  NvmeTestMemory table(sizes.table);
-  storage::RewriteTarget target;
-  target.layout = &setup_.layout;
-  target.sub_group_elements = setup_.sub_group_elements;
-  target.arrangement = {next.arrangement, next.directories,
-                        ExtentsOf(next, sizes), next.weights};
-  target.job = JobText(store_->durable_step(), next.arrangement);
-  target.job_bytes = kJobBytes;
-  target.table = table.span();
-  return store_
-      ->Rearrange(target,
-                  [&] {
-                    const Setup former = setup_;
-                    std::swap(table_, table);
-                    SetArrangement(next);
-                    absl::Status status;
-                    if (on_switched != nullptr) status = on_switched();
-                    if (status.ok()) return status;
-                    std::swap(table_, table);
-                    SetArrangement(former);
-                    return status;
-                  })
-      .status();
+  const uint64_t table_bytes = SizesOf(next).table;
+  auto move = std::make_unique<Move>(
+      Move{std::move(next), NvmeTestMemory(table_bytes), {}});
+  move->target.layout = &setup_.layout;
+  move->target.sub_group_elements = setup_.sub_group_elements;
+  move->target.arrangement = {move->next.arrangement, move->next.directories,
+                              ExtentsOf(move->next, SizesOf(move->next)),
+                              move->next.weights};
+  move->target.job_bytes = kJobBytes;
+  move->target.table = move->table.span();
+  OPTSTATE_RETURN_IF_ERROR(store_->BeginMove(move->target));
+  move_ = std::move(move);
+  return absl::OkStatus();
+}
+
+absl::Status NvmeTestJob::FinishMove(
+    const std::function<absl::Status()>& on_switched) {
+  // An error of it is returned by the move, too.
+  store_->AwaitCommit().IgnoreError();
+  move_->target.job = JobText(store_->durable_step(), move_->next.arrangement);
+  const absl::Status status = store_
+                                  ->FinishMove([&] {
+                                    const Setup former = setup_;
+                                    std::swap(table_, move_->table);
+                                    SetArrangement(move_->next);
+                                    absl::Status switched;
+                                    if (on_switched != nullptr)
+                                      switched = on_switched();
+                                    if (switched.ok()) return switched;
+                                    std::swap(table_, move_->table);
+                                    SetArrangement(former);
+                                    return switched;
+                                  })
+                                  .status();
+  move_ = nullptr;
+  return status;
+}
+
+void NvmeTestJob::EndMove() {
+  store_->EndMove();
+  move_ = nullptr;
+}
+
+absl::Status NvmeTestJob::Rearrange(
+    std::vector<std::string> directories, std::vector<uint32_t> weights,
+    const std::function<absl::Status()>& on_switched) {
+  OPTSTATE_RETURN_IF_ERROR(
+      BeginMove(std::move(directories), std::move(weights)));
+  const absl::Status copied = store_->CopyRecords();
+  if (copied.ok()) return FinishMove(on_switched);
+  EndMove();
+  return copied;
 }
 
 absl::Status NvmeTestJob::Restore() {

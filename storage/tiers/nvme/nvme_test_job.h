@@ -19,6 +19,7 @@
 #include "storage/arrangement.h"
 #include "storage/durable_commit.h"
 #include "storage/io/io_engine.h"
+#include "storage/record_rewrite.h"
 #include "storage/swap_sizes.h"
 #include "storage/tiers/host_store.h"
 #include "storage/tiers/nvme/nvme_store.h"
@@ -131,15 +132,27 @@ class NvmeTestJob {
   const std::vector<storage::DeviceExtent>& extents() const { return extents_; }
   // Opens the store with memory as it is; zeros: the job is new.
   absl::Status Open(const storage::DurableCommit* restored = nullptr);
-  void Close() { store_ = nullptr; }
+  void Close() {
+    store_ = nullptr;
+    move_ = nullptr;
+  }
   // Gives the open store another number of frames, whose memory lies elsewhere
   // from then on. `on_resized` is called when it does, before the store goes
   // on; its error is that of resizing.
   absl::Status ChangeFrames(
       uint64_t frames,
       const std::function<absl::Status()>& on_resized = nullptr);
-  // Gives the open store another arrangement. `on_switched` is called at the
-  // moment from which memory is of the new one; its error leaves the former.
+  // Begins to move the open store's records to another arrangement; the caller
+  // has them copied.
+  absl::Status BeginMove(std::vector<std::string> directories,
+                         std::vector<uint32_t> weights);
+  // Ends the move: `on_switched` is called at the moment from which memory is
+  // of the new arrangement; its error leaves the former.
+  absl::Status FinishMove(
+      const std::function<absl::Status()>& on_switched = nullptr);
+  // Gives the move up.
+  void EndMove();
+  // Does all of a move at once.
   absl::Status Rearrange(
       std::vector<std::string> directories, std::vector<uint32_t> weights,
       const std::function<absl::Status()>& on_switched = nullptr);
@@ -164,6 +177,13 @@ class NvmeTestJob {
   void CopyCommitsOf(NvmeTestJob* other);
 
  private:
+  // The arrangement to which records are being moved.
+  struct Move {
+    Setup next;
+    NvmeTestMemory table;
+    storage::RewriteTarget target;
+  };
+
   // Takes the directories, weights and number of another setup.
   void SetArrangement(const Setup& setup);
 
@@ -178,6 +198,7 @@ class NvmeTestJob {
   NvmeTestMemory frames_, table_;
   // By record; held while its bytes are written, to the store and the model.
   std::vector<std::mutex> mutexes_;
+  std::unique_ptr<Move> move_;  // outlives the store that uses it
   std::unique_ptr<NvmeStore> store_;
 };
 

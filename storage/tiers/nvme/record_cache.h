@@ -62,7 +62,8 @@ class RecordCache {
     bool has_sums = false;     // kReady: its checksums are those of its bytes
     List list = List::kNone;   // that the frame is in
     uint8_t attempts = 0;
-    uint32_t slot = 0;  // that is being read or written
+    uint8_t writes_left = 0;  // is_writing: requests that are not over
+    uint32_t slot = 0;        // that is being read or written
     uint32_t record = 0;
     io::IoRequest request;
   };

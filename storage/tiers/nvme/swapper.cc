@@ -20,7 +20,7 @@ constexpr size_t kWritesMax = 8;
 Swapper::Swapper(const StoreContext* context, StoreMonitor* monitor,
                  RecordCache* cache, ReadQueue* queue, FrameChecks* checks,
                  Committer* committer, const Verifier* verifier,
-                 const ParameterCache* parameters)
+                 const ParameterCache* parameters, RecordMover* mover)
     : context_(*context),
       monitor_(*monitor),
       cache_(*cache),
@@ -28,7 +28,8 @@ Swapper::Swapper(const StoreContext* context, StoreMonitor* monitor,
       checks_(*checks),
       committer_(*committer),
       verifier_(*verifier),
-      parameters_(*parameters) {
+      parameters_(*parameters),
+      mover_(*mover) {
   unsummed_.reserve(context->frames());
 }
 
@@ -140,7 +141,7 @@ bool Swapper::MayBeWritten(uint32_t record, bool is_demanded) const {
   if (!cache_.IsWritable(record)) return false;
   const uint32_t slot = committer_.SlotToWrite(record);
   if (verifier_.IsReading(record, slot) ||
-      parameters_.IsReading(record, slot)) {
+      parameters_.IsReading(record, slot) || mover_.IsCopying(record, slot)) {
     return false;
   }
   if (committer_.is_committing()) {
@@ -208,6 +209,7 @@ void Swapper::SubmitWrite(uint32_t index) {
   frame.request.buffer = {context_.FrameAt(index),
                           context_.WrittenBytes(frame.record)};
   monitor_.Submit(&frame.request);
+  frame.writes_left = mover_.Mirror(index) ? 2 : 1;
 }
 
 void Swapper::Complete(uint32_t frame) {
@@ -217,6 +219,11 @@ void Swapper::Complete(uint32_t frame) {
   } else {
     CompleteRead(frame);
   }
+}
+
+void Swapper::CompleteMirror(uint32_t frame) {
+  monitor_.mu.AssertHeld();
+  CompleteWrite(frame);
 }
 
 void Swapper::CompleteRead(uint32_t index) {
@@ -234,8 +241,11 @@ void Swapper::CompleteRead(uint32_t index) {
   cache_.DropLoaded(index);
 }
 
+// What counts here is the write to the slot that the table names. An error of
+// the other one is the move's.
 void Swapper::CompleteWrite(uint32_t index) {
-  const RecordCache::Frame& frame = cache_.frame(index);
+  RecordCache::Frame& frame = cache_.frame(index);
+  if (--frame.writes_left > 0) return;
   cache_.EndWrite(index);
   if (!frame.request.status.ok()) return monitor_.Fail(frame.request.status);
   monitor_.counters.OnWrite(frame.request.buffer.size());

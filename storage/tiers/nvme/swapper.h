@@ -11,6 +11,7 @@
 #include "storage/tiers/nvme/parameter_cache.h"
 #include "storage/tiers/nvme/read_queue.h"
 #include "storage/tiers/nvme/record_cache.h"
+#include "storage/tiers/nvme/record_mover.h"
 #include "storage/tiers/nvme/store_context.h"
 #include "storage/tiers/nvme/store_monitor.h"
 #include "storage/tiers/nvme/verifier.h"
@@ -23,8 +24,12 @@ namespace optstate::nvme {
 // its checksums are there. Those that no other thread has taken are taken by
 // SumOneAndWrite(), one between two polls of the engine.
 //
+// While records move to another arrangement a frame is written to both, and its
+// write is over when both are.
+//
 // Invariants: a record is written only to SlotToWrite(), while it has no pin
-// and neither Verify() nor the parameter cache is reading that slot; while a
+// and neither Verify() nor the parameter cache is reading that slot, nor a move
+// copying it; while a
 // commit is made, only if it belongs to it: the slots that are not durable hold
 // the step that is being committed.
 //
@@ -36,7 +41,7 @@ class Swapper {
   Swapper(const StoreContext* context, StoreMonitor* monitor,
           RecordCache* cache, ReadQueue* queue, FrameChecks* checks,
           Committer* committer, const Verifier* verifier,
-          const ParameterCache* parameters);
+          const ParameterCache* parameters, RecordMover* mover);
 
   // Writes the records of the commit that is being made, as far as they can be
   // written now.
@@ -66,6 +71,8 @@ class Swapper {
   void SumOneAndWrite();
   // Goes on after the request of a frame.
   void Complete(uint32_t frame);
+  // Goes on after the frame's write to the next arrangement (RecordMover).
+  void CompleteMirror(uint32_t frame);
 
   // Returns whether records are read with their section of parameters: where
   // they have no other place always, else when it is said here.
@@ -96,6 +103,7 @@ class Swapper {
   Committer& committer_;
   const Verifier& verifier_;
   const ParameterCache& parameters_;
+  RecordMover& mover_;
   // Frames whose write has begun and whose checksums are still to be taken.
   std::vector<uint32_t> unsummed_ ABSL_GUARDED_BY(monitor_.mu);
   bool reads_parameters_ ABSL_GUARDED_BY(monitor_.mu) = false;
