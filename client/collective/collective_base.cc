@@ -67,10 +67,9 @@ absl::Status CheckParts(absl::Span<const std::byte> part,
       AreDisjoint(part, whole)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(part_name, " and ", whole_name, " overlap: ", part_name,
-                   " is this rank's part of ", whole_name,
-                   ", or they are disjoint"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      part_name, " and ", whole_name, " overlap: ", part_name,
+      " is this rank's part of ", whole_name, ", or they are disjoint"));
 }
 
 }  // namespace
@@ -104,8 +103,8 @@ absl::Status CollectiveBase::Run(absl::FunctionRef<absl::Status()> operation) {
 }
 
 void CollectiveBase::Abort(absl::string_view why) {
-  const absl::Status first = NoteFailure(absl::AbortedError(
-      absl::StrCat("rank ", rank_, " has aborted: ", why)));
+  const absl::Status first = NoteFailure(
+      absl::AbortedError(absl::StrCat("rank ", rank_, " has aborted: ", why)));
   Wake();
   absl::MutexLock lock(&operation_mutex_);
   LeaveOnce(first);

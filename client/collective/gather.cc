@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "client/collective/printable.h"
 #include "client/session/content_digest.h"
 #include "proto/types/status_macros.h"
 
@@ -42,8 +42,7 @@ Unlike Difference(const std::string& first, const std::string& other,
     std::string rest = text.substr(std::min(word, text.size()), kShownBytes);
     rest = rest.substr(0, rest.find('\n'));
     rest = std::string(absl::StripAsciiWhitespace(rest));
-    return rest.empty() ? std::string("nothing more")
-                        : absl::Utf8SafeCHexEscape(rest);
+    return rest.empty() ? std::string("nothing more") : Printable(rest);
   };
   return {.rank = rank, .of_first = shown(first), .of_other = shown(other)};
 }
@@ -71,9 +70,9 @@ absl::StatusOr<std::vector<std::string>> GatherTexts(Collective& collective,
       GatherNumbers(collective, absl::MakeConstSpan(&size, 1)));
   const uint64_t longest = *std::max_element(sizes.begin(), sizes.end());
   if (longest > kGatheredTextBytesMax) {
-    return absl::DataLossError(absl::StrCat(
-        "a rank has announced a text of ", longest, " bytes, the limit is ",
-        kGatheredTextBytesMax));
+    return absl::DataLossError(absl::StrCat("a rank has announced a text of ",
+                                            longest, " bytes, the limit is ",
+                                            kGatheredTextBytesMax));
   }
   std::vector<std::byte> padded(longest);
   if (!mine.empty()) std::memcpy(padded.data(), mine.data(), mine.size());
@@ -125,8 +124,7 @@ absl::Status AgreeOn(Collective& collective, const absl::Status& mine) {
   return absl::Status(
       is_code ? static_cast<absl::StatusCode>(*failed)
               : absl::StatusCode::kUnknown,
-      absl::StrCat("rank ", rank, ": ",
-                   absl::Utf8SafeCHexEscape((*texts)[rank])));
+      absl::StrCat("rank ", rank, ": ", Printable((*texts)[rank])));
 }
 
 }  // namespace optstate::client

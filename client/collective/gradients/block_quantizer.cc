@@ -96,8 +96,8 @@ absl::Status AddBlocks(absl::Span<const float> scales,
     const size_t end = std::min(codes.size(), begin + block_elements);
     for (size_t i = begin; i < end; ++i) {
       if (codes[i] < -kCodeMax) {
-        return absl::DataLossError(absl::StrCat(
-            "element ", i, " has the code ", static_cast<int>(codes[i])));
+        return absl::DataLossError(absl::StrCat("element ", i, " has the code ",
+                                                static_cast<int>(codes[i])));
       }
       sums[i] += static_cast<float>(codes[i]) * scale;
     }

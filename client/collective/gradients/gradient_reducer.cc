@@ -30,9 +30,9 @@ absl::Status CheckOptions(const ReducerOptions& options) {
                      Name(options.communication)));
   }
   if (options.bucket_bytes < kBucketBytesMin) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("bucket_bytes is at least ", kBucketBytesMin, ", not ",
-                     options.bucket_bytes));
+    return absl::InvalidArgumentError(absl::StrCat("bucket_bytes is at least ",
+                                                   kBucketBytesMin, ", not ",
+                                                   options.bucket_bytes));
   }
   if (options.reduction != ReductionOp::kSum &&
       options.reduction != ReductionOp::kMean) {
@@ -301,8 +301,8 @@ void GradientReducer::Pack(absl::Span<const absl::Span<std::byte>> gradients) {
     const DType dtype = gradients_[part.gradient].dtype;
     const std::byte* const from = gradients[part.gradient].data();
     for (uint64_t i = 0; i < part.count; ++i) {
-      to[i] = LoadElement(dtype, from, part.begin + i) /
-              options_.predivide_factor;
+      to[i] =
+          LoadElement(dtype, from, part.begin + i) / options_.predivide_factor;
     }
   }
 }
@@ -367,13 +367,13 @@ absl::Status GradientReducer::SumQuantized() {
     first_block = 0;
     for (const Part& part : bucket_) {
       const size_t count = CountBlocks(part.count, block);
-      const absl::Status added = AddBlocks(
-          scales_of(bytes).subspan(first_block, count),
-          codes_of(bytes).subspan(part.offset, part.count), block,
-          absl::MakeSpan(sums_).subspan(part.offset, part.count));
+      const absl::Status added =
+          AddBlocks(scales_of(bytes).subspan(first_block, count),
+                    codes_of(bytes).subspan(part.offset, part.count), block,
+                    absl::MakeSpan(sums_).subspan(part.offset, part.count));
       if (!added.ok()) {
-        return Annotate(added, absl::StrCat("rank ", rank, ", gradient ",
-                                            part.gradient));
+        return Annotate(
+            added, absl::StrCat("rank ", rank, ", gradient ", part.gradient));
       }
       first_block += count;
     }

@@ -85,7 +85,8 @@ class GradientReducer {
       Collective* collective, std::vector<GradientSpec> gradients,
       const ReducerOptions& options);
 
-  // Reduces gradients[i], numel contiguous elements of its dtype, for each spec.
+  // Reduces gradients[i], numel contiguous elements of its dtype, for each
+  // spec.
   //
   // `has_gradient`: null, or by gradient whether this rank has one. It becomes
   // whether some rank has one: a gradient that some ranks lack counts as 0

@@ -46,8 +46,8 @@ absl::StatusOr<Driver> OpenDriver() {
   Driver driver = {};
   OPTSTATE_RETURN_IF_ERROR(object->Find("cuInit", &driver.Init));
   OPTSTATE_RETURN_IF_ERROR(object->Find("cuDeviceGet", &driver.DeviceGet));
-  OPTSTATE_RETURN_IF_ERROR(object->Find("cuDevicePrimaryCtxRetain",
-                                        &driver.DevicePrimaryCtxRetain));
+  OPTSTATE_RETURN_IF_ERROR(
+      object->Find("cuDevicePrimaryCtxRetain", &driver.DevicePrimaryCtxRetain));
   OPTSTATE_RETURN_IF_ERROR(object->Find("cuDevicePrimaryCtxRelease_v2",
                                         &driver.DevicePrimaryCtxRelease));
   OPTSTATE_RETURN_IF_ERROR(
@@ -98,8 +98,8 @@ class CudaQueue final : public DeviceQueue {
   }
 
   absl::Status WithDevice(absl::FunctionRef<absl::Status()> what) override {
-    OPTSTATE_RETURN_IF_ERROR(ToStatus(
-        driver_, driver_.CtxPushCurrent(context_), "cuCtxPushCurrent"));
+    OPTSTATE_RETURN_IF_ERROR(ToStatus(driver_, driver_.CtxPushCurrent(context_),
+                                      "cuCtxPushCurrent"));
     absl::Status status = what();
     Context popped = nullptr;
     const absl::Status restored =
@@ -112,9 +112,9 @@ class CudaQueue final : public DeviceQueue {
 
   absl::Status CheckMemory(const void* address) const override {
     DevicePointer there = 0;
-    const CuResult result = driver_.PointerGetAttribute(
-        &there, kPointerAttributeDevicePointer,
-        reinterpret_cast<DevicePointer>(address));
+    const CuResult result =
+        driver_.PointerGetAttribute(&there, kPointerAttributeDevicePointer,
+                                    reinterpret_cast<DevicePointer>(address));
     if (result == kCudaSuccess &&
         there == reinterpret_cast<DevicePointer>(address)) {
       return absl::OkStatus();

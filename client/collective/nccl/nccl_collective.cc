@@ -68,10 +68,10 @@ absl::StatusOr<nccl::UniqueId> ParseId(absl::string_view text,
         "give the run a fresh name, and all ranks the same build");
   }
   if (theirs != world_size) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rank 0 was told that there are ", theirs,
-        " ranks, this rank that there are ", world_size,
-        ": give all ranks the same world_size"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank 0 was told that there are ", theirs,
+                     " ranks, this rank that there are ", world_size,
+                     ": give all ranks the same world_size"));
   }
   const std::string bytes = absl::HexStringToBytes(fields[2]);
   std::copy(bytes.begin(), bytes.end(), id.internal);
@@ -187,13 +187,13 @@ absl::Status NcclCollective::Await(absl::string_view call, absl::Time deadline,
   }
 }
 
-absl::StatusOr<nccl::UniqueId> NcclCollective::ExchangeId(
-    Store* store, absl::Time deadline) {
+absl::StatusOr<nccl::UniqueId> NcclCollective::ExchangeId(Store* store,
+                                                          absl::Time deadline) {
   const std::string key = absl::StrCat(options_.name, "-nccl");
   if (rank() == 0) {
     nccl::UniqueId id = {};
-    OPTSTATE_RETURN_IF_ERROR(library_.ToStatus(api().GetUniqueId(&id),
-                                               "ncclGetUniqueId", nullptr));
+    OPTSTATE_RETURN_IF_ERROR(
+        library_.ToStatus(api().GetUniqueId(&id), "ncclGetUniqueId", nullptr));
     OPTSTATE_RETURN_IF_ERROR(store->Set(key, IdRecord(world_size(), id)));
     return id;
   }

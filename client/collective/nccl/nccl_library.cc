@@ -72,14 +72,13 @@ absl::StatusOr<Library> Library::Open(const std::string& path) {
       object->Find("ncclGetVersion", &library.api_.GetVersion));
   const Result result = library.api_.GetVersion(&library.version_);
   if (result != kSuccess) {
-    return absl::InternalError(absl::StrCat("ncclGetVersion of ", library.path_,
-                                            ": result ", result));
+    return absl::InternalError(
+        absl::StrCat("ncclGetVersion of ", library.path_, ": result ", result));
   }
   if (library.version_ < kVersionMin || library.version_ >= kVersionEnd) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(library.path_, " is NCCL ", VersionText(library.version_),
-                     ", and NCCL 2 from ", VersionText(kVersionMin),
-                     " on is needed"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        library.path_, " is NCCL ", VersionText(library.version_),
+        ", and NCCL 2 from ", VersionText(kVersionMin), " on is needed"));
   }
   OPTSTATE_RETURN_IF_ERROR(FindAll(*object, &library.api_));
   return library;

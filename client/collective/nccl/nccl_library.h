@@ -27,8 +27,7 @@ class Library {
 
   // Returns OK for success and for what is in progress; else an error with
   // NCCL's texts. `comm`: may be null.
-  absl::Status ToStatus(Result result, absl::string_view call,
-                        Comm comm) const;
+  absl::Status ToStatus(Result result, absl::string_view call, Comm comm) const;
 
  private:
   Library() = default;

@@ -19,9 +19,9 @@ absl::Status SharedObject::FindAddress(const char* symbol,
                                        void** address) const {
   *address = dlsym(handle_, symbol);
   if (*address != nullptr) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat(path_, " has no ", symbol, ": it is too old, or another "
-                   "library"));
+  return absl::UnimplementedError(absl::StrCat(path_, " has no ", symbol,
+                                               ": it is too old, or another "
+                                               "library"));
 }
 
 }  // namespace optstate::client

@@ -33,9 +33,8 @@ std::string Hex(uint64_t digest) {
 
 template <typename Number>
 absl::Span<const std::byte> BytesOf(absl::Span<const Number> numbers) {
-  return absl::MakeConstSpan(
-      reinterpret_cast<const std::byte*>(numbers.data()),
-      numbers.size() * sizeof(Number));
+  return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(numbers.data()),
+                             numbers.size() * sizeof(Number));
 }
 
 absl::Span<const std::byte> BytesOf(absl::string_view text) {
@@ -46,9 +45,9 @@ absl::Span<const std::byte> BytesOf(absl::string_view text) {
 // Returns OK when the rules here cover a job with these options.
 absl::Status CheckCovered(const SessionOptions& options) {
   const auto& parameters = options.layout.parameters;
-  const bool has_shards =
-      std::any_of(parameters.begin(), parameters.end(),
-                  [](const ParameterSpec& each) { return each.shard.has_value(); });
+  const bool has_shards = std::any_of(
+      parameters.begin(), parameters.end(),
+      [](const ParameterSpec& each) { return each.shard.has_value(); });
   if (has_shards || options.partition == PartitionMode::kLocal) {
     return absl::UnimplementedError(
         "nodes that hold different shards clip a step together, which only the "
@@ -95,7 +94,8 @@ absl::StatusOr<std::optional<NodePosition>> Ask(const SessionOptions& options) {
   OPTSTATE_RETURN_IF_ERROR(found.status());
   if (found->prepared_is_clipped) {
     return absl::UnimplementedError(absl::StrCat(
-        "job \"", options.job, "\" has prepared a step that is clipped by the "
+        "job \"", options.job,
+        "\" has prepared a step that is clipped by the "
         "norm of nodes which hold different shards: only the Python package "
         "settles it (across_nodes=\"sharded\")"));
   }
@@ -133,13 +133,11 @@ PositionNumbers ToNumbers(const std::optional<NodePosition>& position) {
 std::optional<NodePosition> FromNumbers(absl::Span<const uint64_t> numbers) {
   if (numbers[0] == 0) return std::nullopt;
   NodePosition position;
-  position.committed = {.step = numbers[1],
-                        .digest = numbers[2],
-                        .found_inf = numbers[3] != 0};
+  position.committed = {
+      .step = numbers[1], .digest = numbers[2], .found_inf = numbers[3] != 0};
   if (numbers[4] != 0) {
-    position.prepared = NodeStep{.step = numbers[5],
-                                 .digest = numbers[6],
-                                 .found_inf = numbers[7] != 0};
+    position.prepared = NodeStep{
+        .step = numbers[5], .digest = numbers[6], .found_inf = numbers[7] != 0};
   }
   position.loads_finished = static_cast<uint32_t>(numbers[8]);
   position.durable_step = numbers[9];
@@ -153,9 +151,11 @@ absl::Status Undecided(const absl::StatusOr<Outcome>& prepared,
   if (!prepared.ok()) return prepared.status();
   if (!prepared->prepared) return failure;
   return absl::UnavailableError(absl::StrCat(
-      "step ", prepared->step, " is prepared on this node, and this rank does "
+      "step ", prepared->step,
+      " is prepared on this node, and this rank does "
       "not know what all have decided: ",
-      failure.message(), ". Start all ranks of all nodes again: Settle() brings "
+      failure.message(),
+      ". Start all ranks of all nodes again: Settle() brings "
       "the decision, and they go on with this step or without it on all nodes "
       "alike"));
 }
@@ -166,8 +166,8 @@ absl::StatusOr<std::unique_ptr<NodeAgreement>> NodeAgreement::Make(
     Collective* collective, const std::string& node) {
   OPTSTATE_ASSIGN_OR_RETURN(std::vector<std::string> names,
                             GatherTexts(*collective, node));
-  OPTSTATE_ASSIGN_OR_RETURN(
-      Places places, Places::Make(std::move(names), collective->rank()));
+  OPTSTATE_ASSIGN_OR_RETURN(Places places,
+                            Places::Make(std::move(names), collective->rank()));
   return std::unique_ptr<NodeAgreement>(
       new NodeAgreement(collective, std::move(places)));
 }
@@ -196,21 +196,21 @@ absl::Status NodeAgreement::Settle(const SessionOptions& options) {
           jobs[rank] == jobs[other]) {
         continue;
       }
-      return absl::FailedPreconditionError(absl::StrCat(
-          "ranks ", other, " and ", rank, " are on node ",
-          places_.name_of(rank), " and name different jobs, \"", jobs[other],
-          "\" and \"", jobs[rank], "\""));
+      return absl::FailedPreconditionError(
+          absl::StrCat("ranks ", other, " and ", rank, " are on node ",
+                       places_.name_of(rank), " and name different jobs, \"",
+                       jobs[other], "\" and \"", jobs[rank], "\""));
     }
   }
   OPTSTATE_ASSIGN_OR_RETURN(const std::optional<Unlike> unlike,
                             FindUnlike(collective_, JobFacts(options)));
   if (unlike.has_value()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "ranks ask for different jobs \"", options.job, "\": ",
-        unlike->of_first, " on rank 0 (", places_.name_of(0), "), ",
-        unlike->of_other, " on rank ", unlike->rank, " (",
-        places_.name_of(unlike->rank),
-        "). Give all ranks the same layout and options"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("ranks ask for different jobs \"", options.job,
+                     "\": ", unlike->of_first, " on rank 0 (",
+                     places_.name_of(0), "), ", unlike->of_other, " on rank ",
+                     unlike->rank, " (", places_.name_of(unlike->rank),
+                     "). Give all ranks the same layout and options"));
   }
   for (int round = 0; round < kRoundsMax; ++round) {
     OPTSTATE_ASSIGN_OR_RETURN(
@@ -232,7 +232,8 @@ absl::Status NodeAgreement::Settle(const SessionOptions& options) {
 
 absl::StatusOr<std::vector<std::optional<NodePosition>>>
 NodeAgreement::Positions(const SessionOptions& options) {
-  absl::StatusOr<std::optional<NodePosition>> mine{std::nullopt};
+  absl::StatusOr<std::optional<NodePosition>> mine =
+      std::optional<NodePosition>();
   if (places_.is_first_rank()) mine = Ask(options);
   OPTSTATE_RETURN_IF_ERROR(Agree(mine.status()));
   const PositionNumbers numbers = ToNumbers(*mine);
@@ -282,10 +283,10 @@ absl::Status NodeAgreement::CheckNumbers(absl::Span<const uint64_t> mine,
     const size_t which = i % mine.size();
     if (all[i] == all[which]) continue;
     const auto rank = static_cast<uint32_t>(i / mine.size());
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the nodes of the job differ in ", names[which], ": ",
-        places_.name_of(0), " (rank 0) and ", places_.name_of(rank), " (rank ",
-        rank, ")", kBeginAgain));
+    return absl::FailedPreconditionError(
+        absl::StrCat("the nodes of the job differ in ", names[which], ": ",
+                     places_.name_of(0), " (rank 0) and ",
+                     places_.name_of(rank), " (rank ", rank, ")", kBeginAgain));
   }
   return absl::OkStatus();
 }
@@ -300,10 +301,12 @@ absl::Status NodeAgreement::CheckAttached(Session& session) {
       absl::bit_cast<uint64_t>(scaler.loss_scale),
       scaler.good_steps,
       scaler.hysteresis_left};
-  const std::array<std::string, 6> names = {
-      "phase", "committed step", "layout",
-      "loss scale", "the loss scaler's good steps",
-      "the loss scaler's hysteresis"};
+  const std::array<std::string, 6> names = {"phase",
+                                            "committed step",
+                                            "layout",
+                                            "loss scale",
+                                            "the loss scaler's good steps",
+                                            "the loss scaler's hysteresis"};
   OPTSTATE_RETURN_IF_ERROR(CheckNumbers(facts, names));
   if (info.phase != JobPhase::kReady) return absl::OkStatus();
   const absl::Span<const ParameterSpec> parameters =
@@ -331,10 +334,10 @@ absl::Status NodeAgreement::CheckAttached(Session& session) {
 
 void NodeAgreement::NoteLoad(StateArray array, uint32_t parameter,
                              absl::Span<const std::byte> data) {
-  const std::array<uint64_t, 3> before = {
-      loaded_, static_cast<uint64_t>(array), parameter};
-  const uint64_t seed = ContentDigest(
-      BytesOf(absl::Span<const uint64_t>(before)), /*seed=*/0);
+  const std::array<uint64_t, 3> before = {loaded_, static_cast<uint64_t>(array),
+                                          parameter};
+  const uint64_t seed =
+      ContentDigest(BytesOf(absl::Span<const uint64_t>(before)), /*seed=*/0);
   loaded_ = ContentDigest(data, seed);
 }
 

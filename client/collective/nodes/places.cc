@@ -47,10 +47,10 @@ absl::StatusOr<Places> Places::Make(std::vector<std::string> names,
   places.local_world_size_ = counts[places.node_];
   for (size_t node = 0; node < counts.size(); ++node) {
     if (counts[node] == counts[0]) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "nodes of one job have equally many ranks, but ", places.nodes_[0],
-        " has ", counts[0], " and ", places.nodes_[node], " has ",
-        counts[node]));
+    return absl::InvalidArgumentError(
+        absl::StrCat("nodes of one job have equally many ranks, but ",
+                     places.nodes_[0], " has ", counts[0], " and ",
+                     places.nodes_[node], " has ", counts[node]));
   }
   return places;
 }

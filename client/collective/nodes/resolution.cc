@@ -1,6 +1,7 @@
 #include "client/collective/nodes/resolution.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -84,11 +85,11 @@ absl::StatusOr<std::map<size_t, Verdict>> Resolve(
     is_anywhere |= each.has_value();
   }
   if (!is_anywhere) return verdicts;
-  const auto ahead = std::max_element(
-      there.begin(), there.end(),
-      [](const NodePosition& a, const NodePosition& b) {
-        return a.committed.step < b.committed.step;
-      });
+  const auto ahead =
+      std::max_element(there.begin(), there.end(),
+                       [](const NodePosition& a, const NodePosition& b) {
+                         return a.committed.step < b.committed.step;
+                       });
   const NodeStep latest = ahead->committed;
   for (size_t node = 0; node < there.size(); ++node) {
     if (there[node].committed.step == latest.step) continue;
@@ -115,11 +116,11 @@ absl::StatusOr<std::map<size_t, Verdict>> Resolve(
   // Where nothing is loaded yet, the ranks are going to load.
   const bool has_loaded_alike = AreAlike(
       there, [](const NodePosition& each) { return each.loads_finished; });
-  const bool is_to_load = latest.step == 0 &&
-                          std::any_of(there.begin(), there.end(),
-                                      [](const NodePosition& each) {
-                                        return each.loads_finished == 0;
-                                      });
+  const bool is_to_load =
+      latest.step == 0 &&
+      std::any_of(there.begin(), there.end(), [](const NodePosition& each) {
+        return each.loads_finished == 0;
+      });
   if (has_loaded_alike || is_to_load) return verdicts;
   return Unresolvable(there, positions, names,
                       ": a load of state has ended on some nodes alone");

@@ -32,8 +32,8 @@ std::string FileNameOf(absl::string_view key) {
         each == '_') {
       name += each;
     } else {
-      absl::StrAppend(
-          &name, "%", absl::Hex(static_cast<uint8_t>(each), absl::kZeroPad2));
+      absl::StrAppend(&name, "%",
+                      absl::Hex(static_cast<uint8_t>(each), absl::kZeroPad2));
     }
   }
   return name;
@@ -89,9 +89,8 @@ absl::StatusOr<std::optional<std::string>> ReadIfThere(
 
 absl::Status CheckSizes(absl::string_view key, absl::string_view value) {
   if (key.empty() || key.size() > kStoreKeyBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a key has 1 to ", kStoreKeyBytesMax, " bytes, not ",
-                     key.size()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a key has 1 to ", kStoreKeyBytesMax, " bytes, not ", key.size()));
   }
   if (value.size() > kStoreValueBytesMax) {
     return absl::InvalidArgumentError(
@@ -109,13 +108,14 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Open(std::string folder) {
     return OsError(errno, absl::StrCat("stat(", folder, ")"));
   }
   if (!S_ISDIR(found.st_mode)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(folder, " is no folder: give a folder that all ranks see"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder, " is no folder: give a folder that all ranks see"));
   }
   if ((found.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
     return absl::FailedPreconditionError(absl::StrCat(
-        folder, " can be written by other users, who could send ranks to any "
-                "address: chmod go-w"));
+        folder,
+        " can be written by other users, who could send ranks to any "
+        "address: chmod go-w"));
   }
   return std::unique_ptr<FileStore>(new FileStore(std::move(folder)));
 }
@@ -139,8 +139,9 @@ absl::Status FileStore::Set(absl::string_view key, absl::string_view value) {
   if (status.ok() && link(fresh.c_str(), path.c_str()) != 0) {
     status = errno == EEXIST
                  ? absl::AlreadyExistsError(absl::StrCat(
-                       path, " is there already: another run has used this "
-                             "folder and name. Give each run a fresh one"))
+                       path,
+                       " is there already: another run has used this "
+                       "folder and name. Give each run a fresh one"))
                  : OsError(errno, absl::StrCat("link(", path, ")"));
   }
   unlink(fresh.c_str());

@@ -30,11 +30,11 @@ Number Take(absl::Span<const std::byte> bytes, size_t offset) {
 
 absl::Status Differ(const Frame& expected, const Frame& received,
                     absl::string_view what) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "ranks make different calls, the first difference is the ", what,
-      ": rank ", received.from, " is in ", Describe(received),
-      ", this rank in ", Describe(expected),
-      ". All ranks make the same calls in the same order"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("ranks make different calls, the first difference is the ",
+                   what, ": rank ", received.from, " is in ",
+                   Describe(received), ", this rank in ", Describe(expected),
+                   ". All ranks make the same calls in the same order"));
 }
 
 bool HasRoot(Operation operation) {

@@ -11,9 +11,9 @@
 #include <memory>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/collective/printable.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 
@@ -26,15 +26,13 @@ constexpr int kAbortTextWaitMs = 200;
 constexpr size_t kNamedMax = 8;
 
 int PollTimeoutMs(absl::Time deadline) {
-  const absl::Duration left = std::clamp(
-      deadline - absl::Now(), absl::ZeroDuration(), absl::Hours(1));
+  const absl::Duration left =
+      std::clamp(deadline - absl::Now(), absl::ZeroDuration(), absl::Hours(1));
   return static_cast<int>(
       absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1))));
 }
 
-bool IsTemporary(int error) {
-  return error == EAGAIN || error == EINTR;
-}
+bool IsTemporary(int error) { return error == EAGAIN || error == EINTR; }
 
 }  // namespace
 
@@ -83,19 +81,19 @@ absl::Status Mesh::Exchange(const Frame& frame,
     link.is_closed = false;
   }
   while (ListPolls()) {
-    if (absl::Now() >= deadline) return TimedOut();
     const int count =
         poll(polls_.data(), polls_.size(), PollTimeoutMs(deadline));
     if (count < 0 && errno != EINTR) return OsError(errno, "poll");
-    if (count <= 0) continue;
-    if (polls_[0].revents != 0) {
+    if (count > 0 && polls_[0].revents != 0) {
       return absl::AbortedError("this rank has aborted");
     }
-    for (size_t i = 0; i < polled_.size(); ++i) {
+    for (size_t i = 0; count > 0 && i < polled_.size(); ++i) {
       if (polls_[i + 1].revents == 0) continue;
       OPTSTATE_RETURN_IF_ERROR(
           Advance(polled_[i], payloads[polled_[i]], polls_[i + 1].revents));
     }
+    // After the look at the sockets: what has come in time counts.
+    if (absl::Now() >= deadline && ListPolls()) return TimedOut();
   }
   return absl::OkStatus();
 }
@@ -255,10 +253,10 @@ absl::Status Mesh::ReadAbort(uint32_t peer, const Frame& head) {
   }
   text.resize(received);
   failed_rank_ = head.root < links_.size() ? head.root : peer;
-  failed_text_ = absl::Utf8SafeCHexEscape(text);
-  return absl::AbortedError(
-      absl::StrCat("rank ", failed_rank_, " has failed: ",
-                   failed_text_.empty() ? "it has not said why" : failed_text_));
+  failed_text_ = Printable(text);
+  return absl::AbortedError(absl::StrCat(
+      "rank ", failed_rank_, " has failed: ",
+      failed_text_.empty() ? "it has not said why" : failed_text_));
 }
 
 absl::Status Mesh::Lost(uint32_t peer, int error) const {
@@ -296,19 +294,18 @@ absl::Status Mesh::TimedOut() const {
 void Mesh::Leave(const absl::Status& why) {
   std::string text = failed_text_;
   if (text.empty()) {
-    text = absl::StrCat(absl::StatusCodeToString(why.code()), ": ",
-                        why.message());
+    text =
+        absl::StrCat(absl::StatusCodeToString(why.code()), ": ", why.message());
   }
   text.resize(std::min(text.size(), kAbortTextBytesMax));
-  const Frame::Bytes head =
-      Encode({.operation = Operation::kAbort,
-              .type = ElementType::kUint8,
-              .from = rank_,
-              .root = failed_rank_,
-              .sequence = frame_.sequence,
-              .exchange = 0,
-              .count = 0,
-              .payload_bytes = text.size()});
+  const Frame::Bytes head = Encode({.operation = Operation::kAbort,
+                                    .type = ElementType::kUint8,
+                                    .from = rank_,
+                                    .root = failed_rank_,
+                                    .sequence = frame_.sequence,
+                                    .exchange = 0,
+                                    .count = 0,
+                                    .payload_bytes = text.size()});
   std::string bytes(reinterpret_cast<const char*>(head.data()), head.size());
   bytes += text;
   for (Link& link : links_) {

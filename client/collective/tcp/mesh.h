@@ -61,8 +61,8 @@ class Mesh {
   struct Link {
     UniqueFd socket;
     Frame::Bytes head_out = {};
-    size_t sent = 0;         // of head and payload
-    size_t send_bytes = 0;   // likewise, in all
+    size_t sent = 0;        // of head and payload
+    size_t send_bytes = 0;  // likewise, in all
     Frame::Bytes head_in = {};
     size_t received = 0;
     size_t receive_bytes = 0;

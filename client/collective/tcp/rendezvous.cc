@@ -73,9 +73,9 @@ absl::Status Transfer(int fd, Direction direction, absl::Time deadline,
   while (done < bytes->size()) {
     const bool sends = direction == Direction::kSend;
     const ssize_t count =
-        sends ? send(fd, bytes->data() + done, bytes->size() - done,
-                     MSG_NOSIGNAL)
-              : recv(fd, bytes->data() + done, bytes->size() - done, 0);
+        sends
+            ? send(fd, bytes->data() + done, bytes->size() - done, MSG_NOSIGNAL)
+            : recv(fd, bytes->data() + done, bytes->size() - done, 0);
     if (count > 0) {
       done += static_cast<size_t>(count);
       continue;
@@ -110,8 +110,8 @@ absl::StatusOr<UniqueFd> Listen(const std::string& host, uint32_t backlog,
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> list(found,
                                                                 &freeaddrinfo);
-  UniqueFd fd(socket(found->ai_family,
-                     SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  UniqueFd fd(
+      socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.ok()) return OsError(errno, "socket");
   if (bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0) {
     return OsError(errno, absl::StrCat("bind(", host, ")"));
@@ -133,10 +133,10 @@ absl::StatusOr<UniqueFd> Listen(const std::string& host, uint32_t backlog,
 
 absl::Status WorldsDiffer(const RendezvousOptions& options, uint32_t rank,
                           uint32_t world_size) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "rank ", rank, " was told that there are ", world_size,
-      " ranks, this rank (", options.rank, ") that there are ",
-      options.world_size, ": give all ranks the same world_size"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("rank ", rank, " was told that there are ", world_size,
+                   " ranks, this rank (", options.rank, ") that there are ",
+                   options.world_size, ": give all ranks the same world_size"));
 }
 
 absl::StatusOr<UniqueFd> DialRank(const RendezvousOptions& options,
@@ -257,10 +257,9 @@ class Acceptor {
   }
 
   absl::Status Hear(Stranger* stranger) {
-    const ssize_t count =
-        recv(stranger->socket.get(),
-             stranger->bytes.data() + stranger->received,
-             stranger->bytes.size() - stranger->received, MSG_DONTWAIT);
+    const ssize_t count = recv(
+        stranger->socket.get(), stranger->bytes.data() + stranger->received,
+        stranger->bytes.size() - stranger->received, MSG_DONTWAIT);
     if (count < 0 && (errno == EAGAIN || errno == EINTR)) {
       return absl::OkStatus();
     }
@@ -322,8 +321,8 @@ absl::Status CheckOptions(const RendezvousOptions& options) {
     return absl::InvalidArgumentError("the name of the run is empty");
   }
   if (options.host.empty() || absl::StrContains(options.host, ' ')) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "host \"", options.host, "\" is no name and no address"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("host \"", options.host, "\" is no name and no address"));
   }
   return absl::OkStatus();
 }
@@ -358,9 +357,9 @@ absl::StatusOr<std::vector<UniqueFd>> ConnectRanks(
     absl::StatusOr<UniqueFd> socket =
         DialRank(options, *record, rank, deadline);
     if (!socket.ok()) {
-      return Annotate(socket.status(),
-                      absl::StrCat("rank ", rank, " at ", record->host, ":",
-                                   record->port));
+      return Annotate(
+          socket.status(),
+          absl::StrCat("rank ", rank, " at ", record->host, ":", record->port));
     }
     sockets[rank] = *std::move(socket);
   }

@@ -143,9 +143,9 @@ absl::Status TcpCollective::AllReduceSlice(ElementType type,
   SumScratch(type, buffers.in.data() + my_begin, mine);
   for (uint32_t r = 0; r < world_size(); ++r) {
     const uint64_t begin = PartBegin(bytes, r);
-    payloads_[r] = {.send = mine,
-                    .receive = buffers.out.subspan(
-                        begin, PartBegin(bytes, r + 1) - begin)};
+    payloads_[r] = {
+        .send = mine,
+        .receive = buffers.out.subspan(begin, PartBegin(bytes, r + 1) - begin)};
   }
   return Exchange();
 }
@@ -262,8 +262,8 @@ absl::StatusOr<std::unique_ptr<Collective>> MakeTcpCollective(
                                         .name = options.name,
                                         .host = options.host,
                                         .bind_host = options.bind_host};
-  absl::StatusOr<std::vector<UniqueFd>> sockets = ConnectRanks(
-      rendezvous, store, absl::Now() + options.connect_timeout);
+  absl::StatusOr<std::vector<UniqueFd>> sockets =
+      ConnectRanks(rendezvous, store, absl::Now() + options.connect_timeout);
   if (!sockets.ok()) {
     return Annotate(sockets.status(),
                     absl::StrCat("collective \"", options.name, "\""));

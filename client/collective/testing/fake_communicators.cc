@@ -44,8 +44,7 @@ void Sum(const std::map<int, FakeCall>& calls, size_t begin, size_t count,
 }  // namespace
 
 std::string FakeCall::Describe() const {
-  std::string text =
-      absl::StrCat(function, " count=", count, " type=", type);
+  std::string text = absl::StrCat(function, " count=", count, " type=", type);
   if (root >= 0) {
     absl::StrAppend(&text, " root=", root);
   } else if (function != "ncclAllGather") {

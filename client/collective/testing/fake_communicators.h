@@ -68,7 +68,7 @@ class FakeCommunicators {
   struct Communicator {
     std::shared_ptr<Group> group;
     int rank = 0;
-    uint64_t calls = 0;  // that it has made
+    uint64_t calls = 0;    // that it has made
     bool is_lost = false;  // of another rank's abort
   };
   // The ranks of one unique id.
