@@ -1,0 +1,130 @@
+#include "client/collective/gather.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "client/collective/printable.h"
+#include "client/session/content_digest.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+namespace {
+
+// What is shown of a difference.
+constexpr size_t kShownBytes = 160;
+
+absl::Span<const std::byte> BytesOf(absl::string_view text) {
+  return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(text.data()),
+                             text.size());
+}
+
+absl::Status CheckHost(const Collective& collective) {
+  if (collective.memory() == MemoryKind::kHost) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "ranks agree over host memory, which the ", collective.name(),
+      " collective does not take: make a tcp one for it"));
+}
+
+// Returns what two texts have behind the words that they have in common.
+Unlike Difference(const std::string& first, const std::string& other,
+                  uint32_t rank) {
+  size_t at = 0;
+  size_t word = 0;
+  while (at < first.size() && at < other.size() && first[at] == other[at]) {
+    ++at;
+    if (first[at - 1] == ',' || first[at - 1] == ';' || first[at - 1] == '\n') {
+      word = at;
+    }
+  }
+  const auto shown = [&](const std::string& text) {
+    std::string rest = text.substr(std::min(word, text.size()), kShownBytes);
+    rest = rest.substr(0, rest.find('\n'));
+    rest = std::string(absl::StripAsciiWhitespace(rest));
+    return rest.empty() ? std::string("nothing more") : Printable(rest);
+  };
+  return {.rank = rank, .of_first = shown(first), .of_other = shown(other)};
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<uint64_t>> GatherNumbers(
+    Collective& collective, absl::Span<const uint64_t> mine) {
+  OPTSTATE_RETURN_IF_ERROR(CheckHost(collective));
+  std::vector<uint64_t> all(mine.size() * collective.world_size());
+  OPTSTATE_RETURN_IF_ERROR(collective.AllGather(
+      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(mine.data()),
+                          mine.size() * sizeof(uint64_t)),
+      absl::MakeSpan(reinterpret_cast<std::byte*>(all.data()),
+                     all.size() * sizeof(uint64_t))));
+  return all;
+}
+
+absl::StatusOr<std::vector<std::string>> GatherTexts(Collective& collective,
+                                                     absl::string_view mine) {
+  mine = mine.substr(0, kGatheredTextBytesMax);
+  const uint64_t size = mine.size();
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const std::vector<uint64_t> sizes,
+      GatherNumbers(collective, absl::MakeConstSpan(&size, 1)));
+  const uint64_t longest = *std::max_element(sizes.begin(), sizes.end());
+  if (longest > kGatheredTextBytesMax) {
+    return absl::DataLossError(absl::StrCat("a rank has announced a text of ",
+                                            longest, " bytes, the limit is ",
+                                            kGatheredTextBytesMax));
+  }
+  std::vector<std::byte> padded(longest);
+  if (!mine.empty()) std::memcpy(padded.data(), mine.data(), mine.size());
+  std::vector<std::byte> all(longest * collective.world_size());
+  OPTSTATE_RETURN_IF_ERROR(collective.AllGather(padded, absl::MakeSpan(all)));
+  std::vector<std::string> texts;
+  texts.reserve(sizes.size());
+  for (size_t rank = 0; rank < sizes.size(); ++rank) {
+    texts.emplace_back(
+        reinterpret_cast<const char*>(all.data()) + rank * longest,
+        sizes[rank]);
+  }
+  return texts;
+}
+
+absl::StatusOr<std::optional<Unlike>> FindUnlike(Collective& collective,
+                                                 absl::string_view mine) {
+  const uint64_t digest = ContentDigest(BytesOf(mine), /*seed=*/0);
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const std::vector<uint64_t> digests,
+      GatherNumbers(collective, absl::MakeConstSpan(&digest, 1)));
+  const auto other =
+      std::find_if(digests.begin(), digests.end(),
+                   [&](uint64_t each) { return each != digests[0]; });
+  if (other == digests.end()) return std::nullopt;
+  const auto rank = static_cast<uint32_t>(other - digests.begin());
+  const bool is_shown = collective.rank() == 0 || collective.rank() == rank;
+  OPTSTATE_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                            GatherTexts(collective, is_shown ? mine : ""));
+  return Difference(texts[0], texts[rank], rank);
+}
+
+absl::Status AgreeOn(Collective& collective, const absl::Status& mine) {
+  const auto code = static_cast<uint64_t>(mine.code());
+  const absl::StatusOr<std::vector<uint64_t>> codes =
+      GatherNumbers(collective, absl::MakeConstSpan(&code, 1));
+  if (!codes.ok()) return mine.ok() ? codes.status() : mine;
+  const auto failed = std::find_if(codes->begin(), codes->end(),
+                                   [](uint64_t each) { return each != 0; });
+  if (failed == codes->end()) return absl::OkStatus();
+  const absl::StatusOr<std::vector<std::string>> texts =
+      GatherTexts(collective, mine.message());
+  if (!mine.ok()) return mine;
+  OPTSTATE_RETURN_IF_ERROR(texts.status());
+  const auto rank = static_cast<size_t>(failed - codes->begin());
+  // Codes that absl does not know become UNKNOWN.
+  const bool is_code =
+      *failed <= static_cast<uint64_t>(absl::StatusCode::kUnauthenticated);
+  return absl::Status(
+      is_code ? static_cast<absl::StatusCode>(*failed)
+              : absl::StatusCode::kUnknown,
+      absl::StrCat("rank ", rank, ": ", Printable((*texts)[rank])));
+}
+
+}  // namespace optstate::client
