@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pathlib
+import sys
 
-SIMULATION = pathlib.Path(__file__).parents[3] / "tests" / "simulation"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "tests/simulation"))
+
+import write_resolution_cases
 
 
 def test_the_cases_are_what_the_rules_answer():
     """//tests/simulation:resolution_test gives the same cases to the C++."""
-    writer = SIMULATION / "write_resolution_cases.py"
-    spec = importlib.util.spec_from_file_location("write_resolution_cases", writer)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.CASES_FILE.read_text() == module.cases(), f"run {writer}"
+    there = write_resolution_cases.CASES_FILE.read_text()
+    assert there == write_resolution_cases.cases(), "run tests/simulation/write_resolution_cases.py"
