@@ -106,6 +106,7 @@ void Collective::SendUpIfComplete(uint32_t member, uint64_t number) {
   }
   if (member == 0) {
     ++rounds_completed_;
+    if (RoundOf(number).round.vote_step() != 0) ++vote_rounds_;
     if (on_result_ != nullptr) on_result_(RoundOf(number).round);
     return Deliver(member, number);
   }

@@ -38,6 +38,10 @@ class Round {
   }
   bool any_failed() const;
   bool facts_are_equal() const;
+  // The step that is voted about; 0: none.
+  uint64_t vote_step() const {
+    return of_ranks_.front().vote.value_or(NodeStep{}).step;
+  }
   // The verdict about a step, from all ranks' votes.
   Verdict verdict() const;
   // The verdicts by member, from the positions of the first ranks.
@@ -90,6 +94,8 @@ class Collective {
   uint32_t node(uint32_t member) const { return nodes_[member]; }
   // The number of all-gathers whose result the root has had.
   uint64_t rounds() const { return rounds_completed_; }
+  // The number of those in which ranks voted about a step.
+  uint64_t vote_rounds() const { return vote_rounds_; }
   // Called when the root has the result of an all-gather, before it sends it.
   void set_on_result(std::function<void(const Round&)> on_result) {
     on_result_ = std::move(on_result);
@@ -131,6 +137,7 @@ class Collective {
   std::vector<uint32_t> subtree_sizes_;
   std::map<uint64_t, std::shared_ptr<OpenRound>> rounds_;
   uint64_t rounds_completed_ = 0;
+  uint64_t vote_rounds_ = 0;
 };
 
 }  // namespace optstate::simulation

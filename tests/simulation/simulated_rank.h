@@ -59,6 +59,9 @@ class SimulatedRank final : private session::SessionListener {
   // machine is lost (`is_lost`).
   void Kill(bool is_lost);
 
+  // Changes the step after which the process ends, for all ranks alike.
+  void set_last_step(uint64_t last_step) { last_step_ = last_step; }
+
   State state() const { return state_; }
   // Why the rank has FAILED.
   const absl::Status& status() const { return status_; }
