@@ -112,8 +112,10 @@ absl::StatusOr<Report> RunNodeLoss(const ScenarioOptions& options) {
   const std::vector<uint32_t> nodes = cluster.LiveNodes();
   const std::vector<uint32_t> lost =
       DrawNodes(nodes, options.lost_nodes, &world.draw);
+  // Early enough that some nodes are lost before they have passed the result
+  // on.
   const absl::Duration window =
-      TimeDownTheTree(options.model, options.nodes, options.ranks);
+      TimeDownTheTree(options.model, options.nodes, options.ranks) / 2;
 
   cluster.StartRanks(nodes, kSpread, kSteps);
   cluster.group().set_on_result([&](const Round& round) {

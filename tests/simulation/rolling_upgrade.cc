@@ -139,8 +139,9 @@ absl::StatusOr<Report> RunRollingUpgrade(const ScenarioOptions& options) {
   cluster.StartRanks(nodes, kSpread, kNoLastStep);
   OPTSTATE_RETURN_IF_ERROR(cluster.RunUntilEnded(kPatience));
   OPTSTATE_RETURN_IF_ERROR(cluster.FirstError());
-  // The engines see that the last ranks have left.
-  OPTSTATE_RETURN_IF_ERROR(cluster.world().queue.RunFor(absl::Seconds(1)));
+  // Engines see that the last ranks have left; one that was killed last of all
+  // has a successor.
+  OPTSTATE_RETURN_IF_ERROR(cluster.world().queue.RunFor(absl::Seconds(5)));
   run->report().attach_ms = cluster.TakeAttachTimesMs();
 
   const uint64_t steps = cluster.book().last_step();

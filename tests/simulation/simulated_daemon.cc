@@ -169,6 +169,7 @@ void SimulatedDaemon::LogOfPeer(absl::string_view kind, absl::string_view peer,
 
 void SimulatedDaemon::Adopt(const Waiting& waiting) {
   sessions_.Add(TinyJob::kName, waiting.socket);
+  adopted_.push_back(waiting.socket);
   counts_.sessions_max =
       std::max<uint64_t>(counts_.sessions_max, sessions_.count());
   waiting.answer(absl::OkStatus());
@@ -242,7 +243,7 @@ void SimulatedDaemon::EndEngine() {
   engine_state_ = EngineState::kNone;
   job_.reset();  // its files stay
   sessions_.Forget(TinyJob::kName);
-  open_.clear();
+  for (const ino_t socket : std::exchange(adopted_, {})) open_.erase(socket);
   for (auto& [rank, on_lost] : std::exchange(on_lost_, {})) {
     world_.queue.After(
         world_.Draw(world_.model.local),
@@ -256,6 +257,7 @@ void SimulatedDaemon::Upgrade() {
   job_->Stop();
   EndEngine();
   is_up_ = false;
+  open_.clear();
   for (const Waiting& waiting : std::exchange(waiting_, {})) {
     waiting.answer(NoDaemon());
   }

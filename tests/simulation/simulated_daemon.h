@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/session.pb.h"
@@ -160,7 +161,8 @@ class SimulatedDaemon {
   absl::Time engine_free_at_ = absl::InfinitePast();
   std::map<uint32_t, std::function<void()>> on_lost_;  // by rank
 
-  std::set<ino_t> open_;  // connections whose peer lives
+  std::set<ino_t> open_;        // connections whose peer lives
+  std::vector<ino_t> adopted_;  // those that the engine was given
   bool is_lost_ = false;
   Counts counts_;
   absl::Status failure_;

@@ -148,7 +148,7 @@ TEST(RollingUpgradeTest, NodesAreUpgradedAtAllPointsOfAStep) {
   uint64_t prepared = 0;
   uint64_t within = 0;
   uint64_t killed = 0;
-  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+  for (uint64_t seed = 1; seed <= 2 * kSeeds; ++seed) {
     const Report report = Run("rolling_upgrade", Options(seed));
     between += report.CountOf("upgraded between steps");
     prepared += report.CountOf("with a step prepared");
