@@ -24,7 +24,7 @@ constexpr uint64_t kFilesOfJob = 11;
 // while a step is prepared without the session.
 constexpr uint64_t kMappingsOfRank = 2;
 constexpr uint64_t kFilesOfRank = 1;
-// Of the process itself.
+// The process's own.
 constexpr uint64_t kOtherFiles = 128;
 constexpr uint64_t kOtherMappings = 4096;
 

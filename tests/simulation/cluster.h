@@ -125,7 +125,7 @@ class Cluster {
   std::vector<std::unique_ptr<SimulatedDaemon>> daemons_;
   std::vector<bool> is_lost_;
 
-  // Of the ranks that were started last.
+  // The next four are of the ranks that were started last.
   std::vector<uint32_t> started_nodes_;
   std::vector<uint32_t> member_of_;  // by node
   uint64_t running_ = 0;

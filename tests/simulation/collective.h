@@ -17,7 +17,7 @@
 
 namespace optstate::simulation {
 
-// What one rank brings to an all-gather.
+// The part that one rank brings to an all-gather.
 struct Contribution {
   bool failed = false;                   // the rank has an error
   std::optional<NodeStep> vote;          // about the step that it has prepared

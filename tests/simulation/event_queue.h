@@ -14,7 +14,7 @@
 
 namespace optstate::simulation {
 
-// What an event is, for the trace.
+// Kinds of events, for the trace.
 enum class EventKind : uint16_t {
   kMessage,     // of the network, arrives
   kLocal,       // of a process to another one on its machine
@@ -36,7 +36,7 @@ struct EventTag {
   uint32_t rank = kNowhere;
 };
 
-// What is to happen in a simulation, in the order of its simulated time; of
+// Events to come of a simulation, in the order of its simulated time; of
 // events at one time, in the order in which they were added. Nothing waits:
 // the clock leaps to the time of the next event.
 //

@@ -15,8 +15,8 @@
 
 namespace optstate::simulation {
 
-// What all scenarios do alike: a cluster, what it costs, and the checks at the
-// end. Threads: one at a time.
+// The parts of a run that all scenarios share: a cluster, what it costs, and
+// the checks at the end. Threads: one at a time.
 class MeasuredRun {
  public:
   static absl::StatusOr<std::unique_ptr<MeasuredRun>> Begin(

@@ -15,8 +15,9 @@ struct DrawnTime {
   uint32_t tail_one_in = 0;  // 0: never
 };
 
-// What the simulated world costs. All of it is assumed, not measured: simulated
-// times compare one run with another, and say nothing about a real machine.
+// Costs in the simulated world. All of them are assumed, not measured:
+// simulated times compare one run with another, and say nothing about a real
+// machine.
 struct Model {
   // A message between two machines, without its bytes.
   DrawnTime network = {absl::Microseconds(20), absl::Microseconds(80), 200};
@@ -29,7 +30,7 @@ struct Model {
   DrawnTime local = {absl::Microseconds(50), absl::Microseconds(150), 500};
   // The supervisor's loop with one Hello. One at a time.
   DrawnTime hello = {absl::Microseconds(100), absl::Microseconds(400), 100};
-  // The same loop when it looks for sessions that have ended.
+  // That loop when it looks for sessions that have ended.
   DrawnTime look = {absl::Milliseconds(1), absl::Milliseconds(3)};
   // The start of an engine until it has opened its job.
   DrawnTime engine_start = {absl::Milliseconds(20), absl::Milliseconds(60), 50};

@@ -43,7 +43,7 @@ absl::Duration TimeDownTheTree(const Model& model, uint64_t nodes,
   return depth * hop;
 }
 
-// What the ranks of the lost nodes and of the others have left behind.
+// States in which ranks that have ended left their nodes, by number of nodes.
 struct LeftBehind {
   uint64_t ahead = 0;     // have taken the step
   uint64_t prepared = 0;  // have it prepared

@@ -10,7 +10,7 @@
 
 namespace optstate::simulation {
 
-// What one simulation has come to.
+// The results of one simulation.
 struct Report {
   std::string scenario;
   uint64_t seed = 0;
@@ -27,7 +27,7 @@ struct Report {
   double simulated_s = 0;
   uint64_t events = 0;
 
-  // What it has really cost, by node.
+  // Real costs, by node.
   double cpu_ms_per_node = 0;
   uint64_t heap_bytes_per_node = 0;
   uint64_t file_bytes_per_node = 0;
@@ -36,7 +36,7 @@ struct Report {
   // Further counts of the scenario, by name.
   std::vector<std::pair<std::string, uint64_t>> counts;
   uint64_t trace_hash = 0;
-  // What a scenario found that must not be; empty: nothing.
+  // Findings of a scenario that must not be; empty: none.
   std::vector<std::string> violations;
 
   uint64_t CountOf(const std::string& name) const;

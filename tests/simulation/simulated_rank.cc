@@ -13,7 +13,7 @@
 namespace optstate::simulation {
 namespace {
 
-// Those of Session::ConnectWithin.
+// As in Session::ConnectWithin.
 constexpr absl::Duration kBackoffMin = absl::Milliseconds(2);
 constexpr absl::Duration kBackoffMax = absl::Seconds(1);
 // That of NodeAgreement.settle.

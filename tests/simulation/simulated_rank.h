@@ -35,7 +35,7 @@ class SimulatedRank final : private session::SessionListener {
  public:
   enum class State { kIdle, kRunning, kDone, kFailed, kKilled };
 
-  // What ranks share; all outlive them.
+  // The things that ranks share; all outlive them.
   struct Surroundings {
     World* world = nullptr;
     TinyJob* tiny = nullptr;

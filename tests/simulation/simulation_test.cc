@@ -123,7 +123,7 @@ TEST(AttachStormTest, AttachTimesGrowNoFasterThanNodes) {
   EXPECT_GT(few_ms.max_ms, 0);
   EXPECT_LE(many_ms.max_ms, 3 * few_ms.max_ms);
   EXPECT_LE(many_ms.p50_ms, 3 * few_ms.p50_ms);
-  // What a node costs does not hang on how many there are.
+  // The cost of a node does not hang on how many there are.
   EXPECT_LE(many.file_bytes_per_node, few.file_bytes_per_node * 11 / 10);
   EXPECT_LE(many.log_lines_max(), few.log_lines_max() + kOwnLinesMax);
 }

@@ -10,7 +10,7 @@
 
 namespace optstate::simulation {
 
-// What ranks are told about each step: all must be told the same.
+// The outcomes that ranks are told of each step: all must be told the same.
 class StepBook {
  public:
   // `trace` outlives the book.

@@ -12,7 +12,7 @@
 
 namespace optstate::simulation {
 
-// What all parts of a simulation share: its time, its events, its chance.
+// The time, the events and the chance that all parts of a simulation share.
 struct World {
   World(uint64_t seed, const Model& assumed)
       : model(assumed), draw(seed), queue(&clock, &trace) {}
