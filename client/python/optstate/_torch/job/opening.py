@@ -10,6 +10,7 @@ from typing import Callable, NamedTuple
 
 from optstate import errors
 from optstate._torch.nodes.agreement import NodeAgreement
+from optstate._torch.nodes.copying import refuse_half_made
 from optstate._torch.nodes.places import Places
 from optstate._torch.ranks import Ranks
 from optstate.held_session import HeldSession
@@ -111,6 +112,8 @@ def open_together(
         if is_first:
             check_exists(spec, existing)
             session = _open(spec, take_over)
+            if not settles and not session.created and not spec.ephemeral:
+                refuse_half_made(dataclasses.replace(spec, endpoint=session.endpoint))
     except Exception as failure:
         error = failure
     # The first rank has resolved the endpoint; an embedded daemon is its child.
