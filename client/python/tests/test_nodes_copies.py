@@ -26,7 +26,7 @@ CASES = {
     "clipped": {"max_norm": 0.1},
     "bfloat16": {},
     "split": {"master": "split"},
-    "8 bits": {"state_dtype": "dynamic8"},
+    "state": {"state_dtype": "bfloat16"},
     "accumulate": {"accumulate": True},
     "scaler": {"loss_scaler": SCALER},
     "static": {"loss_scaler": optstate.LossScaler(init_scale=8.0, dynamic=False)},
@@ -338,6 +338,29 @@ def test_a_whole_copy_counts_as_what_it_was_made_of():
     assert not found.committed.found_inf and found.loads_finished == 2
     match = copy_note._NAME.fullmatch(NOTE.name)
     assert match is not None and match[2] == f"{0xABC:016x}"
+
+
+def _of_eight_bits(connection, rank, endpoints, job, until):
+    try:
+        kwargs = {"state_dtype": "dynamic8"}
+        model, _, optimizer = _make(rank, endpoints, 1, job, "AdamW", kwargs)
+    except optstate.UnimplementedError as error:
+        return str(error)
+    for step in range(until):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    optimizer.close()
+    return ""
+
+
+def test_state_of_8_bits_is_not_copied(nodes, job):
+    endpoints = _endpoints(nodes)
+    assert ranks.run(_of_eight_bits, 2, endpoints, job, 2) == ["", ""]
+    nodes[1].run_optctl("delete", "job", job)
+    for said in ranks.run(_of_eight_bits, 2, endpoints, job, 0):
+        assert 'state_dtype="dynamic8"' in said and "node1 has no such job" in said
+    assert [each.jobs() for each in nodes] == [[job], []]
 
 
 def test_names_of_notes_fit():

@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import hashlib
 import re
+import time
 from typing import NamedTuple
 
 from optstate import _native, _optctl, errors
@@ -23,6 +24,9 @@ from optstate.session_spec import ParameterSpec, SessionSpec
 
 _SUFFIX = ".optstate-copy"
 _JOB_NAME_BYTES_MAX = 128
+# Where the machine is busy, the engine of a job that is deleted ends only some time later.
+_DELETED_WITHIN_S = 10.0
+_PAUSE_S = 0.05
 _NAME = re.compile(r"optstate\.copy/(\d+)/([0-9a-f]{16})/([01])/(\d+)")
 
 
@@ -131,11 +135,18 @@ def write_note(spec: SessionSpec, note: CopyNote) -> None:
 
 
 def delete_job(spec: SessionSpec, job: str) -> None:
-    """Deletes a job of this node's daemon, if it is there."""
-    try:
-        _optctl.change(spec.endpoint, "delete", "job", job)
-    except errors.NotFoundError:
-        pass
+    """Deletes a job of this node's daemon, if it is there, and waits until it is gone."""
+    deadline = time.monotonic() + _DELETED_WITHIN_S
+    while True:
+        try:
+            _optctl.change(spec.endpoint, "delete", "job", job)
+            return
+        except errors.NotFoundError:
+            return
+        except errors.UnavailableError:  # among others, it is still being deleted
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE_S)
 
 
 def remove_note(spec: SessionSpec) -> None:

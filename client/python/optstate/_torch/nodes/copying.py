@@ -332,6 +332,14 @@ class StateCopies:
         assert position is not None
         if not position.loads_finished:
             return False  # a new job, whose ranks are going to load
+        if spec.state_format == _native.STATE_FORMATS["dynamic8"]:
+            raise errors.UnimplementedError(
+                f'job "{spec.job}" has state of 8 bits (state_dtype="dynamic8"), and'
+                f" {self._places.nodes[lacking[0]]} has no such job: it cannot be copied there bit"
+                " for bit, because what 8 bits stand for is rounded to others when it is loaded."
+                " Delete the job on all nodes (optctl delete job) and begin it again from a"
+                " checkpoint"
+            )
         committed = position.committed
         note = CopyNote(
             committed.step, committed.digest, committed.found_inf, position.loads_finished
