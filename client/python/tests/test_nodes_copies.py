@@ -86,13 +86,19 @@ def _endpoints(nodes):
     return [each.shm for each in nodes]
 
 
+def _lose(node, job):
+    """Deletes the job there, and waits until it is gone."""
+    address = SessionSpec(job=job, optimizer=0, group_options=[], parameters=[], endpoint=node.shm)
+    copy_note.delete_job(address, job)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_node_that_lost_its_job_gets_it_back(case, nodes, job):
     endpoints = _endpoints(nodes)
     expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", case, 8)[0]
     for until, loser in ((3, 1), (6, 0)):
         ranks.run(_train, 2, endpoints, 1, job, case, until)
-        nodes[loser].run_optctl("delete", "job", job)
+        _lose(nodes[loser], job)
     for begun, found, outcomes in ranks.run(_train, 2, endpoints, 1, job, case, 8):
         assert begun == 6
         assert found == expected[1]
@@ -106,7 +112,7 @@ def test_over_grpc(wire, nodes, job):
     endpoints = [getattr(each, wire) for each in nodes]
     expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "AdamW", 5)[0]
     ranks.run(_train, 2, endpoints, 1, job, "AdamW", 3)
-    nodes[1].run_optctl("delete", "job", job)
+    _lose(nodes[1], job)
     for begun, found, _ in ranks.run(_train, 2, endpoints, 1, job, "AdamW", 5):
         assert begun == 3 and found == expected[1]
 
@@ -115,7 +121,7 @@ def test_several_ranks_on_each_node(nodes, job):
     endpoints = _endpoints(nodes)
     expected = ranks.run(_train, 4, endpoints, 2, f"{job}-whole", "scaler", 7)[0]
     ranks.run(_train, 4, endpoints, 2, job, "scaler", 4)
-    nodes[0].run_optctl("delete", "job", job)
+    _lose(nodes[0], job)
     for begun, found, _ in ranks.run(_train, 4, endpoints, 2, job, "scaler", 7):
         assert begun == 4 and found == expected[1]
 
@@ -132,7 +138,7 @@ def test_one_node_becomes_two(nodes, job):
 def test_a_checkpoint_that_was_loaded_before_the_first_step(nodes, job):
     endpoints = _endpoints(nodes)
     ranks.run(_train, 2, endpoints, 1, job, "AdamW", 0)
-    nodes[1].run_optctl("delete", "job", job)
+    _lose(nodes[1], job)
     expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "AdamW", 2)[0]
     for begun, found, _ in ranks.run(_train, 2, endpoints, 1, job, "AdamW", 2):
         assert begun == 0 and found == expected[1]
@@ -143,7 +149,7 @@ def test_pieces_of_bounded_size(nodes, job, monkeypatch):
     endpoints = _endpoints(nodes)
     expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "AdamW", 4)[0]
     ranks.run(_train, 2, endpoints, 1, job, "AdamW", 2)
-    nodes[1].run_optctl("delete", "job", job)
+    _lose(nodes[1], job)
     for begun, found, _ in ranks.run(_small_pieces, 2, endpoints, job):
         assert begun == 2 and found == expected[1]
 
@@ -211,7 +217,7 @@ def test_a_trainer_that_is_killed_while_it_copies(where, nodes, job):
     endpoints = _endpoints(nodes)
     expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "AdamW", 6)[0]
     ranks.run(_train, 2, endpoints, 1, job, "AdamW", 4)
-    nodes[1].run_optctl("delete", "job", job)
+    _lose(nodes[1], job)
     with ranks.running(_stops, 2, endpoints, job, where) as running:
         assert running.hear(1) == "stopped"
         running.kill(1, 0)
@@ -234,7 +240,7 @@ def test_a_half_made_copy_is_no_job(nodes, job):
     """Its step is not that of its state: nobody trains on with it."""
     endpoints = _endpoints(nodes)
     ranks.run(_train, 2, endpoints, 1, job, "AdamW", 4)
-    nodes[1].run_optctl("delete", "job", job)
+    _lose(nodes[1], job)
     with ranks.running(_stops, 2, endpoints, job, ("take_steps", 1)) as running:
         assert running.hear(1) == "stopped"
         running.kill(1, 0)
@@ -248,7 +254,7 @@ def test_a_whole_copy_that_has_not_stepped_yet(nodes, job):
     endpoints = _endpoints(nodes)
     expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "AdamW", 6)[0]
     ranks.run(_train, 2, endpoints, 1, job, "AdamW", 4)
-    nodes[1].run_optctl("delete", "job", job)
+    _lose(nodes[1], job)
     for again in range(2):  # ranks attach, take no step, and are killed
         with ranks.running(_train, 2, endpoints, 1, job, "AdamW", 4, "wait") as running:
             assert [running.hear(rank) for rank in range(2)] == [4, 4]
@@ -261,7 +267,7 @@ def test_a_whole_copy_that_has_not_stepped_yet(nodes, job):
 def test_a_node_that_is_at_another_step_is_not_overwritten(nodes, job):
     endpoints = _endpoints(nodes)
     ranks.run(_train, 2, endpoints, 1, job, "AdamW", 3)
-    nodes[1].run_optctl("delete", "job", job)
+    _lose(nodes[1], job)
     ranks.run(_train, 1, [endpoints[1]], 1, job, "AdamW", 2)  # another run of this name
     for rank, said in enumerate(ranks.run(_both, 2, endpoints, job)):
         assert "node0: step 3" in said and "node1: step 2" in said, rank
@@ -288,7 +294,7 @@ def _fails(connection, rank, endpoints, job):
 def test_a_copy_of_other_bits_is_removed(nodes, job):
     endpoints = _endpoints(nodes)
     ranks.run(_train, 2, endpoints, 1, job, "AdamW", 3)
-    nodes[1].run_optctl("delete", "job", job)
+    _lose(nodes[1], job)
     for said in ranks.run(_fails, 2, endpoints, job):
         assert "other bits than the job" in said and "it is removed" in said
     assert nodes[1].jobs() == [] and nodes[0].jobs() == [job]
@@ -357,7 +363,7 @@ def _of_eight_bits(connection, rank, endpoints, job, until):
 def test_state_of_8_bits_is_not_copied(nodes, job):
     endpoints = _endpoints(nodes)
     assert ranks.run(_of_eight_bits, 2, endpoints, job, 2) == ["", ""]
-    nodes[1].run_optctl("delete", "job", job)
+    _lose(nodes[1], job)
     for said in ranks.run(_of_eight_bits, 2, endpoints, job, 0):
         assert 'state_dtype="dynamic8"' in said and "node1 has no such job" in said
     assert [each.jobs() for each in nodes] == [[job], []]
