@@ -7,7 +7,10 @@ Each node is a daemon of its own on this machine, told apart by $OPTSTATE_NODE. 
 supervisors and whole nodes are killed, within steps and while ranks attach. Ranks that live end by
 themselves or go on; then all are started again, and after every step each rank has the parameters
 of an undisturbed job, whose ranks were all on one node. A job that cannot go on must say so to all
-ranks, and only after a kill that loses what it needs; it begins again from a checkpoint.
+ranks, and only after a kill that loses what it needs; it begins again from a checkpoint. A node
+whose memory is lost gets a replicated job back from the other one.
+
+A seed says everything: even ones are of replicas, odd ones of shards; two of three clip by a norm.
 """
 
 from __future__ import annotations
@@ -25,7 +28,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client/python/tests"))
 
@@ -33,6 +35,7 @@ import optstate
 from daemon import Daemon
 from node_job import Generation, Setting, undisturbed
 from optstate import _native
+from optstate._torch.nodes.copying import position_on_node
 from optstate.job_position import find_position
 from optstate.session_spec import SessionSpec
 from ranks import RECEIVE_TIMEOUT_S
@@ -56,6 +59,9 @@ VICTIMS = {
 WEIGHTS = [2] * (len(VICTIMS) - 1) + [1]
 
 
+# What ends ranks whose step is to be clipped by the norm of all nodes, and nothing is lost by it.
+SUMS_ARE_LOST = re.compile(r"sums of squares|has not noted the norm")
+
 # Silence after which a rank is taken to wait for another one's return.
 _RETURN_AWAITED_S = 10.0
 
@@ -78,14 +84,13 @@ class Campaign:
             job=None,
             steps=(kills + 1) * STEPS_PER_KILL,
             optimizer=self._random.choice(["AdamW", "SGD", "Lion"]),
-            options={"max_norm": self._random.choice([None, 1.0])},
+            options={"max_norm": 1.0 if seed // 2 % 3 else None},
             uses_ddp=self._random.random() < 0.5,
-            across_nodes=self._random.choice(["replicated", "sharded"]),
+            across_nodes="sharded" if seed % 2 else "replicated",
             folder=self._directory.name,
         )
-        if alone.across_nodes == "sharded":
-            # The sums of squares end with the engine that prepared the step, and then ranks end.
-            alone.options["max_norm"] = None
+        # The sums of squares end with the engine that prepared the step, and then ranks end.
+        self._may_lose_sums = bool(seed % 2 and alone.options["max_norm"])
         if alone.optimizer == "SGD":
             alone.options["momentum"] = 0.9
         self._expected, self._expected_state, self._step_s = undisturbed(alone)
@@ -149,6 +154,12 @@ class Campaign:
         """Checks what ranks say, until each has come so far."""
         behind = set(self._ranks.living)
         while True:
+            if self._have_lost_sums():
+                self.found["ranks ended, as sums of squares were lost"] += 1
+                self._end_of_ranks()
+                self._replace_ranks()
+                self._attach()
+                behind = set(self._ranks.living)
             for rank, (kind, text) in self._ranks.ended.items():
                 assert kind == "result", f"rank {rank} ended with {kind}: {text}"
             behind -= set(self._ranks.ended)
@@ -157,6 +168,11 @@ class Campaign:
             heard = self._ranks.hear(behind)
             self._check(heard)
             behind -= {rank for rank, what, step, _ in heard if what != "voting" and step >= until}
+
+    def _have_lost_sums(self) -> bool:
+        """Returns whether ranks have ended because an engine died with what clips the step."""
+        errors = [text for kind, text in self._ranks.ended.values() if kind == "error"]
+        return self._may_lose_sums and any(map(SUMS_ARE_LOST.search, errors))
 
     def _attach(self) -> None:
         """Waits until all ranks are attached, and takes one step each; starts them until they
@@ -288,20 +304,21 @@ class Campaign:
         described = self._nodes[node].optctl("describe", "job", str(self._setting.job))
         return int(described["engine_pid"])
 
-    def _position(self, node: int) -> Any:
-        asked = SessionSpec(
+    def _address(self, node: int) -> SessionSpec:
+        return SessionSpec(
             job=str(self._setting.job),
             optimizer=0,
             group_options=[],
             parameters=[],
             endpoint=self._setting.endpoints[node],
         )
-        return find_position(asked)
 
     def _note_positions(self) -> None:
         """Counts where the nodes were when their ranks had ended."""
         try:
-            found = [self._position(node) or _native.JobPosition() for node in range(2)]
+            found = [
+                find_position(self._address(node)) or _native.JobPosition() for node in range(2)
+            ]
         except (optstate.UnavailableError, optstate.DataLossError) as error:
             self.found[f"not asked: {type(error).__name__}"] += 1
             return
@@ -345,10 +362,57 @@ class Campaign:
         self._end_of_ranks()
         results = {text for kind, text in self._ranks.ended.values()}
         assert results == {self._expected_state}, f"other state at the end: {results}"
-        ends = [(each.committed_step, each.digest) for each in map(self._position, range(2))]
+        ends = []
+        for node in range(2):
+            found, _ = position_on_node(self._address(node))
+            assert found is not None, f"node {node} ends without the job"
+            ends.append((found.committed.step, found.committed.digest))
         if self._setting.across_nodes == "sharded":  # each has another part of the state
             ends = [(step, 0) for step, _ in ends]
         assert len(set(ends)) == 1, f"nodes end apart: {ends}"
+
+
+class Totals:
+    """What all jobs of a campaign have seen."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, collections.Counter[str]] = {
+            name: collections.Counter() for name in ("killed", "found", "errors")
+        }
+
+    def add(self, campaign: Campaign) -> None:
+        for name, total in self._of.items():
+            total.update(getattr(campaign, name))
+
+    @property
+    def kills(self) -> int:
+        return sum(self._of["killed"].values())
+
+    def table(self) -> str:
+        """Returns a table of kills by their kind, where nodes were then, and what ranks said."""
+        lines = []
+        for name, total in self._of.items():
+            lines.append(f"{sum(total.values()):6} {name}")
+            lines += [f"{count:10} {what}" for what, count in total.most_common()]
+        return "\n".join(lines)
+
+
+def run(seed: int, kills: int, kills_per_job: int = KILLS_PER_JOB) -> Totals:
+    """Kills so often, job after job, each with a seed of its own, which is printed first."""
+    totals = Totals()
+    for index, begin in enumerate(range(0, kills, kills_per_job)):
+        of_job = min(kills_per_job, kills - begin)
+        start = time.monotonic()
+        print(f"--seed {seed + index} --kills {of_job}", end="", flush=True)
+        campaign = Campaign(seed + index, of_job)
+        print(f": {campaign.about}", end="", flush=True)
+        try:
+            campaign.run()
+        finally:
+            campaign.close()
+        print(f": {time.monotonic() - start:.0f} s", flush=True)
+        totals.add(campaign)
+    return totals
 
 
 def main() -> None:
@@ -356,25 +420,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     arguments = parser.parse_args()
-    totals = {name: collections.Counter() for name in ("killed", "found", "errors")}
-    for index, begin in enumerate(range(0, arguments.kills, KILLS_PER_JOB)):
-        seed = arguments.seed + index
-        kills = min(KILLS_PER_JOB, arguments.kills - begin)
-        start = time.monotonic()
-        print(f"seed {seed}: {kills} kills", end="", flush=True)
-        campaign = Campaign(seed, kills)
-        print(f", {campaign.about}", end="", flush=True)
-        try:
-            campaign.run()
-        finally:
-            campaign.close()
-        print(f": {time.monotonic() - start:.0f} s", flush=True)
-        for name, total in totals.items():
-            total.update(getattr(campaign, name))
-    for name, total in totals.items():
-        print(f"{name}:")
-        for what, count in total.most_common():
-            print(f"{count:6} {what}")
+    print(run(arguments.seed, arguments.kills).table())
 
 
 if __name__ == "__main__":

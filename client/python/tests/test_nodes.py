@@ -372,16 +372,6 @@ def test_the_last_node_goes_on_alone(nodes, job):
     assert (found, then) == (3, 4)
 
 
-def test_a_node_that_lost_its_job(nodes, daemon, job):
-    endpoints = [each.shm for each in nodes]
-    ranks.run(_train, 2, endpoints, 1, job, "plain", {})
-    nodes[1].run_optctl("delete", "job", job)
-    kwargs = {"across_nodes": "replicated"}
-    for kind, text in ranks.run(_refused, 2, endpoints, job, kwargs):
-        assert kind == "FailedPreconditionError"
-        assert "node0: step 5" in text and "node1: no such job" in text
-
-
 def test_nodes_that_begin_with_other_parameters(nodes, job):
     endpoints = [each.shm for each in nodes]
     kwargs = {"across_nodes": "replicated"}

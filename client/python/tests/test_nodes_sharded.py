@@ -407,6 +407,8 @@ def test_jobs_of_other_runs_are_not_mixed(nodes, job):
             assert found[0] == "FailedPreconditionError" and "node0: part 2 of 2" in found[1]
         [found] = ranks.run(_refused, 1, [nodes[0].shm], 1, job, kwargs, {})
         assert found[0] == "FailedPreconditionError" and "part 1 of 2" in found[1]
+        assert "those of part 2 have no ranks here" in found[1]
+        assert "at step 2" in found[1] and "go on from step 2" in found[1]
         assert ranks.run(_refused, 2, [e.shm for e in nodes], 1, job, kwargs, {}) == [None] * 2
         nodes[1].run_optctl("delete", "job", job)
         for found in ranks.run(_refused, 2, [e.shm for e in nodes], 1, job, kwargs, {}):

@@ -39,7 +39,12 @@ class OptimizerInfo:
     ) -> dict[str, tuple[int, tuple[int, ...]]]:
         """Returns, by name, the daemon's number and the shape of each state array that a
         parameter of this shape has in the group."""
-        bits = self.option_bits(group)
+        return self.arrays_with(self.option_bits(group), shape)
+
+    def arrays_with(
+        self, bits: int, shape: Sequence[int]
+    ) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """Does arrays_of() for a group that was registered with these options."""
         shapes = {
             name: (_native.STATE_0 + k, self._shape_of(name, tuple(shape)))
             for k, (name, option) in enumerate(self.state_arrays)

@@ -13,11 +13,12 @@ import torch
 from optstate import _native, errors
 from optstate._torch.frozen import groups_to_register, groups_with, is_frozen
 from optstate._torch.gradients.hooks import GradientHooks
+from optstate._torch.job import beginning
 from optstate._torch.job.announcement import announce, warn_if_embedded, warn_of_places
 from optstate._torch.job.asleep import Asleep
 from optstate._torch.job.attaching import note_holder, open_attachment
 from optstate._torch.job.attachment import Attachment
-from optstate._torch.job.beginning import check_replicas, first_to_load, raise_failure
+from optstate._torch.job.opening import Existing
 from optstate._torch.layout import (
     NamedParameters,
     model_names,
@@ -173,9 +174,11 @@ class Served:
         groups: Sequence[dict[str, Any]],
         job: str | None,
         extend_with: Sequence[int] | None = None,
+        existing: Existing | None = None,
     ) -> ReplacedParameters | None:
         """Attaches with these groups. `extend_with`: the job may get new groups, and these
-        parameters are sent; a new job gets all. Returns what an existing job replaced."""
+        parameters are sent; a new job gets all. `existing`: NotFoundError instead of a new job.
+        Returns what an existing job replaced."""
         attachment, groups = open_attachment(
             groups,
             self.param_groups,
@@ -185,22 +188,23 @@ class Served:
             names_by_id=self.names_by_id,
             extends=extend_with is not None,
             members=members_of(self.norm_group, self.process_group, self.settings, job),
+            existing=existing,
         )
         is_new = extend_with is not None
         try:
             with raised_on_all(attachment.nodes):
                 if attachment.session.phase == _native.PHASE_FAILED:
-                    raise_failure(attachment)
+                    beginning.raise_failure(attachment)
                 tensors = [tensor for group in groups for tensor in group["params"]]
                 if extend_with is not None:
-                    self._check_extended(attachment)
+                    beginning.check_extended(attachment)
                     new = set(extend_with)
                     held = {i: entry for i, entry in self._held(tensors).items() if i in new}
                     attachment.load(groups, extend_with, held or None)
                 elif attachment.needs_load:
-                    first = first_to_load(attachment)
+                    first = beginning.first_to_load(attachment)
                     is_new = first == 0
-                    check_replicas(attachment, tensors, first)
+                    beginning.check_replicas(attachment, tensors, first)
                     held = {i: entry for i, entry in self._held(tensors).items() if i >= first}
                     attachment.load(groups, range(first, len(tensors)), held)
                 replaced = None if is_new else ReplacedParameters(attachment.parameters)
@@ -475,22 +479,16 @@ class Served:
         self.detach(f"{what} failed; attach() goes on", may_attach=True)
         self.state = state
         ranks.agree(None)  # every rank has left
-        job = None if old.is_private else old.job
+        job, there = (None, None) if old.is_private else (old.job, Existing(old.session.endpoint))
         try:
-            self.attach_groups(groups, job, None if old.is_private else extend_with)
+            self.attach_groups(groups, job, extend_with if there else None, there)
+        except errors.NotFoundError:
+            raise beginning.deleted(old.job) from None
         except errors.OptstateError:  # the daemon refuses the new ones
-            self.attach_groups(old_groups, job)
+            self.attach_groups(old_groups, job, existing=there)
             self._note_extended(old)
             raise
         self._note_extended(old)
-
-    def _check_extended(self, attachment: Attachment) -> None:
-        """Raises RuntimeError, on every rank, when the job is new: its state would be empty."""
-        if any(attachment.ranks.gather(attachment.session.created)):
-            raise RuntimeError(
-                f'job "{attachment.job}" was deleted while new parameters extended it, and its'
-                " state with it: start again from a checkpoint"
-            )
 
     def _note_extended(self, old: Attachment) -> None:
         assert self.attachment is not None

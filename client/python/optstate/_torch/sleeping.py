@@ -16,6 +16,7 @@ import torch
 from optstate import errors, job_sleep
 from optstate._torch.job.asleep import Asleep
 from optstate._torch.job.attachment import Attachment
+from optstate._torch.job.opening import Existing
 from optstate._torch.ranks import Ranks
 from optstate._torch.served import Served
 from optstate._torch.warn import warn
@@ -296,7 +297,8 @@ def _attach(served: Served, asleep: Asleep, ranks: Ranks) -> None:
     served.settings = dataclasses.replace(settings, endpoint=asleep.endpoint)
     served.state = defaultdict(dict, {key: _copied(each) for key, each in asleep.own_state.items()})
     try:
-        overwritten = served.attach_groups(groups, asleep.job)
+        there = Existing(asleep.endpoint)
+        overwritten = served.attach_groups(groups, asleep.job, existing=there)
     except BaseException:
         served.state = state
         raise

@@ -1,7 +1,9 @@
 """Compares a step on 1, 2 and 4 nodes: one rank a node, daemons on this machine, gloo.
 
-All sizes take turns in one run, each with equal gradients on all ranks, so that nothing is
-averaged. Prints the median times of optimizer.step(), and their ratios to one node.
+All sizes take turns in one run of one process group, of which each job has the first ranks, with
+equal gradients on all ranks, so that nothing is averaged. Prints the median times of
+optimizer.step() of the slowest rank, their ratios to one node, and how many collectives and calls
+of the daemon a step makes.
 
 Nodes share this machine's cores here: the time of the update grows with their number. The smaller
 --numel is, the more of the ratio is the overhead of deciding together.
@@ -15,37 +17,77 @@ import pathlib
 import statistics
 import sys
 import time
+from collections.abc import Callable
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import optstate
 import ranks
 import torch
+import torch.distributed as dist
 from daemon import Daemon
+from optstate._torch.ranks import Ranks
+from optstate.session import Session
 
 NODES = (1, 2, 4)
 WARM_UP = 3
+COLLECTIVES = ("gather", "gather_numbers", "object_from", "any", "add_up", "replicate")
+
+
+class Calls:
+    """Counts the calls of some methods from now on."""
+
+    def __init__(self, of: type, names: tuple[str, ...]) -> None:
+        self.count = 0
+        for name in names:
+            setattr(of, name, self._counted(getattr(of, name)))
+
+    def _counted(self, method: Callable) -> Callable:
+        def counted(*arguments, **options):
+            self.count += 1
+            return method(*arguments, **options)
+
+        return counted
 
 
 def train(connection, rank: int, endpoints: list[str], numel: int, rounds: int) -> None:
-    """Takes a step for each message, and says how long it took."""
+    """Takes a step of each job in turn, and says how long it took and what it called."""
     os.environ["OPTSTATE_NODE"] = f"node{rank}"
-    parameter = torch.nn.Parameter(torch.zeros(numel))
-    optimizer = optstate.AdamW(
-        [("weight", parameter)],
-        lr=0.001,
-        job=f"benchmark-{len(endpoints)}",
-        endpoint=endpoints[rank],
-        across_nodes="replicated",
-    )
-    parameter.grad = torch.ones(numel)
+    groups = {count: dist.new_group(list(range(count))) for count in NODES}  # on every rank
+    optimizers = {}
+    for count, group in groups.items():
+        if rank >= count:
+            continue
+        parameter = torch.nn.Parameter(torch.zeros(numel))
+        optimizers[count] = optstate.AdamW(
+            [("weight", parameter)],
+            lr=0.001,
+            job=f"benchmark-{count}",
+            endpoint=endpoints[rank],
+            process_group=group,
+            across_nodes="replicated",
+        )
+        parameter.grad = torch.ones(numel)
+    collectives = Calls(Ranks, COLLECTIVES)
+    calls = Calls(Session, ("_call",))
     for _ in range(rounds):
-        connection.recv()
-        torch.distributed.barrier()
-        start = time.perf_counter()
-        optimizer.step()
-        ranks.say(connection, time.perf_counter() - start)
-    optimizer.close()
+        taken = {}
+        for count in NODES:
+            dist.barrier()
+            if count not in optimizers:
+                continue
+            before = collectives.count, calls.count
+            start = time.perf_counter()
+            optimizers[count].step()
+            taken[count] = (
+                time.perf_counter() - start,
+                collectives.count - before[0],
+                calls.count - before[1],
+            )
+        ranks.say(connection, taken)
+    dist.barrier()
+    for optimizer in optimizers.values():
+        optimizer.close()
 
 
 def main() -> None:
@@ -55,26 +97,28 @@ def main() -> None:
     arguments = parser.parse_args()
     daemons = [Daemon() for _ in range(max(NODES))]
     rounds = WARM_UP + arguments.rounds
-    sides = {}
+    times: dict[int, list[float]] = {count: [] for count in NODES}
+    counts: dict[int, tuple[int, int]] = {}
+    endpoints = [each.shm for each in daemons]
     try:
-        for count in NODES:
-            endpoints = [each.shm for each in daemons[:count]]
-            sides[count] = ranks.Ranks(train, count, endpoints, arguments.numel, rounds)
-        times: dict[int, list[float]] = {count: [] for count in NODES}
-        for _ in range(rounds):
-            for count, side in sides.items():
-                for connection in side.connections:
-                    connection.send("step")
-                times[count].append(max(side.hear(rank) for rank in range(count)))
-        medians = {count: statistics.median(times[count][WARM_UP:]) for count in NODES}
-        for count, median in medians.items():
-            ratio = median / medians[1]
-            print(f"{arguments.numel} elements, nodes: {count}: {median * 1e3:.3f} ms, {ratio:.2f}")
+        with ranks.running(train, max(NODES), endpoints, arguments.numel, rounds) as running:
+            for _ in range(rounds):
+                of_ranks = [running.hear(rank) for rank in range(max(NODES))]
+                for count in NODES:
+                    times[count].append(max(each[count][0] for each in of_ranks[:count]))
+                    counts[count] = of_ranks[0][count][1:]
+            running.results()
     finally:
-        for side in sides.values():
-            side.close()
         for each in daemons:
             each.stop()
+    medians = {count: statistics.median(times[count][WARM_UP:]) for count in NODES}
+    print(f"{arguments.numel} float32 elements")
+    print("| nodes | median step | beside one node | collectives | calls of the daemon |")
+    print("|---|---|---|---|---|")
+    for count, median in medians.items():
+        collectives, calls = counts[count]
+        ratio = median / medians[1]
+        print(f"| {count} | {median * 1e3:.3f} ms | {ratio:.2f} | {collectives} | {calls} |")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from optstate import errors
 from optstate._torch.frozen import groups_as_in, parameters_in_job
 from optstate._torch.job.attachment import Attachment
+from optstate._torch.job.opening import Existing
 from optstate._torch.nodes.norm_members import NormMembers
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
@@ -73,18 +74,20 @@ def open_attachment(
     names_by_id: dict[int, str],
     extends: bool,
     members: NormMembers | None = None,
+    existing: Existing | None = None,
 ) -> tuple[Attachment, ParamGroups]:
     """Opens with these groups of param_groups or, when an existing job has other groups of the
     same parameters, with the job's: parameters were frozen when it began, or are now. Returns
     the groups that it opened with.
 
-    members: as of meet(). All jobs of members open anew, or none does.
+    members: as of meet(). All jobs of members open anew, or none does. existing: the job must be
+    there, else NotFoundError on all ranks.
     """
     everyone = ranks if members is None else members.ranks
     tensors = [tensor for group in param_groups for tensor in group["params"]]
     duplicates = {id(tensors[place]) for place in settings.norm_duplicates}
 
-    def opened(these: ParamGroups) -> Attachment:
+    def opened(these: ParamGroups, existing: Existing | None) -> Attachment:
         return Attachment(
             these,
             settings,
@@ -95,10 +98,11 @@ def open_attachment(
             extend=extends,
             members=members,
             duplicates=duplicates,
+            existing=existing,
         )
 
     try:
-        return opened(groups), groups
+        return opened(groups, existing), groups
     except Exception as failure:
         if extends or job is None:
             raise
@@ -114,4 +118,6 @@ def open_attachment(
         if not all(everyone.gather(bool(theirs) and (was_extended or has_frozen))):
             raise
         assert theirs is not None
-        return opened(theirs), theirs
+        # The groups are those of a job that is there, and are not to begin another one.
+        there = existing or Existing(_known_endpoint(settings.endpoint))
+        return opened(theirs, there), theirs

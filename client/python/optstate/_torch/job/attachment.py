@@ -12,9 +12,10 @@ import torch
 from optstate import _native, errors
 from optstate._torch.gradients.norms import norms_by_name
 from optstate._torch.gradients.pusher import GradientPusher, Gradients
+from optstate._torch.job.failed import refuse_failed
 from optstate._torch.job.fetching import fetch
 from optstate._torch.job.meeting import meet
-from optstate._torch.job.opening import open_together, place_of
+from optstate._torch.job.opening import Existing, open_together, place_of
 from optstate._torch.job.partition import partition_of
 from optstate._torch.job.registered_options import RegisteredOptions
 from optstate._torch.job.session_specs import session_spec
@@ -58,6 +59,7 @@ class Attachment:
         duplicates: Collection[int] = (),
         take_over: Callable[[SessionSpec], bool],
         extend: bool = False,
+        existing: Existing | None = None,
     ) -> None:
         tensors = [tensor for group in param_groups for tensor in group["params"]]
         self._ranks = ranks
@@ -109,6 +111,7 @@ class Attachment:
                 make_spec,
                 take_over,
                 settles=settles and not self.is_private,
+                existing=existing,
             )
         except BaseException:
             self._leave_memory()
@@ -426,7 +429,10 @@ class Attachment:
     @contextlib.contextmanager
     def announced(self) -> Iterator[None]:
         """Wraps an agreement of the ranks before a load. A rank that steps instead would never
-        reach it: the daemon refuses that step, because this rank has begun a load."""
+        reach it: the daemon refuses that step, because this rank has begun a load.
+
+        Raises the error of a job that has failed, which would drop its state for the load."""
+        refuse_failed(self.session, self.job, len(self._spec.parameters))
         if self._ranks.world_size == 1:
             yield
             return

@@ -21,6 +21,20 @@ def raise_failure(attachment: Attachment) -> NoReturn:
     raise errors.DataLossError(f'job "{attachment.job}" has failed; see optctl describe job')
 
 
+def deleted(job: str) -> RuntimeError:
+    """Returns the error of a job that is gone while it is extended."""
+    return RuntimeError(
+        f'job "{job}" was deleted while new parameters extended it, and its state with it: start'
+        " again from a checkpoint"
+    )
+
+
+def check_extended(attachment: Attachment) -> None:
+    """Raises RuntimeError, on every rank, when the job is new: its state would be empty."""
+    if any(attachment.ranks.gather(attachment.session.created)):
+        raise deleted(attachment.job)
+
+
 def first_to_load(attachment: Attachment) -> int:
     """Returns the first parameter without state of a job that waits for a load. Parameters
     before it have state when the job was extended and the new ones were never loaded.

@@ -6,15 +6,23 @@ import dataclasses
 import os
 import secrets
 from collections.abc import Sequence
-from typing import Callable
+from typing import Callable, NamedTuple
 
 from optstate import errors
 from optstate._torch.nodes.agreement import NodeAgreement
+from optstate._torch.nodes.copying import refuse_half_made
 from optstate._torch.nodes.places import Places
 from optstate._torch.ranks import Ranks
 from optstate.held_session import HeldSession
+from optstate.job_position import find_position
 from optstate.session import Session
 from optstate.session_spec import SessionSpec
+
+
+class Existing(NamedTuple):
+    """A job that must exist: none is made of its name."""
+
+    endpoint: str | None  # where it was found; None: the default one
 
 
 def place_of(endpoint: str | None) -> str:
@@ -46,6 +54,26 @@ def _open(spec: SessionSpec, take_over: Callable[[SessionSpec], bool]) -> Sessio
     return kind.open(spec)
 
 
+def check_exists(spec: SessionSpec, existing: Existing | None) -> None:
+    """Raises NotFoundError when the job of `spec` is one that must exist and does not.
+
+    A job that is deleted between this and the opening is made anew all the same: sessions say so
+    (Session.created), and who asks for an existing job looks at that too.
+    """
+    if existing is None:
+        return
+    endpoint = existing.endpoint or spec.endpoint
+    try:
+        found = find_position(dataclasses.replace(spec, endpoint=endpoint))
+    except errors.UnimplementedError:  # an earlier build's daemon, which does not say
+        return
+    if found is None:
+        raise errors.NotFoundError(
+            f'there is no job "{spec.job}" any more: it was deleted meanwhile, and its state with'
+            " it. No new one is made in its place: start again from a checkpoint"
+        )
+
+
 def open_together(
     ranks: Ranks,
     places: Places,
@@ -54,6 +82,7 @@ def open_together(
     take_over: Callable[[SessionSpec], bool],
     *,
     settles: bool,
+    existing: Existing | None = None,
 ) -> tuple[Session, SessionSpec]:
     """Opens every rank's session, that of each node's first rank first, or raises on every rank.
 
@@ -61,6 +90,7 @@ def open_together(
     several, with a step that waits for its verdict.
     `agreement`: of all ranks that agree, which may be of other jobs too.
     `take_over` frees a rank that this process already holds, and returns whether it did.
+    `existing`: NotFoundError, on every rank, instead of a new job; see check_exists().
     """
     error: Exception | None = None
     spec: SessionSpec | None = None
@@ -80,7 +110,10 @@ def open_together(
     try:
         spec = spec or make_spec()
         if is_first:
+            check_exists(spec, existing)
             session = _open(spec, take_over)
+            if not settles and not session.created and not spec.ephemeral:
+                refuse_half_made(dataclasses.replace(spec, endpoint=session.endpoint))
     except Exception as failure:
         error = failure
     # The first rank has resolved the endpoint; an embedded daemon is its child.

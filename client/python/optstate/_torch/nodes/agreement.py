@@ -18,14 +18,16 @@ from optstate import _native, errors
 from optstate._torch.nodes import resolution
 from optstate._torch.nodes.alike import find_unlike
 from optstate._torch.nodes.clipping import Clipping
+from optstate._torch.nodes.copying import StateCopies
 from optstate._torch.nodes.places import Places
+from optstate._torch.nodes.positions import position_of
 from optstate._torch.nodes.resolution import Position, Step, Verdict
 from optstate._torch.nodes.together import interrupts_afterwards
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
 from optstate._torch.state.checkpoint import PartialEntry
 from optstate._torch.tensors import bits_sum, in_memory
-from optstate.job_position import NodesNorm, bring_verdict, find_position, noted_digest
+from optstate.job_position import bring_verdict, noted_digest
 from optstate.session import Session, StepOutcome
 from optstate.session_spec import SessionSpec
 
@@ -78,31 +80,6 @@ def hash_of(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
-def position_of(spec: SessionSpec) -> Position | None:
-    """Asks this rank's daemon how far the job is; None: it has none of this name."""
-    found = find_position(spec)
-    if found is None:
-        return None
-    prepared = None
-    if found.prepared_step:
-        norm, digest = None, found.prepared_digest
-        if found.prepared_is_clipped:
-            norm = NodesNorm(found.prepared_gradient_norm, found.prepared_clip_coefficient)
-            digest = noted_digest(digest, norm)  # as it was before
-        prepared = Step(found.prepared_step, digest, bool(found.prepared_found_inf), norm=norm)
-    return Position(
-        committed=Step(
-            found.committed_step,
-            found.digest,
-            bool(found.found_inf),
-            norm=NodesNorm(found.gradient_norm, found.clip_coefficient),
-        ),
-        prepared=prepared,
-        loads_finished=found.loads_finished,
-        durable_step=found.durable_step,
-    )
-
-
 class NodeAgreement:
     """The ranks of all nodes, which decide together. Threads: one at a time."""
 
@@ -138,6 +115,8 @@ class NodeAgreement:
             if kinds is None or kinds[node] == node
         ]
         self._clipping = Clipping(ranks, self._kind_ranks)
+        # Nodes that all hold the same give one that has nothing what they have.
+        self._copies = StateCopies(ranks, places) if kinds is None else None
         # A step whose verdict this rank did not learn, or could not bring.
         self._undecided = 0
 
@@ -180,9 +159,10 @@ class NodeAgreement:
                 verdicts = self._resolve(found)
             except resolution.Unresolvable as error:
                 raise errors.FailedPreconditionError(f'job "{spec.job}": {error}') from None
-            if not verdicts:
+            if verdicts:
+                self._bring(spec, found, verdicts)
+            elif self._copies is None or not self._copies.give(spec, found):
                 return
-            self._bring(spec, found, verdicts)
         raise errors.AbortedError(
             f'the nodes of job "{spec.job}" do not settle: other ranks still take steps of it'
         )
@@ -201,9 +181,12 @@ class NodeAgreement:
         return [found[rank] for rank in self._first_ranks]
 
     def _positions(self, spec: SessionSpec) -> list[Position | None]:
-        return self.on_first(lambda: position_of(spec))
+        ask = position_of if self._copies is None else self._copies.position
+        return self.on_first(lambda: ask(spec))
 
     def _resolve(self, positions: Sequence[Position | None]) -> dict[int, Verdict]:
+        if self._copies is not None:  # a node without the job gets what the others settle on
+            return resolution.resolve_present(positions, self._places.nodes)
         return resolution.resolve(positions, self._places.nodes, self._kinds)
 
     def _decide(self, votes: Sequence[Step | None]) -> Verdict:
@@ -309,6 +292,8 @@ class NodeAgreement:
                 is_brought = self._all_dropped(session, is_brought, votes[self._places.rank])
             if is_brought:
                 self._undecided = 0
+        if verdict is not Verdict.ABORT and error is None and self._copies is not None:
+            self._copies.note_step()
         if verdict is not Verdict.ABORT:
             if error is not None:
                 raise error

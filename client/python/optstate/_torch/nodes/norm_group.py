@@ -17,9 +17,10 @@ import torch
 
 from optstate import errors
 from optstate._torch.nodes import resolution
-from optstate._torch.nodes.agreement import NodeAgreement, hash_of, position_of
+from optstate._torch.nodes.agreement import NodeAgreement, hash_of
 from optstate._torch.nodes.norm_members import NormMembers
 from optstate._torch.nodes.places import Places
+from optstate._torch.nodes.positions import position_of
 from optstate._torch.nodes.resolution import Position, Step, Verdict
 from optstate.session import Session
 from optstate.session_spec import SessionSpec

@@ -45,10 +45,25 @@ def part_of(names: Sequence[str]) -> Part | None:
     return None if found is None else Part(found[1], int(found[2]), int(found[3]))
 
 
-def _ask(settings: Settings, job: str) -> tuple[bool, Part | None]:
-    """Returns whether this node has the job, and which part it is."""
+class _Found(NamedTuple):
+    """A job that a node has."""
+
+    part: Part | None
+    step: int
+    durable_step: int
+
+    def __str__(self) -> str:
+        if self.part is None:
+            return f"a job without parts at step {self.step}"
+        part = self.part
+        text = f"part {part.number} of {part.count} of run {part.run} at step {self.step}"
+        return text + (f", durable step {self.durable_step}" if self.durable_step else "")
+
+
+def _ask(settings: Settings, job: str) -> _Found | None:
+    """Returns the job that this node has; None: none."""
     if (settings.endpoint or os.environ.get("OPTSTATE_ENDPOINT")) == "embedded":
-        return False, None  # that daemon begins with the session
+        return None  # that daemon begins with the session
     address = SessionSpec(
         job=job,
         optimizer=0,
@@ -57,10 +72,34 @@ def _ask(settings: Settings, job: str) -> tuple[bool, Part | None]:
         endpoint=settings.endpoint,
         connect_timeout_s=settings.connect_timeout or 0,
     )
-    if find_position(address) is None:
-        return False, None
+    position = find_position(address)
+    if position is None:
+        return None
     parameters = _optctl.ask(settings.endpoint, "get", "params", job).get("parameters", [])
-    return bool(parameters), part_of([each["parameter"]["name"] for each in parameters[:1]])
+    if not parameters:
+        return None
+    part = part_of([each["parameter"]["name"] for each in parameters[:1]])
+    return _Found(part, position.committed_step, position.durable_step)
+
+
+def _missing(found: Sequence[_Found | None]) -> str:
+    """Returns what to do about parts of a run that no node has; nothing when all are there."""
+    parts = [each.part for each in found if each is not None and each.part is not None]
+    if not parts or len({(part.run, part.count) for part in parts}) > 1:
+        return ""
+    count = parts[0].count
+    lacking = sorted(set(range(1, count + 1)) - {part.number for part in parts})
+    if not lacking:
+        return ""
+    which = ", ".join(map(str, lacking))
+    step = max(each.step for each in found if each is not None)
+    return (
+        f" The run is on {count} nodes, and those of part {which} have no ranks here. Where their"
+        f" daemons still run, start ranks on all of them: they go on from step {step}, or one"
+        " after it. Another number of nodes takes a checkpoint that is saved there"
+        " (consolidate_state_dict, dcp.save). A node that was rebooted is at its durable step; if"
+        " it has none, its part is lost, and all go on from the last checkpoint."
+    )
 
 
 def exchange_on_nodes(
@@ -96,22 +135,22 @@ def _named(
     expected = [Part(run, kind + 1, len(nodes)) for kind in layout.kinds]
     if job is not None:
         found = agreement.on_first(lambda: _ask(settings, job))
-        known = next((part.run for _, part in found if part is not None), None)
+        known = next((each.part.run for each in found if each and each.part), None)
         if known is not None:
             expected = [part._replace(run=known) for part in expected]
         # A node without the job is for the rules of resolution, which say how far the others are.
         wrong = [
             node
-            for node, (exists, part) in enumerate(found)
-            if exists and part != (expected[node] if places.several else None)
+            for node, each in enumerate(found)
+            if each is not None and each.part != (expected[node] if places.several else None)
         ]
         if wrong:
-            said = [f"{node}: {_said(*of)}" for node, of in zip(nodes, found)]
+            said = [f"{node}: {each or 'no such job'}" for node, each in zip(nodes, found)]
             raise errors.FailedPreconditionError(
                 f'the jobs "{job}" of these nodes do not belong together'
                 f" ({'; '.join(said)}): ranks attach on all nodes of one run, in the order of its"
-                " parts. Start them so, or delete the job on all nodes (optctl delete job) and"
-                " begin it again from a checkpoint"
+                f" parts.{_missing(found)} Start them so, or delete the job on all nodes (optctl"
+                " delete job) and begin it again from a checkpoint"
             )
     if not places.several:
         return layout
@@ -127,9 +166,3 @@ def _named(
     return layout._replace(
         parameters=[mark, *layout.parameters], held=[index + 1 for index in layout.held]
     )
-
-
-def _said(exists: bool, part: Part | None) -> str:
-    if part is None:
-        return "a job without parts" if exists else "no such job"
-    return f"part {part.number} of {part.count} of run {part.run}"

@@ -160,6 +160,24 @@ def resolve(
     return {}
 
 
+def resolve_present(
+    positions: Sequence[Position | None], names: Sequence[str]
+) -> dict[int, Verdict]:
+    """Does resolve() for those nodes that have the job, all of which hold the same."""
+    present = [node for node, position in enumerate(positions) if position is not None]
+    there = [positions[node] for node in present]
+    try:
+        verdicts = resolve(there, [names[node] for node in present])
+    except Unresolvable as error:
+        if len({position.committed.step for position in there if position is not None}) == 1:
+            raise
+        raise Unresolvable(
+            f"{error}. Or, if all are of one run, delete the job on the nodes that lack steps"
+            " alone: they then get it from the others"
+        ) from None
+    return {present[place]: verdict for place, verdict in verdicts.items()}
+
+
 def noted_norm(positions: Sequence[Position | None]) -> NodesNorm | None:
     """Returns the norm that some node has noted for the latest step of the nodes."""
     steps = [step for p in positions if p for step in (p.committed, p.prepared) if step]

@@ -1,0 +1,114 @@
+"""The state of a job as nodes hand it on: pieces of bounded size, and the numbers beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from optstate import _native, errors
+from optstate._torch.optimizer_info import by_kind
+from optstate._torch.state.arrays import ArrayTransfer
+from optstate._torch.tensors import bits_sum
+from optstate.session_spec import LossScalerState, SessionSpec
+
+# Elements of one piece, each 4 bytes. A larger array is a piece of its own.
+_PIECE_ELEMENTS = 16 << 20
+
+# A state array, the parameter that it is of, and its shape.
+Wanted = tuple[int, int, tuple[int, ...]]
+Piece = Sequence[Wanted]
+
+
+class Numbers(NamedTuple):
+    """Everything of a job that is no array."""
+
+    step_counts: Sequence[int]
+    scalars: Sequence[float]  # empty: the optimizer has none
+    scaler: LossScalerState | None  # of a dynamic loss scaler
+
+
+def pieces_of(spec: SessionSpec) -> Iterator[Piece]:
+    """Returns the masters and state arrays of the job of `spec`, in an order that is the same on
+    all nodes."""
+    info = by_kind(spec.optimizer)
+    piece: list[Wanted] = []
+    elements = 0
+    for index, parameter in enumerate(spec.parameters):
+        shape = tuple(parameter.shape)
+        bits = spec.group_options[parameter.group]
+        arrays = [(_native.MASTER, shape), *info.arrays_with(bits, shape).values()]
+        for array, of_array in arrays:
+            numel = math.prod(of_array)
+            if piece and elements + numel > _PIECE_ELEMENTS:
+                yield piece
+                piece, elements = [], 0
+            piece.append((array, index, of_array))
+            elements += numel
+    if piece:
+        yield piece
+
+
+def numel_of(piece: Piece) -> int:
+    return sum(math.prod(shape) for _, _, shape in piece)
+
+
+def fetch_numbers_of(
+    arrays: ArrayTransfer, spec: SessionSpec, scaler: LossScalerState | None
+) -> Numbers:
+    everything = range(len(spec.parameters))
+    has_scalar = by_kind(spec.optimizer).scalar is not None
+    return Numbers(
+        step_counts=arrays.fetch_step_counts(everything),
+        scalars=arrays.fetch_scalars(everything) if has_scalar else (),
+        scaler=scaler,
+    )
+
+
+def load_numbers(arrays: ArrayTransfer, numbers: Numbers) -> None:
+    """Queues the numbers of each parameter to be sent."""
+    for index, count in enumerate(numbers.step_counts):
+        arrays.load_step_count(index, count)
+    for index, value in enumerate(numbers.scalars):
+        arrays.load_scalar(index, value)
+
+
+def split(piece: Piece, flat: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the arrays of a piece, which lie one after the other."""
+    parts = flat.split([math.prod(shape) for _, _, shape in piece])
+    return [part.view(shape) for part, (_, _, shape) in zip(parts, piece)]
+
+
+def join(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([each.reshape(-1) for each in values])
+
+
+def sums_of(values: Sequence[torch.Tensor]) -> list[int]:
+    return [bits_sum(each) for each in values]
+
+
+def check_copied(
+    arrays: ArrayTransfer,
+    spec: SessionSpec,
+    numbers: Numbers,
+    expected: Sequence[int],
+) -> None:
+    """Raises DataLossError when a job does not have the bits that were loaded into it.
+
+    expected: sums of the bits of all arrays, in the order of pieces_of().
+    """
+    found = fetch_numbers_of(arrays, spec, numbers.scaler)
+    if found != numbers:
+        raise errors.DataLossError(
+            f'the copy of job "{spec.job}" has other step counts than the job: it is removed'
+        )
+    sums = iter(expected)
+    for piece in pieces_of(spec):
+        for (array, index, _), value in zip(piece, sums_of(arrays.fetch_arrays(piece))):
+            if value != next(sums):
+                raise errors.DataLossError(
+                    f'the copy of job "{spec.job}" has other bits than the job in array {array} of'
+                    f' parameter "{spec.parameters[index].name}": it is removed'
+                )

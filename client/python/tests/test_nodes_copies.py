@@ -1,0 +1,395 @@
+"""A node that has no job gets the state of the others: it was replaced, lost its memory, or is new.
+Afterwards all nodes have the bits of an undisturbed run, to the last array."""
+
+from __future__ import annotations
+
+import math
+
+import nodes as on_nodes
+import optstate
+import pytest
+import ranks
+import torch
+from optstate._torch.nodes import copied_state, copy_note, copying
+from optstate._torch.nodes.copy_note import Copy, CopyNote, meaning_of
+from optstate._torch.nodes.resolution import Position, Step
+from optstate.job_position import NodesNorm
+from optstate.session_spec import LossScalerState, SessionSpec
+from training import bits, loss_of, small_model
+
+nodes = on_nodes.nodes
+
+SCALER = optstate.LossScaler(init_scale=1024.0, growth_interval=3, hysteresis=3)
+CASES = {
+    "AdamW": {},
+    "amsgrad": {"amsgrad": True},
+    "clipped": {"max_norm": 0.1},
+    "bfloat16": {},
+    "split": {"master": "split"},
+    "state": {"state_dtype": "bfloat16"},
+    "accumulate": {"accumulate": True},
+    "scaler": {"loss_scaler": SCALER},
+    "static": {"loss_scaler": optstate.LossScaler(init_scale=8.0, dynamic=False)},
+    "inf": {},
+    "SGD": {"momentum": 0.9},
+    "Adagrad": {"initial_accumulator_value": 0.5},
+    "NAdam": {},
+    "Adafactor": {},
+    "Muon": {},
+}
+
+
+def _make(rank, endpoints, per_node, job, case, kwargs):
+    endpoint = on_nodes.enter(rank, endpoints, per_node)
+    is_half = case in ("bfloat16", "split")
+    model = small_model(dtype=torch.bfloat16 if is_half else torch.float32)
+    kind = getattr(optstate, case if hasattr(optstate, case) else "AdamW")
+    parameters = list(model.named_parameters())
+    if kind is optstate.Muon:
+        parameters = [(name, each) for name, each in parameters if each.ndim == 2]
+    kwargs = {"lr": 0.01, "across_nodes": "replicated", **kwargs}
+    optimizer = kind(parameters, job=job, endpoint=endpoint, **kwargs)
+    return model, parameters, optimizer
+
+
+def _train(connection, rank, endpoints, per_node, job, case, until, wait_at=None):
+    """Trains with equal data on all ranks; returns where it began, and the bits of everything."""
+    kwargs = CASES[case]
+    model, parameters, optimizer = _make(rank, endpoints, per_node, job, case, kwargs)
+    begun = optimizer.committed_step
+    outcomes = []
+    for step in range(begun, until):
+        for micro_step in range(2 if case == "accumulate" else 1):
+            if micro_step:
+                optimizer.accumulate_step()
+            optimizer.zero_grad()
+            loss = loss_of(model, 10 * step + micro_step)
+            (optimizer.scale(loss) if "loss_scaler" in kwargs else loss).backward()
+        if case in ("inf", "scaler") and step in (1, 4, 5):
+            parameters[0][1].grad.view(-1)[0] = math.inf
+        if step % 2 and len(parameters) > 1:
+            parameters[-1][1].grad = None  # it has another step count than the others
+        optimizer.step()
+        outcomes.append((optimizer.last_outcome.applied, optimizer.last_outcome.gradient_norm))
+    state = optimizer.state_dict()["state"]
+    arrays = [value for _, entry in sorted(state.items()) for value in entry.values()]
+    scaler = optimizer._served.attachment.session.loss_scaler_state()
+    found = bits([each for _, each in parameters]), bits(arrays), scaler, optimizer.committed_step
+    if wait_at is not None:
+        ranks.say(connection, begun)
+        connection.recv()
+    optimizer.close()
+    return begun, found, outcomes
+
+
+def _endpoints(nodes):
+    return [each.shm for each in nodes]
+
+
+def _lose(node, job):
+    """Deletes the job there, and waits until it is gone."""
+    address = SessionSpec(job=job, optimizer=0, group_options=[], parameters=[], endpoint=node.shm)
+    copy_note.delete_job(address, job)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_node_that_lost_its_job_gets_it_back(case, nodes, job):
+    endpoints = _endpoints(nodes)
+    expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", case, 8)[0]
+    for until, loser in ((3, 1), (6, 0)):
+        ranks.run(_train, 2, endpoints, 1, job, case, until)
+        _lose(nodes[loser], job)
+    for begun, found, outcomes in ranks.run(_train, 2, endpoints, 1, job, case, 8):
+        assert begun == 6
+        assert found == expected[1]
+        assert repr(outcomes) == repr(expected[2][6:])
+    # The notes go when the copies have taken a step.
+    assert all(each.jobs().count(copy_note.job_of_note(job)) == 0 for each in nodes)
+
+
+@pytest.mark.parametrize("wire", ["grpc_unix", "grpc_tcp"])
+def test_over_grpc(wire, nodes, job):
+    endpoints = [getattr(each, wire) for each in nodes]
+    expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "AdamW", 5)[0]
+    ranks.run(_train, 2, endpoints, 1, job, "AdamW", 3)
+    _lose(nodes[1], job)
+    for begun, found, _ in ranks.run(_train, 2, endpoints, 1, job, "AdamW", 5):
+        assert begun == 3 and found == expected[1]
+
+
+def test_several_ranks_on_each_node(nodes, job):
+    endpoints = _endpoints(nodes)
+    expected = ranks.run(_train, 4, endpoints, 2, f"{job}-whole", "scaler", 7)[0]
+    ranks.run(_train, 4, endpoints, 2, job, "scaler", 4)
+    _lose(nodes[0], job)
+    for begun, found, _ in ranks.run(_train, 4, endpoints, 2, job, "scaler", 7):
+        assert begun == 4 and found == expected[1]
+
+
+def test_one_node_becomes_two(nodes, job):
+    """One node takes a step in one phase, which has no digest."""
+    endpoints = _endpoints(nodes)
+    expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "AdamW", 6)[0]
+    ranks.run(_train, 1, endpoints, 1, job, "AdamW", 3)
+    for begun, found, _ in ranks.run(_train, 2, endpoints, 1, job, "AdamW", 6):
+        assert begun == 3 and found == expected[1]
+
+
+def test_a_checkpoint_that_was_loaded_before_the_first_step(nodes, job):
+    endpoints = _endpoints(nodes)
+    ranks.run(_train, 2, endpoints, 1, job, "AdamW", 0)
+    _lose(nodes[1], job)
+    expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "AdamW", 2)[0]
+    for begun, found, _ in ranks.run(_train, 2, endpoints, 1, job, "AdamW", 2):
+        assert begun == 0 and found == expected[1]
+
+
+def test_pieces_of_bounded_size(nodes, job, monkeypatch):
+    """Each array is a piece of its own, and arrives."""
+    endpoints = _endpoints(nodes)
+    expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "AdamW", 4)[0]
+    ranks.run(_train, 2, endpoints, 1, job, "AdamW", 2)
+    _lose(nodes[1], job)
+    for begun, found, _ in ranks.run(_small_pieces, 2, endpoints, job):
+        assert begun == 2 and found == expected[1]
+
+
+def _small_pieces(connection, rank, endpoints, job):
+    copied_state._PIECE_ELEMENTS = 1
+    return _train(connection, rank, endpoints, 1, job, "AdamW", 4)
+
+
+def test_pieces_are_cut_by_size(monkeypatch):
+    from optstate._torch.optimizer_info import infos
+    from optstate.session_spec import ParameterSpec
+
+    shapes = [(3,), (2, 5), (), (0,), (4,)]
+    spec = SessionSpec(
+        job="gpt",
+        optimizer=infos()["adam"].kind,
+        group_options=[0],
+        parameters=[ParameterSpec(str(s), s, math.prod(s), 1, 1, 0) for s in shapes],
+    )
+    whole = [each for piece in copied_state.pieces_of(spec) for each in piece]
+    assert {index for _, index, _ in whole} == set(range(len(shapes)))
+    for limit in (1, 10, 11, 1 << 20):
+        monkeypatch.setattr(copied_state, "_PIECE_ELEMENTS", limit)
+        pieces = list(copied_state.pieces_of(spec))
+        assert [each for piece in pieces for each in piece] == whole
+        assert all(len(p) == 1 or copied_state.numel_of(p) <= limit for p in pieces)
+    values = [torch.randn(shape) for _, _, shape in whole]
+    parts = copied_state.split(whole, copied_state.join(values))
+    assert all(map(torch.equal, parts, values))
+
+
+# Trainers that are killed while they copy.
+
+
+def _stops(connection, rank, endpoints, job, where):
+    """Stops the rank that makes the copy, at this point."""
+    name, at = where
+    called = 0
+    method = getattr(copying._NewCopy, name)
+
+    def stopping(self, *arguments):
+        nonlocal called
+        called += 1
+        if called == at:
+            if name == "take_steps":
+                self._steps_left -= 1
+                session = self._attached()
+                session.commit(session.committed_step + 1, self._groups, found_inf=True)
+            ranks.say(connection, "stopped")
+            connection.recv()
+        return method(self, *arguments)
+
+    setattr(copying._NewCopy, name, stopping)
+    copied_state._PIECE_ELEMENTS = 1
+    return _train(connection, rank, endpoints, 1, job, "AdamW", 6)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [("begin", 1), ("take", 1), ("take", 5), ("finish_load", 1), ("take_steps", 1), ("end", 1)],
+    ids=lambda where: "-".join(map(str, where)),
+)
+def test_a_trainer_that_is_killed_while_it_copies(where, nodes, job):
+    endpoints = _endpoints(nodes)
+    expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "AdamW", 6)[0]
+    ranks.run(_train, 2, endpoints, 1, job, "AdamW", 4)
+    _lose(nodes[1], job)
+    with ranks.running(_stops, 2, endpoints, job, where) as running:
+        assert running.hear(1) == "stopped"
+        running.kill(1, 0)
+    for begun, found, _ in ranks.run(_train, 2, endpoints, 1, job, "AdamW", 6):
+        assert begun == 4 and found == expected[1]
+    assert nodes[1].jobs().count(copy_note.job_of_note(job)) == 0
+
+
+def _alone(connection, rank, endpoint, job, across):
+    try:
+        optimizer = optstate.AdamW(
+            small_model().named_parameters(), job=job, endpoint=endpoint, across_nodes=across
+        )
+    except optstate.FailedPreconditionError as error:
+        return str(error)
+    return optimizer.committed_step
+
+
+def test_a_half_made_copy_is_no_job(nodes, job):
+    """Its step is not that of its state: nobody trains on with it."""
+    endpoints = _endpoints(nodes)
+    ranks.run(_train, 2, endpoints, 1, job, "AdamW", 4)
+    _lose(nodes[1], job)
+    with ranks.running(_stops, 2, endpoints, job, ("take_steps", 1)) as running:
+        assert running.hear(1) == "stopped"
+        running.kill(1, 0)
+    [said] = ranks.run(_alone, 1, endpoints[1], job, None)
+    assert "was being copied to this node for step 4" in said and "half made" in said
+    # The node alone knows what it has, and has nothing.
+    assert ranks.run(_alone, 1, endpoints[1], job, "replicated") == [0]
+
+
+def test_a_whole_copy_that_has_not_stepped_yet(nodes, job):
+    endpoints = _endpoints(nodes)
+    expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "AdamW", 6)[0]
+    ranks.run(_train, 2, endpoints, 1, job, "AdamW", 4)
+    _lose(nodes[1], job)
+    for again in range(2):  # ranks attach, take no step, and are killed
+        with ranks.running(_train, 2, endpoints, 1, job, "AdamW", 4, "wait") as running:
+            assert [running.hear(rank) for rank in range(2)] == [4, 4]
+            running.kill(0, 1)
+        assert nodes[1].jobs().count(copy_note.job_of_note(job)) == 1, again
+    for begun, found, _ in ranks.run(_train, 2, endpoints, 1, job, "AdamW", 6):
+        assert begun == 4 and found == expected[1]
+
+
+def test_a_node_that_is_at_another_step_is_not_overwritten(nodes, job):
+    endpoints = _endpoints(nodes)
+    ranks.run(_train, 2, endpoints, 1, job, "AdamW", 3)
+    _lose(nodes[1], job)
+    ranks.run(_train, 1, [endpoints[1]], 1, job, "AdamW", 2)  # another run of this name
+    for rank, said in enumerate(ranks.run(_both, 2, endpoints, job)):
+        assert "node0: step 3" in said and "node1: step 2" in said, rank
+        assert "delete the job on the nodes that lack steps" in said
+    assert [int(each.optctl("describe", "job", job)["committed_step"]) for each in nodes] == [3, 2]
+
+
+def _both(connection, rank, endpoints, job):
+    on_nodes.enter(rank, endpoints, 1)
+    return _alone(connection, rank, endpoints[rank], job, "replicated")
+
+
+def _fails(connection, rank, endpoints, job):
+    """The copy is found to have other bits."""
+    sums = copied_state.sums_of
+    copying.sums_of = lambda values: [each + 1 for each in sums(values)]
+    try:
+        _make(rank, endpoints, 1, job, "AdamW", {})
+    except optstate.DataLossError as error:
+        return str(error)
+    return ""
+
+
+def test_a_copy_of_other_bits_is_removed(nodes, job):
+    endpoints = _endpoints(nodes)
+    ranks.run(_train, 2, endpoints, 1, job, "AdamW", 3)
+    _lose(nodes[1], job)
+    for said in ranks.run(_fails, 2, endpoints, job):
+        assert "other bits than the job" in said and "it is removed" in said
+    assert nodes[1].jobs() == [] and nodes[0].jobs() == [job]
+    expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "AdamW", 5)[0]
+    for begun, found, _ in ranks.run(_train, 2, endpoints, 1, job, "AdamW", 5):
+        assert begun == 3 and found == expected[1]
+
+
+# The rules, without a daemon.
+
+NOTE = CopyNote(step=7, digest=0xABC, found_inf=False, loads_finished=2)
+
+
+def _at(step, *, digest=0, found_inf=True, norm=0.0, loads=2, prepared=None):
+    return Position(
+        Step(step, digest, found_inf, norm=NodesNorm(norm, 1.0)),
+        prepared=prepared,
+        loads_finished=loads,
+    )
+
+
+@pytest.mark.parametrize(
+    ("position", "expected"),
+    [
+        (None, Copy.NONE),
+        (_at(0, found_inf=False, loads=0), Copy.HALF_MADE),
+        (_at(0, found_inf=False), Copy.HALF_MADE),
+        (_at(6), Copy.HALF_MADE),
+        (_at(6, found_inf=False), Copy.HALF_MADE),  # a step without gradients
+        (_at(6, found_inf=False, norm=1.5), Copy.ANOTHER),
+        (_at(6, digest=5), Copy.ANOTHER),
+        (_at(6, prepared=Step(7, 3)), Copy.ANOTHER),
+        (_at(7), Copy.WHOLE),
+        (_at(7, loads=3), Copy.WHOLE),
+        (_at(7, prepared=Step(8, 3)), Copy.WHOLE),
+        (_at(7, digest=5), Copy.ANOTHER),
+        (_at(8, digest=5), Copy.OUTGROWN),
+    ],
+)
+def test_what_a_job_beside_a_note_is(position, expected):
+    assert meaning_of(NOTE, position) is expected
+
+
+def test_a_whole_copy_counts_as_what_it_was_made_of():
+    found = copy_note.as_copied(NOTE, _at(7))
+    assert (found.committed.step, found.committed.digest) == (7, 0xABC)
+    assert not found.committed.found_inf and found.loads_finished == 2
+    match = copy_note._NAME.fullmatch(NOTE.name)
+    assert match is not None and match[2] == f"{0xABC:016x}"
+
+
+def _of_eight_bits(connection, rank, endpoints, job, until):
+    try:
+        kwargs = {"state_dtype": "dynamic8"}
+        model, _, optimizer = _make(rank, endpoints, 1, job, "AdamW", kwargs)
+    except optstate.UnimplementedError as error:
+        return str(error)
+    for step in range(until):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    optimizer.close()
+    return ""
+
+
+def test_state_of_8_bits_is_not_copied(nodes, job):
+    endpoints = _endpoints(nodes)
+    assert ranks.run(_of_eight_bits, 2, endpoints, job, 2) == ["", ""]
+    _lose(nodes[1], job)
+    for said in ranks.run(_of_eight_bits, 2, endpoints, job, 0):
+        assert 'state_dtype="dynamic8"' in said and "node1 has no such job" in said
+    assert [each.jobs() for each in nodes] == [[job], []]
+
+
+def test_names_of_notes_fit():
+    assert copy_note.job_of_note("gpt") == "gpt.optstate-copy"
+    longest = copy_note.job_of_note("x" * 128)
+    assert len(longest) <= 128 and longest != copy_note.job_of_note("y" * 128)
+
+
+@pytest.mark.parametrize(
+    ("state", "steps", "expected"),
+    [
+        (LossScalerState(64.0, 0, 3), 0, (0, 0)),
+        (LossScalerState(64.0, 2, 1), 4, (2, 2)),
+        (LossScalerState(64.0, 2, 1), 3, None),
+        (LossScalerState(64.0, 0, 4), 9, None),
+        (LossScalerState(64.0, 0, 3), 1 << 24, None),
+        (None, 9, None),
+    ],
+)
+def test_the_last_steps_of_a_loss_scaler(state, steps, expected):
+    spec = SessionSpec(job="gpt", optimizer=0, group_options=[], parameters=[], loss_scaler=SCALER)
+    if expected is None:
+        with pytest.raises(optstate.UnimplementedError, match='job "gpt"'):
+            copying._last_steps(spec, state, steps)
+    else:
+        assert copying._last_steps(spec, state, steps) == expected
