@@ -216,7 +216,7 @@ TEST_F(AdminUsersTest, GroupsAreTheSumOfTheirMembers) {
                   : absl::StrCat("a job of uid ", found->second));
   }
   if (!access::NameOfUser(kAda).empty()) return;
-  // Who is in no group sees none.
+  // A user who is in no group sees none.
   EXPECT_THAT(List(access::UnixCaller(kAda)).groups(), SizeIs(0));
 }
 

@@ -173,7 +173,7 @@ absl::StatusOr<TestSession> SupervisorHarness::OpenAs(uid_t uid,
   }
   TestSession session;
   session.fd.reset(fds[0]);
-  // What the acceptor hands over does not block.
+  // Sockets that the acceptor hands over do not block.
   if (::fcntl(fds[1], F_SETFL, O_NONBLOCK) != 0) {
     ::close(fds[1]);
     return OsError(errno, "fcntl");

@@ -217,10 +217,10 @@ def test_the_members_of_a_group_have_state_together(serve):
         assert int(shown["use"]["jobs"]) == len(jobs)
         # Small files, which no admission counts, may go a little beyond.
         assert 0 < int(shown["use"]["state_bytes"]) < 4 << 20
-        # Who is in no such group, and the daemon's user, may have more.
+        # A user who is in no such group may have more.
         _, larger = site.attach(ADA, "larger", width=512)
         larger.close()
-        # What a job gives back, another member has.
+        # Another member has what a job gives back.
         site.delete(jobs[0])
         _, optimizer = site.attach(second, "next")
         optimizer.close()

@@ -14,8 +14,8 @@
 #include "optstate/v1/config.pb.h"
 #include "server/access/quotas.h"
 
-// What the quotas of a job's owner, and of the groups that the owner is in,
-// leave of bytes. What jobs have is read from their files, so that quotas hold
+// Bytes that the quotas of a job's owner, and of the groups that the owner is
+// in, leave. What jobs have is read from their files, so that quotas hold
 // over engines and daemons; a caller that adds to it holds the AdmissionLock.
 // Errors beside those that are named: UNAVAILABLE, the users or groups of
 // quotas cannot be looked up just now.
