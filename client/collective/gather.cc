@@ -12,7 +12,7 @@
 namespace optstate::client {
 namespace {
 
-// What is shown of a difference.
+// The part of a difference that an error shows.
 constexpr size_t kShownBytes = 160;
 
 absl::Span<const std::byte> BytesOf(absl::string_view text) {

@@ -100,7 +100,7 @@ absl::StatusOr<std::optional<NodePosition>> Ask(const SessionOptions& options) {
         "settles it (across_nodes=\"sharded\")"));
   }
   NodePosition position;
-  // Of a step without an outcome nothing but its number is known.
+  // A step without an outcome has nothing but its number.
   if (found->last_outcome.has_value()) {
     position.committed = StepOf(*found->last_outcome);
   }

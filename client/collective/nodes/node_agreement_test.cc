@@ -27,7 +27,7 @@ using testing::HasSubstr;
 
 constexpr uint32_t kNodes = 2;
 
-// What one rank, alone on its node, has in a test.
+// One rank, alone on its node, as a test has it.
 struct Rank {
   uint32_t rank = 0;
   std::unique_ptr<NodeAgreement> agreement;

@@ -196,7 +196,7 @@ TEST(JobFacts, EverySettingOfAStepIsThere) {
   differs([](auto* o) { o->partition = PartitionMode::kContiguous; });
   differs([](auto* o) { o->accumulate = true; });
   differs([](auto* o) { o->loss_scaler = LossScaler(); });
-  // What concerns one node alone may differ.
+  // Settings of one node alone may differ.
   SessionOptions elsewhere = options;
   elsewhere.endpoint = "unix:/other";
   EXPECT_EQ(JobFacts(elsewhere), facts);

@@ -11,7 +11,7 @@
 
 namespace optstate::client {
 
-// What a rank writes into the store for the others.
+// The record that a rank writes into the store for the others.
 //
 // As text: "optstate-tcp-1 WORLD_SIZE PORT KNOCK ANSWER HOST", the secrets in
 // hexadecimal.

@@ -223,7 +223,7 @@ TEST_P(CollectiveSuite, BroadcastFromEachRoot) {
   }
 }
 
-// Of these values float32 sums depend on the order.
+// Sums of these values in float32 depend on the order.
 TEST_P(CollectiveSuite, SumsAreInTheOrderOfTheRanks) {
   constexpr std::array<float, 5> kValues = {1e8f, 1.25f, -1e8f, 3.5f, 1e-3f};
   for (const uint32_t ranks : world_sizes()) {
