@@ -1,6 +1,7 @@
 #include "server/session/durability/record_moves.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
@@ -77,7 +78,7 @@ void RecordMoves::Finish(Move* move, absl::StatusOr<Moved> result) {
                  absl::ToInt64Milliseconds(result->waited));
   } else if (absl::IsAborted(result.status())) {
     spdlog::warn("records were not written anew: {} reason=\"{}\"", move->what,
-                 result.status().message());
+                 std::string(result.status().message()));
   } else {
     spdlog::error("records were not written anew: {} error=\"{}\"", move->what,
                   result.status().ToString());
