@@ -1,6 +1,7 @@
 #include "server/session/durability/record_moves.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
