@@ -116,8 +116,8 @@ int Run(CommandLine line) {
   if (embedded && line.config.log_level.empty()) {
     line.config.log_level = "warn";
   }
-  // What is said before the configuration is read follows the flags. A check of
-  // the configuration answers whoever asks for it, and writes no log.
+  // Lines before the configuration is read follow the flags. A check of the
+  // configuration answers the one who asks for it, and writes no log.
   if (!line.check_config) {
     StartLog("optstated", line.config.log_level,
              config::LogFormatOf(line.config.log_format));

@@ -116,7 +116,7 @@ AdminService::AdminService(supervisor::SupervisorControl* control,
 v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
   if (!described_.MayShare(deadline))
     return StatusOf(**described_.All(deadline));
-  // What is left is asked of the system, so that it is shared as well.
+  // The system is asked what is left, so that a status is shared as well.
   return *statuses_.Get("", [this] {
     return StatusOf(**described_.All(absl::InfiniteFuture()));
   });

@@ -68,7 +68,7 @@ class GuardedConnection {
   uint64_t frames_charged_ = 0;
   bool waits_ = false;  // for the peer's budget
   bool grpc_closed_ = false;
-  // What the loop waits for.
+  // The events that the loop waits for.
   uint32_t peer_events_ = EPOLLIN;
   uint32_t grpc_events_ = EPOLLIN;
   os::EventLoop::TimerId wait_timer_;

@@ -110,7 +110,7 @@ class SharedAnswers {
   }
 
   mutable absl::Mutex mutex_;
-  // Those with callers: no more than there are callers at a time.
+  // Questions with callers: no more than there are callers at a time.
   std::map<std::string, std::shared_ptr<Question>> questions_
       ABSL_GUARDED_BY(mutex_);
 };

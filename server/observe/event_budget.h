@@ -13,8 +13,9 @@
 
 namespace optstate::observe {
 
-// Bounds how often something is told that peers can cause at will: `burst` times
-// at once, and once in `interval` after that. What is left out is counted.
+// Bounds how often something is told that peers can cause at will: `burst`
+// times at once, and once in `interval` after that. What is left out is
+// counted.
 //
 // Threads: thread-safe.
 class EventBudget {
@@ -26,8 +27,8 @@ class EventBudget {
         clock_(std::move(clock)),
         left_(burst) {}
 
-  // Returns how many were left out since the last one that was told, if this one
-  // is to be told; nullopt: it is left out.
+  // Returns how many were left out since the last one that was told, if this
+  // one is to be told; nullopt: it is left out.
   std::optional<uint64_t> Take();
 
  private:

@@ -131,8 +131,8 @@ class Job {
     // that others see it work while it opens or ends. May be null; must outlive
     // the job.
     std::atomic<uint64_t>* disk_bytes = nullptr;
-    // What transports have counted, for Describe(). May be null; must outlive
-    // the job.
+    // The bytes that transports have counted, for Describe(). May be null; must
+    // outlive the job.
     const WireCounters* wires = nullptr;
     // An observer for tests; must outlive the job.
     scheduler::StepObserver* observer = nullptr;

@@ -26,7 +26,7 @@ namespace optstate::transport {
 // Threads: thread-safe.
 class SessionTable {
  public:
-  // What sessions tell the engine of themselves.
+  // Functions and counters that sessions report to.
   struct Observers {
     // An attached rank's connection has ended without a detach; called from its
     // session's thread when it is detached. May be null.

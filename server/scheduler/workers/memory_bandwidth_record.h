@@ -31,7 +31,7 @@ class MemoryBandwidthReader {
  private:
   const std::string state_dir_;
   std::mutex mutex_;
-  // Of the file that was read: each is written anew and renamed.
+  // Identify the file that was read: each is written anew and renamed.
   uint64_t inode_ = 0;
   int64_t written_at_ns_ = 0;
   double bytes_per_s_ = 0;
