@@ -61,7 +61,7 @@ void ExchangeWith(const std::string& bytes) {
   shutdown(peer.get(), SHUT_WR);
   auto mesh = Mesh::Make(0, std::move(sockets));
   Require(mesh.ok(), "there are descriptors");
-  // What lies behind the place of the payload stays as it is.
+  // Memory behind the place of the payload stays as it is.
   std::vector<std::byte> place(kPayloadBytes + 64, std::byte{0x5A});
   const std::vector<std::byte> mine(kPayloadBytes);
   std::vector<client::PeerPayloads> payloads(2);
