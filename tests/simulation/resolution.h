@@ -29,7 +29,7 @@ struct NodeStep {
 // How far one node's job is.
 struct NodePosition {
   NodeStep committed;
-  std::optional<NodeStep> prepared;
+  std::optional<NodeStep> prepared = std::nullopt;
   uint32_t loads_finished = 0;
 };
 

@@ -53,7 +53,7 @@ ScenarioOptions Options(uint64_t seed) {
   return options;
 }
 
-Report Run(const std::string& scenario, const ScenarioOptions& options) {
+Report Simulate(const std::string& scenario, const ScenarioOptions& options) {
   absl::StatusOr<Report> report = RunScenario(scenario, options);
   EXPECT_TRUE(report.ok()) << scenario << ", seed " << options.seed << ": "
                            << report.status();
@@ -73,7 +73,7 @@ class ScenarioTest
 
 TEST_P(ScenarioTest, HoldsWhatItPromises) {
   const ScenarioOptions options = Options(seed());
-  const Report report = Run(scenario(), options);
+  const Report report = Simulate(scenario(), options);
   std::cerr << TableOf({&report, 1});
   EXPECT_GT(report.steps, 0u);
   // No attempt at a step fails on a node, so that one all-gather takes it; a
@@ -87,12 +87,12 @@ TEST_P(ScenarioTest, HoldsWhatItPromises) {
 }
 
 TEST_P(ScenarioTest, ASeedSaysAll) {
-  const Report first = Run(scenario(), Options(seed()));
-  const Report again = Run(scenario(), Options(seed()));
+  const Report first = Simulate(scenario(), Options(seed()));
+  const Report again = Simulate(scenario(), Options(seed()));
   EXPECT_EQ(first.trace_hash, again.trace_hash);
   EXPECT_EQ(first.events, again.events);
   EXPECT_EQ(first.log_lines, again.log_lines);
-  const Report other = Run(scenario(), Options(seed() + kSeeds));
+  const Report other = Simulate(scenario(), Options(seed() + kSeeds));
   EXPECT_NE(first.trace_hash, other.trace_hash);
 }
 
@@ -115,9 +115,9 @@ TEST(AttachStormTest, AttachTimesGrowNoFasterThanNodes) {
         &options.model.engine_start, &options.model.attach}) {
     time->tail_one_in = 0;
   }
-  const Report few = Run("attach_storm", options);
+  const Report few = Simulate("attach_storm", options);
   options.nodes *= 3;
-  const Report many = Run("attach_storm", options);
+  const Report many = Simulate("attach_storm", options);
   const load::Quantiles few_ms = load::QuantilesOf(few.attach_ms);
   const load::Quantiles many_ms = load::QuantilesOf(many.attach_ms);
   EXPECT_GT(few_ms.max_ms, 0);
@@ -130,7 +130,7 @@ TEST(AttachStormTest, AttachTimesGrowNoFasterThanNodes) {
 
 TEST(AttachStormTest, AStrangersLinesAreBounded) {
   const ScenarioOptions options = Options(2);
-  const Report report = Run("attach_storm", options);
+  const Report report = Simulate("attach_storm", options);
   const auto of_stranger = static_cast<uint64_t>(
       observe::LineLimiter::kBurst +
       observe::LineLimiter::kLinesPerSecond * report.simulated_s);
@@ -149,7 +149,7 @@ TEST(RollingUpgradeTest, NodesAreUpgradedAtAllPointsOfAStep) {
   uint64_t within = 0;
   uint64_t killed = 0;
   for (uint64_t seed = 1; seed <= 2 * kSeeds; ++seed) {
-    const Report report = Run("rolling_upgrade", Options(seed));
+    const Report report = Simulate("rolling_upgrade", Options(seed));
     between += report.CountOf("upgraded between steps");
     prepared += report.CountOf("with a step prepared");
     within += report.CountOf("within a step");
@@ -165,7 +165,7 @@ TEST(RollingUpgradeTest, NodesAreUpgradedAtAllPointsOfAStep) {
 TEST(NodeLossTest, SomeHaveTakenTheStepAndOthersOnlyPreparedIt) {
   uint64_t runs_parted = 0;
   for (uint64_t seed = 1; seed <= 2 * kSeeds; ++seed) {
-    const Report report = Run("node_loss", Options(seed));
+    const Report report = Simulate("node_loss", Options(seed));
     runs_parted += report.CountOf("survivors that had taken the step") > 0 &&
                    report.CountOf("survivors that had it prepared") > 0;
   }
