@@ -58,6 +58,32 @@ absl::StatusOr<gid_t> FindGroup(const std::string& text) {
   return found->gr_gid;
 }
 
+absl::StatusOr<std::set<gid_t>> GroupsOf(uid_t uid) {
+  constexpr size_t kGroupsMax = 65536;  // NGROUPS_MAX of Linux
+  std::vector<char> memory;
+  const auto by_uid = [uid](const char*, passwd* entry, char* buffer,
+                            size_t size, passwd** found) {
+    return ::getpwuid_r(uid, entry, buffer, size, found);
+  };
+  const auto user =
+      LookUp<passwd>("user", absl::StrCat("number ", uid), by_uid, &memory);
+  if (absl::IsNotFound(user.status())) return std::set<gid_t>();
+  if (!user.ok()) return user.status();
+  std::vector<gid_t> groups(64);
+  auto count = static_cast<int>(groups.size());
+  while (::getgrouplist(user->pw_name, user->pw_gid, groups.data(), &count) <
+         0) {
+    if (groups.size() >= kGroupsMax) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("user ", user->pw_name, " is in more than ", kGroupsMax,
+                       " groups"));
+    }
+    groups.resize(std::max(2 * groups.size(), static_cast<size_t>(count)));
+    count = static_cast<int>(groups.size());
+  }
+  return std::set<gid_t>(groups.begin(), groups.begin() + count);
+}
+
 absl::StatusOr<std::set<gid_t>> FindOperatorGroups(
     const v1::AccessSettings& access) {
   std::set<gid_t> groups;

@@ -16,6 +16,10 @@ namespace optstate::access {
 absl::StatusOr<uid_t> FindUser(const std::string& text);
 absl::StatusOr<gid_t> FindGroup(const std::string& text);
 
+// Returns the groups that this machine's tables have a user in, its own among
+// them; none: they have no such user.
+absl::StatusOr<std::set<gid_t>> GroupsOf(uid_t uid);
+
 // Finds access.operator_groups.
 absl::StatusOr<std::set<gid_t>> FindOperatorGroups(
     const v1::AccessSettings& access);

@@ -143,6 +143,10 @@ std::set<std::string> DiskDirectories::Jobs() const {
   return jobs;
 }
 
+std::string DiskDirectories::FirstFolder(const std::string& name) const {
+  return paths_.empty() ? "" : storage::DiskFolder(paths_[0], name);
+}
+
 bool DiskDirectories::HasFolder(const std::string& name) const {
   return std::any_of(paths_.begin(), paths_.end(), [&](const auto& path) {
     return storage::MayExist(storage::DiskFolder(path, name));

@@ -47,6 +47,9 @@ class DiskDirectories {
   // FAILED_PRECONDITION: a path names another directory than when the daemon
   // started.
   absl::Status CheckInPlace() const;
+  // Returns where the first folder of a job of this name is, if it has any;
+  // empty: there are no directories.
+  std::string FirstFolder(const std::string& name) const;
   // Returns whether a folder of this name may be there.
   bool HasFolder(const std::string& name) const;
   bool IsDurable(const std::string& name) const;
