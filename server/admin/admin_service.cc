@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,7 @@
 #include "proto/types/version.h"
 #include "server/accept/hello_check.h"
 #include "server/admin/device_report.h"
+#include "server/admin/hidden_jobs.h"
 #include "server/admin/tier_report.h"
 #include "server/observe/node_event.h"
 #include "server/session/admission.h"
@@ -73,18 +75,12 @@ v1::Job Merge(const JobSummary& summary, absl::StatusOr<v1::Job> described) {
   job.set_engine_restarts(summary.restarts);
   job.set_state_dir(summary.directory);
   if (summary.sleep.has_value()) *job.mutable_sleep() = *summary.sleep;
-  return job;
-}
-
-template <typename Jobs>
-void AddUnanswered(const Jobs& jobs,
-                   google::protobuf::RepeatedPtrField<v1::UnansweredJob>* to) {
-  for (const v1::Job& job : jobs) {
-    if (!job.ranks_unknown()) continue;
-    v1::UnansweredJob* unanswered = to->Add();
-    unanswered->set_name(job.name());
-    unanswered->set_reason(job.reason());
+  *job.mutable_access() = summary.access;
+  if (!summary.access_problem.empty()) {
+    job.set_reason(absl::StrCat(job.reason(), job.reason().empty() ? "" : "; ",
+                                summary.access_problem));
   }
+  return job;
 }
 
 // The reasons of jobs on one node differ in little: the first is told.
@@ -93,11 +89,6 @@ void AddLocked(const v1::MemoryLock& of_job, v1::MemoryLock* all) {
   all->set_pending_bytes(all->pending_bytes() + of_job.pending_bytes());
   all->set_unlocked_bytes(all->unlocked_bytes() + of_job.unlocked_bytes());
   if (all->reason().empty()) all->set_reason(of_job.reason());
-}
-
-absl::Status NoJob(const std::string& name) {
-  return absl::NotFoundError(
-      absl::StrCat("there is no job \"", name, "\" on this node"));
 }
 
 supervisor::JobEvents EventsOf(const JobSummary& summary) {
@@ -167,8 +158,12 @@ AdminService::AdminService(supervisor::SupervisorControl* control,
       info_(std::move(info)),
       engine_answer_max_(engine_answer_max) {}
 
-v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
-  return StatusOf(ListJobs(deadline));
+v1::ServerStatus AdminService::GetStatus(const access::Caller& caller,
+                                         absl::Time deadline) {
+  const v1::ListJobsReply all = ListAll(deadline);
+  v1::ServerStatus status = StatusOf(all);
+  HideJobs(HiddenJobs(all, caller), &status);
+  return status;
 }
 
 v1::ServerStatus AdminService::StatusOf(const v1::ListJobsReply& list) const {
@@ -253,7 +248,7 @@ std::vector<v1::Job> AdminService::DescribeAll(absl::Time deadline) {
       [this] { return Describe(control_->Jobs(), absl::InfiniteFuture()); });
 }
 
-v1::ListJobsReply AdminService::ListJobs(absl::Time deadline) {
+v1::ListJobsReply AdminService::ListAll(absl::Time deadline) {
   std::vector<v1::Job> jobs = DescribeAll(deadline);
   v1::ListJobsReply reply;
   AddUnanswered(jobs, reply.mutable_unanswered());
@@ -261,28 +256,53 @@ v1::ListJobsReply AdminService::ListJobs(absl::Time deadline) {
   return reply;
 }
 
+v1::ListJobsReply AdminService::ListJobs(const access::Caller& caller,
+                                         absl::Time deadline) {
+  v1::ListJobsReply reply = ListAll(deadline);
+  HideJobs(HiddenJobs(reply, caller), &reply);
+  return reply;
+}
+
+absl::StatusOr<JobSummary> AdminService::FindToLook(
+    const std::string& name, const access::Caller& caller) {
+  OPTSTATE_ASSIGN_OR_RETURN(JobSummary summary, control_->FindJob(name));
+  OPTSTATE_RETURN_IF_ERROR(supervisor::CheckMayLook(name, summary.uid,
+                                                    summary.access, caller));
+  return summary;
+}
+
 absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
+                                             const access::Caller& caller,
                                              absl::Time deadline, bool memory) {
-  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, control_->FindJob(name));
+  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindToLook(name, caller));
+  return DescribeOne(summary, deadline, memory);
+}
+
+absl::StatusOr<v1::Job> AdminService::DescribeOne(const JobSummary& summary,
+                                                  absl::Time deadline,
+                                                  bool memory) {
   std::vector<v1::Job> described = Describe({summary}, deadline);
-  if (described.empty()) return NoJob(name);
+  if (described.empty()) return supervisor::NoJob(summary.name);
   v1::Job job = std::move(described[0]);
   if (!memory || job.ranks_unknown()) return job;
   // Memory use is asked for separately, because it may take too long; then the
   // answer lacks it.
   absl::StatusOr<v1::Job> with_memory =
-      engines_->GetJob(name, deadline, /*memory=*/true);
+      engines_->GetJob(summary.name, deadline, /*memory=*/true);
   if (!with_memory.ok()) return job;
   return Merge(summary, std::move(with_memory));
 }
 
 absl::StatusOr<v1::ListSessionsReply> AdminService::ListSessions(
-    const std::string& job, absl::Time deadline) {
+    const std::string& job, const access::Caller& caller, absl::Time deadline) {
   std::vector<JobSummary> summaries;
   if (job.empty()) {
     summaries = control_->Jobs();
+    std::erase_if(summaries, [&caller](const JobSummary& summary) {
+      return !supervisor::MayLook(summary.uid, summary.access, caller);
+    });
   } else {
-    OPTSTATE_ASSIGN_OR_RETURN(JobSummary one, control_->FindJob(job));
+    OPTSTATE_ASSIGN_OR_RETURN(JobSummary one, FindToLook(job, caller));
     summaries.push_back(std::move(one));
   }
   std::vector<v1::Job> jobs = Describe(summaries, deadline);
@@ -298,9 +318,10 @@ absl::StatusOr<v1::ListSessionsReply> AdminService::ListSessions(
 }
 
 absl::StatusOr<v1::ListParametersReply> AdminService::ListParameters(
-    const v1::ListParametersRequest& request, absl::Time deadline) {
+    const v1::ListParametersRequest& request, const access::Caller& caller,
+    absl::Time deadline) {
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary,
-                            control_->FindJob(request.job()));
+                            FindToLook(request.job(), caller));
   OPTSTATE_RETURN_IF_ERROR(CheckAwake(summary));
   return engines_->ListParameters(request, EngineDeadline(deadline));
 }
@@ -322,7 +343,9 @@ absl::Status AdminService::DeleteJob(const std::string& name, bool force,
 
 absl::Status AdminService::CheckNoSessions(const std::string& name,
                                            absl::Time deadline) {
-  OPTSTATE_ASSIGN_OR_RETURN(const v1::Job job, GetJob(name, deadline));
+  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, control_->FindJob(name));
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::Job job,
+                            DescribeOne(summary, deadline, /*memory=*/false));
   // Without an engine there is no session.
   if (job.engine_pid() == 0) return absl::OkStatus();
   if (job.session_count() != 0) {
@@ -355,6 +378,10 @@ pid_t AdminService::FailedEngine(const std::string& name, absl::Time deadline) {
 absl::StatusOr<v1::SetJobReply> AdminService::SetJob(
     const v1::SetJobRequest& request, const access::Caller& caller,
     absl::Time deadline) {
+  if (request.has_access()) {
+    OPTSTATE_RETURN_IF_ERROR(SetAccess(request, caller));
+    return v1::SetJobReply();
+  }
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary,
                             FindToChange(request.name(), caller));
   absl::StatusOr<v1::SetJobReply> set = engines_->SetJob(request, deadline);
@@ -366,12 +393,28 @@ absl::StatusOr<v1::SetJobReply> AdminService::SetJob(
   return set;
 }
 
+// The supervisor has all that this takes, so it needs no engine.
+absl::Status AdminService::SetAccess(const v1::SetJobRequest& request,
+                                     const access::Caller& caller) {
+  OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(request.name()));
+  v1::SetJobRequest others = request;
+  others.clear_name();
+  others.clear_access();
+  if (others.ByteSizeLong() == 0) {
+    return control_->SetAccess(request.name(), request.access(), caller);
+  }
+  OPTSTATE_RETURN_IF_ERROR(FindToLook(request.name(), caller).status());
+  return absl::InvalidArgumentError(
+      "who may use a job (group, private, readers) is set alone, without other "
+      "settings");
+}
+
 absl::StatusOr<JobSummary> AdminService::FindToChange(
     const std::string& name, const access::Caller& caller) {
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
   OPTSTATE_ASSIGN_OR_RETURN(JobSummary summary, control_->FindJob(name));
-  OPTSTATE_RETURN_IF_ERROR(
-      supervisor::CheckMayChangeJob(name, summary.uid, caller));
+  OPTSTATE_RETURN_IF_ERROR(supervisor::CheckMayChangeJob(
+      name, summary.uid, summary.access, caller));
   OPTSTATE_RETURN_IF_ERROR(CheckAwake(summary));
   return summary;
 }
@@ -398,15 +441,33 @@ absl::StatusOr<v1::DescribeTiersReply> AdminService::DescribeTiers(
   if (request.measure()) {
     OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(caller));
   }
-  return admin::DescribeTiers(info_.config, control_->Jobs(), request);
+  const std::vector<JobSummary> jobs = control_->Jobs();
+  v1::DescribeTiersReply reply =
+      admin::DescribeTiers(info_.config, jobs, request);
+  // A disk may have folders of jobs that this daemon does not have.
+  if (!supervisor::CheckOperator(caller).ok()) {
+    std::set<std::string> shown;
+    for (const JobSummary& job : jobs) {
+      if (supervisor::MayLook(job.uid, job.access, caller)) {
+        shown.insert(job.name);
+      }
+    }
+    ShowJobs(shown, &reply);
+  }
+  return reply;
 }
 
-v1::DescribeDevicesReply AdminService::DescribeDevices(absl::Time deadline) {
-  return admin::DescribeDevices(info_.config.devices(), ListJobs(deadline));
+v1::DescribeDevicesReply AdminService::DescribeDevices(
+    const access::Caller& caller, absl::Time deadline) {
+  const v1::ListJobsReply all = ListAll(deadline);
+  v1::DescribeDevicesReply reply =
+      admin::DescribeDevices(info_.config.devices(), all);
+  HideJobs(HiddenJobs(all, caller), &reply);
+  return reply;
 }
 
 v1::NodeReport AdminService::DescribeNode(absl::Time deadline) {
-  v1::ListJobsReply list = ListJobs(deadline);
+  v1::ListJobsReply list = ListAll(deadline);
   v1::NodeReport report;
   *report.mutable_status() = StatusOf(list);
   *report.mutable_tiers() =
@@ -414,6 +475,7 @@ v1::NodeReport AdminService::DescribeNode(absl::Time deadline) {
   *report.mutable_devices() =
       admin::DescribeDevices(info_.config.devices(), list);
   report.mutable_jobs()->Swap(list.mutable_jobs());
+  LeaveOutNames(&report);
   return report;
 }
 

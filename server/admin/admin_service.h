@@ -30,6 +30,10 @@ namespace optstate::admin {
 // else UNSPECIFIED with why the engine is missing. While that engine runs, its
 // ranks are unknown and lists name the job as unanswered.
 //
+// A private job is shown to those alone who may look at it
+// (supervisor/permissions.h). For others there is none of its name, and it is
+// in no list; sums have it all the same.
+//
 // Threads: thread-safe. Calls block the calling thread.
 class AdminService {
  public:
@@ -43,15 +47,18 @@ class AdminService {
                UpgradeControl* upgrade, ServerInfo info,
                absl::Duration engine_answer_max = kEngineAnswerMax);
 
-  v1::ServerStatus GetStatus(absl::Time deadline);
-  v1::ListJobsReply ListJobs(absl::Time deadline);
-  absl::StatusOr<v1::Job> GetJob(const std::string& name, absl::Time deadline,
-                                 bool memory = false);
+  v1::ServerStatus GetStatus(const access::Caller& caller, absl::Time deadline);
+  v1::ListJobsReply ListJobs(const access::Caller& caller, absl::Time deadline);
+  absl::StatusOr<v1::Job> GetJob(const std::string& name,
+                                 const access::Caller& caller,
+                                 absl::Time deadline, bool memory = false);
   // Returns NOT_FOUND when `job` names a job that does not exist.
-  absl::StatusOr<v1::ListSessionsReply> ListSessions(const std::string& job,
-                                                     absl::Time deadline);
+  absl::StatusOr<v1::ListSessionsReply> ListSessions(
+      const std::string& job, const access::Caller& caller,
+      absl::Time deadline);
   absl::StatusOr<v1::ListParametersReply> ListParameters(
-      const v1::ListParametersRequest& request, absl::Time deadline);
+      const v1::ListParametersRequest& request, const access::Caller& caller,
+      absl::Time deadline);
   absl::Status DeleteJob(const std::string& name, bool force,
                          const access::Caller& caller, absl::Time deadline);
   absl::Status RecoverJob(const std::string& name, const access::Caller& caller,
@@ -74,10 +81,17 @@ class AdminService {
   // PERMISSION_DENIED: the caller may not have directories measured.
   absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
       const v1::DescribeTiersRequest& request, const access::Caller& caller);
-  v1::DescribeDevicesReply DescribeDevices(absl::Time deadline);
-  // Returns status, jobs, tiers and devices at once, for the HTTP server: each
-  // engine is asked once. The report's events and time are not set.
+  v1::DescribeDevicesReply DescribeDevices(const access::Caller& caller,
+                                           absl::Time deadline);
+  // Returns status, jobs, tiers and devices at once, for the HTTP server, whose
+  // readers have no name: each engine is asked once. The report's events and
+  // time are not set. Of a private job it has the phase alone, so that sums are
+  // right, and no name.
   v1::NodeReport DescribeNode(absl::Time deadline);
+  // Returns whether the caller may see an event; null: whether everybody may.
+  bool MaySee(const v1::Event& event, const access::Caller* caller) const {
+    return control_->MaySee(event, caller);
+  }
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary,
                                            const access::Caller& caller);
   // Waits no longer than `call`, unless that is null. When engines do not
@@ -88,6 +102,15 @@ class AdminService {
 
  private:
   v1::ServerStatus StatusOf(const v1::ListJobsReply& list) const;
+  // Lists all jobs, whoever may look at them.
+  v1::ListJobsReply ListAll(absl::Time deadline);
+  absl::StatusOr<v1::Job> DescribeOne(const supervisor::JobSummary& summary,
+                                      absl::Time deadline, bool memory);
+  // Finds a job that the caller may look at; NOT_FOUND.
+  absl::StatusOr<supervisor::JobSummary> FindToLook(
+      const std::string& name, const access::Caller& caller);
+  absl::Status SetAccess(const v1::SetJobRequest& request,
+                         const access::Caller& caller);
   absl::Time EngineDeadline(absl::Time deadline) const;
   std::vector<v1::Job> DescribeAll(absl::Time deadline);
   std::vector<v1::Job> Describe(
