@@ -48,7 +48,8 @@ absl::Status CheckGroup(const std::string& group, uid_t owner) {
   if (groups.contains(*found)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "group: the job's owner, uid ", owner, ", is not in the group \"", group,
-      "\" of the daemon's machine: name one of the owner's own groups (id -nG)"));
+      "\" of the daemon's machine: name one of the owner's own groups (id "
+      "-nG)"));
 }
 
 absl::Status CheckReader(const std::string& reader) {

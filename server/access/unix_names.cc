@@ -74,9 +74,8 @@ absl::StatusOr<std::set<gid_t>> GroupsOf(uid_t uid) {
   while (::getgrouplist(user->pw_name, user->pw_gid, groups.data(), &count) <
          0) {
     if (groups.size() >= kGroupsMax) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("user ", user->pw_name, " is in more than ", kGroupsMax,
-                       " groups"));
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "user ", user->pw_name, " is in more than ", kGroupsMax, " groups"));
     }
     groups.resize(std::max(2 * groups.size(), static_cast<size_t>(count)));
     count = static_cast<int>(groups.size());

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,9 +11,7 @@
 #include "proto/types/status_macros.h"
 #include "proto/types/version.h"
 #include "server/accept/hello_check.h"
-#include "server/admin/device_report.h"
-#include "server/admin/hidden_jobs.h"
-#include "server/admin/tier_report.h"
+#include "server/admin/shown_jobs.h"
 #include "server/observe/node_event.h"
 #include "server/session/admission.h"
 #include "server/session/job_facts.h"
@@ -162,7 +159,10 @@ v1::ServerStatus AdminService::GetStatus(const access::Caller& caller,
                                          absl::Time deadline) {
   const v1::ListJobsReply all = ListAll(deadline);
   v1::ServerStatus status = StatusOf(all);
-  HideJobs(HiddenJobs(all, caller), &status);
+  // The problems of an upgrade may name jobs that have ended.
+  if (!supervisor::CheckOperator(caller).ok()) {
+    ShowJobs(JobsShownTo(caller, all), &status);
+  }
   return status;
 }
 
@@ -259,16 +259,8 @@ v1::ListJobsReply AdminService::ListAll(absl::Time deadline) {
 v1::ListJobsReply AdminService::ListJobs(const access::Caller& caller,
                                          absl::Time deadline) {
   v1::ListJobsReply reply = ListAll(deadline);
-  HideJobs(HiddenJobs(reply, caller), &reply);
+  ShowJobs(JobsShownTo(caller, reply), &reply);
   return reply;
-}
-
-absl::StatusOr<JobSummary> AdminService::FindToLook(
-    const std::string& name, const access::Caller& caller) {
-  OPTSTATE_ASSIGN_OR_RETURN(JobSummary summary, control_->FindJob(name));
-  OPTSTATE_RETURN_IF_ERROR(supervisor::CheckMayLook(name, summary.uid,
-                                                    summary.access, caller));
-  return summary;
 }
 
 absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
@@ -393,28 +385,12 @@ absl::StatusOr<v1::SetJobReply> AdminService::SetJob(
   return set;
 }
 
-// The supervisor has all that this takes, so it needs no engine.
-absl::Status AdminService::SetAccess(const v1::SetJobRequest& request,
-                                     const access::Caller& caller) {
-  OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(request.name()));
-  v1::SetJobRequest others = request;
-  others.clear_name();
-  others.clear_access();
-  if (others.ByteSizeLong() == 0) {
-    return control_->SetAccess(request.name(), request.access(), caller);
-  }
-  OPTSTATE_RETURN_IF_ERROR(FindToLook(request.name(), caller).status());
-  return absl::InvalidArgumentError(
-      "who may use a job (group, private, readers) is set alone, without other "
-      "settings");
-}
-
 absl::StatusOr<JobSummary> AdminService::FindToChange(
     const std::string& name, const access::Caller& caller) {
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
   OPTSTATE_ASSIGN_OR_RETURN(JobSummary summary, control_->FindJob(name));
-  OPTSTATE_RETURN_IF_ERROR(supervisor::CheckMayChangeJob(
-      name, summary.uid, summary.access, caller));
+  OPTSTATE_RETURN_IF_ERROR(
+      supervisor::CheckMayChangeJob(name, summary.uid, summary.access, caller));
   OPTSTATE_RETURN_IF_ERROR(CheckAwake(summary));
   return summary;
 }
@@ -434,49 +410,6 @@ absl::Status AdminService::VerifyJob(
   if (damaged != 0) EventsOf(summary).DamageFound(caller.name(), damaged);
   if (!absl::IsUnimplemented(verified)) return verified;
   return TooOld(name, "verify");
-}
-
-absl::StatusOr<v1::DescribeTiersReply> AdminService::DescribeTiers(
-    const v1::DescribeTiersRequest& request, const access::Caller& caller) {
-  if (request.measure()) {
-    OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(caller));
-  }
-  const std::vector<JobSummary> jobs = control_->Jobs();
-  v1::DescribeTiersReply reply =
-      admin::DescribeTiers(info_.config, jobs, request);
-  // A disk may have folders of jobs that this daemon does not have.
-  if (!supervisor::CheckOperator(caller).ok()) {
-    std::set<std::string> shown;
-    for (const JobSummary& job : jobs) {
-      if (supervisor::MayLook(job.uid, job.access, caller)) {
-        shown.insert(job.name);
-      }
-    }
-    ShowJobs(shown, &reply);
-  }
-  return reply;
-}
-
-v1::DescribeDevicesReply AdminService::DescribeDevices(
-    const access::Caller& caller, absl::Time deadline) {
-  const v1::ListJobsReply all = ListAll(deadline);
-  v1::DescribeDevicesReply reply =
-      admin::DescribeDevices(info_.config.devices(), all);
-  HideJobs(HiddenJobs(all, caller), &reply);
-  return reply;
-}
-
-v1::NodeReport AdminService::DescribeNode(absl::Time deadline) {
-  v1::ListJobsReply list = ListAll(deadline);
-  v1::NodeReport report;
-  *report.mutable_status() = StatusOf(list);
-  *report.mutable_tiers() =
-      admin::DescribeTiers(info_.config, control_->Jobs(), {});
-  *report.mutable_devices() =
-      admin::DescribeDevices(info_.config.devices(), list);
-  report.mutable_jobs()->Swap(list.mutable_jobs());
-  LeaveOutNames(&report);
-  return report;
 }
 
 absl::StatusOr<v1::UpgradeReply> AdminService::Upgrade(

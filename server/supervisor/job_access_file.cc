@@ -28,8 +28,7 @@ absl::Status IsDamaged(absl::string_view why) {
 }  // namespace
 
 std::string FormatAccess(const v1::JobAccess& access) {
-  std::string text =
-      absl::StrCat(access.is_private() ? kPrivate : kOpen, "\n");
+  std::string text = absl::StrCat(access.is_private() ? kPrivate : kOpen, "\n");
   if (!access.group().empty()) {
     absl::StrAppend(&text, kGroup, access.group(), "\n");
   }

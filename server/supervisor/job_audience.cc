@@ -54,13 +54,11 @@ void JobAudience::End(const std::string& job) {
 JobAudience::Job JobAudience::Find(const v1::Event& event) const {
   const absl::MutexLock lock(&mutex_);
   const auto job = jobs_.find(event.job());
-  if (job != jobs_.end() &&
-      event.sequence() > job->second.after_sequence &&
+  if (job != jobs_.end() && event.sequence() > job->second.after_sequence &&
       (!event.has_owner_uid() || event.owner_uid() == job->second.owner)) {
     return job->second;
   }
-  Job found = {
-      .owner = kNoUser, .access = OwnerAlone(), .after_sequence = 0};
+  Job found = {.owner = kNoUser, .access = OwnerAlone(), .after_sequence = 0};
   if (!event.has_owner_uid()) return found;
   found.owner = event.owner_uid();
   const auto ended = ended_.find({event.job(), found.owner});

@@ -54,8 +54,8 @@ std::string JobRegistry::DiskAccessFolder(const std::string& name) const {
   if (folder.empty()) return "";
   const absl::StatusOr<std::optional<uint32_t>> owner =
       storage::ReadDiskOwner(folder);
-  const bool is_ours = owner.ok() && owner->has_value() &&
-                       **owner == jobs_.find(name)->second;
+  const bool is_ours =
+      owner.ok() && owner->has_value() && **owner == jobs_.find(name)->second;
   return is_ours ? folder : "";
 }
 
@@ -95,8 +95,9 @@ absl::Status JobRegistry::SetAccess(const std::string& name,
       const absl::Status undone = WriteAccess(folders[k], former);
       if (!undone.ok()) spdlog::error("job {}: {}", name, undone.ToString());
     }
-    return Annotate(written, absl::StrCat("job \"", name,
-                                          "\": who may use it stays as it was"));
+    return Annotate(
+        written,
+        absl::StrCat("job \"", name, "\": who may use it stays as it was"));
   }
   access_[name] = {.access = access, .problem = ""};
   return absl::OkStatus();

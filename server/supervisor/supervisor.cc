@@ -117,8 +117,8 @@ absl::StatusOr<JobHost*> Supervisor::FindOrCreate(const Waiting& waiting) {
   OPTSTATE_RETURN_IF_ERROR(CheckMayTrain(waiting.peer.caller));
   const auto found = hosts_.find(name);
   if (found != hosts_.end()) {
-    OPTSTATE_RETURN_IF_ERROR(CheckMayJoin(adopt.hello(), found->second->uid(),
-                                          waiting.peer.caller));
+    OPTSTATE_RETURN_IF_ERROR(
+        CheckMayJoin(adopt.hello(), found->second->uid(), waiting.peer.caller));
     OPTSTATE_RETURN_IF_ERROR(
         CheckRoomForSession(waiting.peer, found->second->uid()));
     return found->second.get();

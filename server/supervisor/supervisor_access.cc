@@ -87,8 +87,8 @@ absl::Status Supervisor::SetAccessInLoop(const std::string& name,
   }
   OPTSTATE_RETURN_IF_ERROR(registry_.SetAccess(name, access));
   audience_.Change(name, access);
-  JobEvents(name, owner).AccessChanged(caller.name(),
-                                       access::AccessText(access));
+  JobEvents(name, owner)
+      .AccessChanged(caller.name(), access::AccessText(access));
   return absl::OkStatus();
 }
 
