@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
@@ -43,6 +44,14 @@ absl::StatusOr<std::optional<std::string>> ReadAccessText(
   if (absl::IsNotFound(text.status())) return std::nullopt;
   if (!text.ok()) return text.status();
   return std::make_optional(*std::move(text));
+}
+
+bool MayBePrivate(const std::string& folder) {
+  const absl::StatusOr<std::optional<std::string>> text =
+      ReadAccessText(folder);
+  if (!text.ok()) return true;
+  return text->has_value() &&
+         !absl::StartsWith(**text, absl::StrCat(kOpenAccess, "\n"));
 }
 
 absl::Status CopyAccess(const std::string& job_directory,

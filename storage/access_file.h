@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace optstate::storage {
 
@@ -15,11 +16,17 @@ namespace optstate::storage {
 // bytes, which the supervisor writes (server/supervisor/job_access_file.h). A
 // job for whom nobody has said anything has none.
 inline constexpr char kAccessFile[] = "/access";
+// The first line of the file of a job that is not private.
+inline constexpr absl::string_view kOpenAccess = "access 1 open";
 
 // Returns the text of a folder's file; nullopt: it has none. Other errors: it
 // may have one that says something.
 absl::StatusOr<std::optional<std::string>> ReadAccessText(
     const std::string& folder);
+
+// Returns whether a job must not be named to others: its file does not say
+// plainly that they may look at it.
+bool MayBePrivate(const std::string& folder);
 
 // Has a folder on a disk say what the job's directory says, durably.
 // `is_taken_over`: what the folder says is of another job, so that it goes when

@@ -30,6 +30,7 @@ class FixedSource : public NodeSource {
  public:
   explicit FixedSource(v1::NodeReport report) : report_(std::move(report)) {}
   v1::NodeReport DescribeNode(absl::Time) override { return report_; }
+  bool IsPublic(const v1::Event&) override { return true; }
 
  private:
   const v1::NodeReport report_;

@@ -25,6 +25,9 @@ class HeldSource : public NodeSource {
     report.mutable_status()->set_pid(calls_);
     return report;
   }
+  bool IsPublic(const v1::Event& event) override {
+    return event.job() != "secret";
+  }
   void SetOpen(bool is_open) {
     const absl::MutexLock lock(&mutex_);
     is_open_ = is_open;

@@ -16,7 +16,6 @@
 namespace optstate::supervisor {
 namespace {
 
-constexpr absl::string_view kOpen = "access 1 open";
 constexpr absl::string_view kPrivate = "access 1 private";
 constexpr absl::string_view kGroup = "group ";
 constexpr absl::string_view kReader = "reader ";
@@ -28,7 +27,8 @@ absl::Status IsDamaged(absl::string_view why) {
 }  // namespace
 
 std::string FormatAccess(const v1::JobAccess& access) {
-  std::string text = absl::StrCat(access.is_private() ? kPrivate : kOpen, "\n");
+  std::string text =
+      absl::StrCat(access.is_private() ? kPrivate : storage::kOpenAccess, "\n");
   if (!access.group().empty()) {
     absl::StrAppend(&text, kGroup, access.group(), "\n");
   }
@@ -49,9 +49,10 @@ absl::StatusOr<v1::JobAccess> ParseAccess(absl::string_view text) {
   v1::JobAccess access;
   const std::vector<absl::string_view> lines =
       absl::StrSplit(absl::StripSuffix(said, "\n"), '\n');
-  if (lines[0] != kOpen && lines[0] != kPrivate) {
-    return IsDamaged(absl::StrCat("it begins with neither \"", kOpen,
-                                  "\" nor \"", kPrivate, "\""));
+  if (lines[0] != storage::kOpenAccess && lines[0] != kPrivate) {
+    return IsDamaged(absl::StrCat("it begins with neither \"",
+                                  storage::kOpenAccess, "\" nor \"", kPrivate,
+                                  "\""));
   }
   access.set_is_private(lines[0] == kPrivate);
   for (size_t i = 1; i < lines.size(); ++i) {
