@@ -3,8 +3,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "proto/types/access_names.h"
 #include "proto/types/status_macros.h"
-#include "server/access/job_access.h"
 #include "server/access/memberships.h"
 
 namespace optstate::supervisor {
@@ -29,7 +29,7 @@ bool IsInGroup(const v1::JobAccess& access, const Caller& caller) {
 bool IsReader(const v1::JobAccess& access, const Caller& caller) {
   access::Memberships& machine = access::MachineMemberships();
   for (const std::string& reader : access.readers()) {
-    const absl::string_view group = access::ReaderGroup(reader);
+    const absl::string_view group = ReaderGroup(reader);
     if (group.empty() ? machine.IsUser(caller.uid, reader)
                       : machine.IsIn(caller.uid, std::string(group))) {
       return true;
