@@ -2,11 +2,13 @@
 
 #include <grp.h>
 #include <gtest/gtest.h>
+#include <pwd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -39,6 +41,42 @@ TEST(UnixNamesTest, NamesAndNumbers) {
   access.add_operator_groups("no such group");
   EXPECT_TRUE(absl::StrContains(FindOperatorGroups(access).status().message(),
                                 "access.operator_groups"));
+}
+
+TEST(UnixNamesTest, GroupsOfAUserAreTheOnesOfTheTables) {
+  EXPECT_TRUE(GroupsOf(0)->contains(0));
+  // The tables have no user of the number that no user may have.
+  const auto of_nobody = GroupsOf(~uid_t{0} - 1);
+  ASSERT_TRUE(of_nobody.ok()) << of_nobody.status();
+  EXPECT_TRUE(of_nobody->empty());
+  ::setpwent();
+  int users = 0;
+  while (const passwd* const entry = ::getpwent()) {
+    const auto groups = GroupsOf(entry->pw_uid);
+    ASSERT_TRUE(groups.ok()) << groups.status();
+    // Of several users with one number the tables tell the first.
+    if (groups->contains(entry->pw_gid)) ++users;
+  }
+  ::endpwent();
+  EXPECT_GT(users, 0);
+}
+
+// A user whom the table of groups names.
+TEST(UnixNamesTest, FurtherGroupsOfAUserCount) {
+  std::string user;
+  gid_t gid = 0;
+  ::setgrent();
+  while (const group* const entry = ::getgrent()) {
+    if (entry->gr_mem[0] == nullptr) continue;
+    user = entry->gr_mem[0];
+    gid = entry->gr_gid;
+    break;
+  }
+  ::endgrent();
+  if (user.empty() || !FindUser(user).ok()) {
+    GTEST_SKIP() << "no group of this machine names a member";
+  }
+  EXPECT_TRUE(GroupsOf(*FindUser(user))->contains(gid)) << user << " " << gid;
 }
 
 class PeerIsInTest : public testing::Test {
