@@ -2,13 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <pwd.h>
 
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "server/access/unix_names.h"
+#include "server/access/member_for_testing.h"
 
 namespace optstate::access {
 namespace {
@@ -40,19 +39,10 @@ TEST(JobAccessTest, OthersNameTheirOwnGroups) {
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               HasSubstr(absl::StrCat("uid ", kStranger, ", is not in")));
-  ::setpwent();
-  const passwd* user = ::getpwent();
-  while (user != nullptr && (user->pw_uid == 0 ||
-                             !GroupsOf(user->pw_uid)->contains(user->pw_gid))) {
-    user = ::getpwent();
-  }
-  if (user == nullptr) {
-    ::endpwent();
-    GTEST_SKIP() << "this machine has no user but root";
-  }
-  access.set_group(absl::StrCat(user->pw_gid));
-  EXPECT_TRUE(CheckJobAccess(access, user->pw_uid).ok()) << user->pw_name;
-  ::endpwent();
+  const auto member = FindMemberForTesting();
+  if (!member.has_value()) GTEST_SKIP() << "this machine has no other user";
+  access.set_group(member->group);
+  EXPECT_TRUE(CheckJobAccess(access, member->uid).ok()) << member->uid;
 }
 
 TEST(JobAccessTest, ReadersExist) {

@@ -97,12 +97,13 @@ class FakeControl : public supervisor::SupervisorControl {
     jobs[name].access = access;
     return absl::OkStatus();
   }
-  // Events are those of jobs that are there.
+  // No one sees the events of jobs that are not there.
   bool MaySee(const v1::Event& event,
               const access::Caller* caller) const override {
     absl::MutexLock lock(&mutex);
     const auto found = jobs.find(event.job());
-    if (event.job().empty() || found == jobs.end()) return true;
+    if (event.job().empty()) return true;
+    if (found == jobs.end()) return false;
     return caller == nullptr
                ? !found->second.access.is_private()
                : supervisor::MayLook(found->second.uid, found->second.access,

@@ -2,14 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <pwd.h>
 #include <unistd.h>
 
-#include <optional>
 #include <string>
 
-#include "absl/strings/str_cat.h"
-#include "server/access/unix_names.h"
+#include "server/access/member_for_testing.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -86,33 +83,11 @@ TEST(PermissionsTest, OverTlsTheRoleCounts) {
   EXPECT_FALSE(CheckMayJoinJob("j", kOwner, {}, of_all).ok());
 }
 
-// A user of this machine besides root and that of this test, and its group.
-struct Member {
-  uid_t uid = 0;
-  std::string group;  // by number
-};
-
-std::optional<Member> FindMember() {
-  std::optional<Member> found;
-  ::setpwent();
-  while (const passwd* const entry = ::getpwent()) {
-    if (entry->pw_uid == 0 || entry->pw_uid == ::geteuid()) continue;
-    const auto groups = access::GroupsOf(entry->pw_uid);
-    if (!groups.ok() || !groups->contains(entry->pw_gid)) continue;
-    found = {.uid = entry->pw_uid, .group = absl::StrCat(entry->pw_gid)};
-    break;
-  }
-  ::endpwent();
-  return found;
-}
-
 class GroupPermissionsTest : public testing::Test {
  protected:
   void SetUp() override {
-    const std::optional<Member> member = FindMember();
-    if (!member.has_value()) {
-      GTEST_SKIP() << "this machine has no user but root and this test's";
-    }
+    const auto member = access::FindMemberForTesting();
+    if (!member.has_value()) GTEST_SKIP() << "this machine has no other user";
     member_ = UnixCaller(member->uid);
     access_.set_group(member->group);
   }

@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/access/caller.h"
-#include "server/access/unix_names.h"
+#include "server/access/member_for_testing.h"
 #include "server/observe/event_log.h"
 #include "server/supervisor/supervisor.h"
 #include "server/supervisor/supervisor_fixture.h"
@@ -156,26 +156,26 @@ TEST_F(SupervisorAccessTest, AReaderLooksAndNoMore) {
       absl::IsPermissionDenied(harness_.supervisor().HoldJob("a", kOther)));
 }
 
-TEST_F(SupervisorAccessTest, AMemberOfTheGroupAttaches) {
-  // The group of this process's own user, as another would be in it.
-  const auto groups = access::GroupsOf(::geteuid());
-  ASSERT_TRUE(groups.ok()) << groups.status();
-  if (groups->empty()) GTEST_SKIP() << "this test's user is in no table";
+TEST_F(SupervisorAccessTest, AMemberOfTheGroupMayAllButChangeTheAccess) {
+  const auto found = access::FindMemberForTesting();
+  if (!found.has_value()) GTEST_SKIP() << "this machine has no other user";
+  const Caller member = UnixCaller(found->uid);
   harness_.Start();
-  // The owner is root, which may name any group.
+  // Root may name any group.
   v1::Hello hello = PrivateHello("a");
-  hello.mutable_access()->set_group(absl::StrCat(*groups->begin()));
+  hello.mutable_access()->set_group(found->group);
   ASSERT_TRUE(OpenAs(UnixCaller(0), hello).ok());
-  // By TLS the user is no operator.
-  const Caller member = {.uid = ::geteuid(),
-                         .role = access::Role::kTrainer,
-                         .via = access::Via::kTls,
-                         .identity = "DNS:member"};
-  v1::Hello again = Harness::GoodHello("a");
-  again.set_wire(v1::WIRE_GRPC);
-  EXPECT_TRUE(OpenAs(member, again).ok());
-  if (::geteuid() == 0) return;  // who is the owner
+  ASSERT_EQ(harness_.Find("a")->uid, 0u);
+  EXPECT_TRUE(OpenAs(member, Harness::GoodHello("a")).ok());
+  EXPECT_TRUE(harness_.supervisor().HoldJob("a", member).ok());
+  harness_.supervisor().ReleaseJob("a");
   EXPECT_TRUE(absl::IsPermissionDenied(SetAccess("a", {}, member)));
+  v1::JobAccess access = hello.access();
+  access.clear_group();
+  ASSERT_TRUE(SetAccess("a", access, UnixCaller(0)).ok());
+  EXPECT_TRUE(
+      absl::IsPermissionDenied(OpenAs(member, Harness::GoodHello("a"))));
+  EXPECT_TRUE(absl::IsNotFound(harness_.supervisor().HoldJob("a", member)));
 }
 
 TEST_F(SupervisorAccessTest, ItIsChangedWithoutAnEngine) {
