@@ -275,7 +275,7 @@ TEST(NodeMetricsTest, JobsWithoutANameAreCountedAlone) {
   EXPECT_THAT(json, HasSubstr("\"name\":\"open\""));
   EXPECT_THAT(json, HasSubstr("\"name\":\"hangs\""));
   EXPECT_THAT(json, HasSubstr("\"job_count\":3"));
-  EXPECT_THAT(json, Not(HasSubstr("\"name\":\"\"")));
+  EXPECT_THAT(json, Not(HasSubstr("{\"name\":\"\",")));
 }
 
 TEST(NodeMetricsTest, LabelsAreEscaped) {
