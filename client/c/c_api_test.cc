@@ -86,6 +86,7 @@ TestDaemon* CApiTest::daemon_ = nullptr;
 TEST_F(CApiTest, AccessIsReadAndChecked) {
   const char* readers[] = {"root", nullptr};
   optstate_job_access access = {};
+  options_.job = "c-api-access";
   options_.access = &access;
   ExpectRefused("access.struct_size");
   access.struct_size = sizeof(access);
