@@ -105,7 +105,7 @@ def test_a_job_without_a_name_has_one_user():
 
 
 def test_a_private_daemon_refuses(job):
-    with pytest.raises(optstate.FailedPreconditionError, match="private daemon, which has one user"):
+    with pytest.raises(optstate.FailedPreconditionError, match="which has one user"):
         _attach(job, private=True, endpoint="embedded")
 
 
@@ -164,14 +164,17 @@ def test_another_user_finds_no_such_job(daemon, job):
             command, user=4711, group=4711, extra_groups=[], capture_output=True, text=True
         )
 
-    reached = ask("status")
+    try:
+        reached = ask("status")
+    except PermissionError as error:
+        pytest.skip(f"user 4711 may not run optctl: {error}")
     if reached.returncode != 0:
-        pytest.skip(f"user 4711 does not reach the daemon or optctl: {reached.stderr}")
+        pytest.skip(f"user 4711 does not reach the daemon: {reached.stderr}")
     assert job not in ask("get", "jobs").stdout
+    assert job not in ask("events").stdout
     for verb in (("describe", "job"), ("delete", "job"), ("sleep",)):
         refused = ask(*verb, job)
         assert refused.returncode == 3 and f'there is no job "{job}"' in refused.stderr
-    assert job not in ask("events").stdout
     daemon.run_optctl("set", "job", job, "readers=4711")
     assert job in ask("get", "jobs").stdout
     assert ask("delete", "job", job).returncode == 4
