@@ -267,7 +267,12 @@ absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
                                              const access::Caller& caller,
                                              absl::Time deadline, bool memory) {
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindToLook(name, caller));
-  return DescribeOne(summary, deadline, memory);
+  OPTSTATE_ASSIGN_OR_RETURN(v1::Job job,
+                            DescribeOne(summary, deadline, memory));
+  // Another job may have taken the name meanwhile.
+  OPTSTATE_RETURN_IF_ERROR(
+      supervisor::CheckMayLook(name, job.uid(), job.access(), caller));
+  return job;
 }
 
 absl::StatusOr<v1::Job> AdminService::DescribeOne(const JobSummary& summary,
@@ -298,6 +303,10 @@ absl::StatusOr<v1::ListSessionsReply> AdminService::ListSessions(
     summaries.push_back(std::move(one));
   }
   std::vector<v1::Job> jobs = Describe(summaries, deadline);
+  // Others may have taken names meanwhile.
+  std::erase_if(jobs, [&caller](const v1::Job& one) {
+    return !supervisor::MayLook(one.uid(), one.access(), caller);
+  });
   v1::ListSessionsReply reply;
   AddUnanswered(jobs, reply.mutable_unanswered());
   for (v1::Job& one : jobs) {
