@@ -212,6 +212,7 @@ typedef struct {
   /* The memory of each of these devices for records that stay there from step
    * to step; 0: none stay. */
   uint64_t device_budget_bytes;
+  const struct optstate_job_access* access; /* NULL: as c_api_access.h says */
 } optstate_session_options;
 
 enum {

@@ -156,6 +156,16 @@ struct StorageOptions {
   uint64_t device_budget_bytes = 0;
 };
 
+// Who may use a new job besides its owner; see v1::JobAccess. A job that is
+// there keeps its own.
+struct AccessOptions {
+  std::string group;        // whose members may do what the owner may
+  bool is_private = false;  // for others there is no such job
+  std::vector<std::string> readers = {};  // users, and groups as "@NAME"
+
+  bool operator==(const AccessOptions&) const = default;
+};
+
 // A hint about parameters that a session fetches; see v1::ParameterHint.
 enum class ParameterHint : uint8_t {
   kPrefetch = 1,
@@ -191,6 +201,8 @@ struct SessionOptions {
   // The initial state of loss_scaler in a new job; none: at init_scale.
   std::optional<LossScalerState> loss_scaler_state;
   StorageOptions storage;
+  // None: all who may look at jobs may look at a new one. Not for "embedded".
+  std::optional<AccessOptions> access;
   // Parameters are fetched one by one (StateArray::kParameter) and nowhere in
   // this process whole: Session::parameter() has none. Over gRPC the memory of
   // a gradient is given back once the daemon has it.

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "client/c_api.h"
+#include "client/c_api_access.h"
 #include "client/c_api_sleep.h" /* only that it is C */
 
 /* Returns 0, or the line on which it went wrong. */

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "client/c/c_api_structs.h"
+#include "client/c_api_access.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::client {
@@ -21,6 +22,8 @@ constexpr size_t kCommitSizeMin =
     OPTSTATE_SIZE_THROUGH(optstate_commit_options, group_count);
 constexpr size_t kHyperparamsSizeMin =
     OPTSTATE_SIZE_THROUGH(optstate_hyperparams, value);
+constexpr size_t kAccessSizeMin =
+    OPTSTATE_SIZE_THROUGH(optstate_job_access, reader_count);
 constexpr size_t kScalerSizeMin =
     OPTSTATE_SIZE_THROUGH(optstate_loss_scaler, min_scale);
 static_assert(kHyperparamsMax == OPTSTATE_HYPERPARAMS_MAX);
@@ -197,6 +200,26 @@ std::string ReadText(const char* text) {
   return text == nullptr ? std::string() : std::string(text);
 }
 
+absl::StatusOr<std::optional<AccessOptions>> ReadAccess(
+    const optstate_job_access* given) {
+  if (given == nullptr) return std::nullopt;
+  OPTSTATE_ASSIGN_OR_RETURN(const optstate_job_access from,
+                            ReadStruct(given, kAccessSizeMin, "access"));
+  AccessOptions access = {.group = ReadText(from.group),
+                          .is_private = from.is_private != 0};
+  if (from.readers == nullptr && from.reader_count != 0) {
+    return absl::InvalidArgumentError("access.readers is NULL");
+  }
+  for (size_t i = 0; i < from.reader_count; ++i) {
+    if (from.readers[i] == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("access.readers[", i, "] is NULL"));
+    }
+    access.readers.emplace_back(from.readers[i]);
+  }
+  return std::make_optional(std::move(access));
+}
+
 }  // namespace
 
 absl::StatusOr<StateArray> ReadStateArray(int32_t value) {
@@ -235,6 +258,7 @@ absl::StatusOr<SessionOptions> ReadSessionOptions(
   OPTSTATE_ASSIGN_OR_RETURN(options.accumulate_dtype,
                             ReadAccumulateDType(from.accumulate_dtype));
   OPTSTATE_ASSIGN_OR_RETURN(options.storage, ReadStorage(from));
+  OPTSTATE_ASSIGN_OR_RETURN(options.access, ReadAccess(from.access));
   options.speculative = from.speculative != 0;
   options.two_phase = from.two_phase != 0;
   options.fetches_parameters = from.fetches_parameters != 0;

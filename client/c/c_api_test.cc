@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/c_api_access.h"
 #include "client/c_api_sleep.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -81,6 +82,35 @@ class CApiTest : public testing::Test {
 };
 
 TestDaemon* CApiTest::daemon_ = nullptr;
+
+TEST_F(CApiTest, AccessIsReadAndChecked) {
+  const char* readers[] = {"root", nullptr};
+  optstate_job_access access = {};
+  options_.job = "c-api-access";
+  options_.access = &access;
+  ExpectRefused("access.struct_size");
+  access.struct_size = sizeof(access);
+  access.reader_count = 1;
+  ExpectRefused("access.readers is NULL");
+  access.readers = readers;
+  ExpectRefused("set private too");
+  access.is_private = 1;
+  access.reader_count = 2;
+  ExpectRefused("access.readers[1] is NULL");
+  access.reader_count = 1;
+  access.group = "no such group";
+  ExpectRefused("no such group");
+  access.group = nullptr;
+  optstate_session* session = nullptr;
+  ASSERT_EQ(optstate_session_open(&options_, &session), 0)
+      << optstate_last_error();
+  const auto job = daemon_->GetJob(options_.job);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_TRUE(job->access().is_private());
+  ASSERT_EQ(job->access().readers_size(), 1);
+  EXPECT_EQ(job->access().readers(0), "root");
+  optstate_session_close(session);
+}
 
 TEST_F(CApiTest, RunsFromC) {
   EXPECT_EQ(optstate_test_run_in_c(daemon_->shm_endpoint().c_str()), 0);

@@ -40,6 +40,7 @@ struct ChannelSetup {
   std::optional<LossScaler> loss_scaler;
   std::optional<LossScalerState> loss_scaler_state;
   StorageOptions storage;
+  std::optional<AccessOptions> access = std::nullopt;
   bool fetches_parameters = false;
   // Identifies this session to the engine after a reconnection.
   uint64_t client_instance = 0;

@@ -32,8 +32,17 @@ static_assert(static_cast<int>(StateArray::kGradientNorm) ==
 static_assert(static_cast<int>(StateArray::kPreparedSum) ==
               v1::STATE_ARRAY_PREPARED_SUM);
 
+v1::JobAccess ToProto(const AccessOptions& access) {
+  v1::JobAccess proto;
+  proto.set_group(access.group);
+  proto.set_is_private(access.is_private);
+  *proto.mutable_readers() = {access.readers.begin(), access.readers.end()};
+  return proto;
+}
+
 v1::Hello MakeHello(const Endpoint& endpoint, v1::Wire wire,
-                    const std::string& job, bool must_exist) {
+                    const std::string& job, bool must_exist,
+                    const std::optional<AccessOptions>& access) {
   v1::Hello hello;
   hello.set_protocol_version_min(shm::kProtocolVersion);
   hello.set_protocol_version_max(shm::kProtocolVersion);
@@ -43,6 +52,7 @@ v1::Hello MakeHello(const Endpoint& endpoint, v1::Wire wire,
   hello.set_client_version(std::string(kVersion));
   hello.set_must_exist(must_exist);
   hello.set_token(TokenFor(endpoint));
+  if (access.has_value()) *hello.mutable_access() = ToProto(*access);
   return hello;
 }
 
@@ -130,19 +140,20 @@ absl::Status CheckFetches(const ChannelSetup& setup,
   return OlderBuild("sessions that fetch parameters one by one");
 }
 
-absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
-                                        const std::string& job, bool must_exist,
-                                        bool two_phase, absl::Time deadline,
-                                        const InterruptCheck& interrupted) {
+absl::StatusOr<UniqueFd> OpenConnection(
+    const Endpoint& endpoint, v1::Wire wire, const std::string& job,
+    bool must_exist, bool two_phase, absl::Time deadline,
+    const InterruptCheck& interrupted,
+    const std::optional<AccessOptions>& access) {
   // A session that looks for a lost daemon calls this function repeatedly.
   OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
   absl::StatusOr<UniqueFd> socket = Dial(endpoint, deadline, interrupted);
   if (absl::IsCancelled(socket.status())) return socket.status();
   if (IsRefusedByTls(endpoint, socket.status())) return socket.status();
   if (!socket.ok()) return NoDaemonError(socket.status());
-  OPTSTATE_RETURN_IF_ERROR(Greet(socket->get(),
-                                 MakeHello(endpoint, wire, job, must_exist),
-                                 two_phase, deadline, interrupted));
+  OPTSTATE_RETURN_IF_ERROR(
+      Greet(socket->get(), MakeHello(endpoint, wire, job, must_exist, access),
+            two_phase, deadline, interrupted));
   return socket;
 }
 

@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_CLIENT_CHANNEL_HANDSHAKE_H_
 #define OPTSTATE_CLIENT_CHANNEL_HANDSHAKE_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,11 +19,12 @@ namespace optstate::client {
 // error that the daemon answers is passed on; a daemon that cannot be reached
 // is an UnreachableError, one that hangs up a TransportError. CANCELLED:
 // interrupted; UNIMPLEMENTED: `two_phase` was asked of a daemon that does not
-// know it.
-absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
-                                        const std::string& job, bool must_exist,
-                                        bool two_phase, absl::Time deadline,
-                                        const InterruptCheck& interrupted);
+// know it. `access`: of a job that this connection makes.
+absl::StatusOr<UniqueFd> OpenConnection(
+    const Endpoint& endpoint, v1::Wire wire, const std::string& job,
+    bool must_exist, bool two_phase, absl::Time deadline,
+    const InterruptCheck& interrupted,
+    const std::optional<AccessOptions>& access = std::nullopt);
 
 // Makes the request. `comes_back`: the job must be as it was before.
 v1::RegisterRequest MakeRegister(const ChannelSetup& setup, bool comes_back);

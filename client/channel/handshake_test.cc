@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -51,10 +52,12 @@ class FakePeer {
     rmdir(directory_.c_str());
   }
 
-  absl::StatusOr<UniqueFd> Connect(const InterruptCheck& interrupted = {}) {
+  absl::StatusOr<UniqueFd> Connect(
+      const InterruptCheck& interrupted = {},
+      const std::optional<AccessOptions>& access = std::nullopt) {
     return OpenConnection(*ParseEndpoint("unix:" + path_), v1::WIRE_SHM, "job",
                           /*must_exist=*/false, /*two_phase=*/false, Soon(),
-                          interrupted);
+                          interrupted, access);
   }
 
  private:
@@ -81,12 +84,36 @@ TEST(HandshakeTest, SaysWhoItIs) {
     EXPECT_EQ(hello.pid(), getpid());
     EXPECT_EQ(hello.protocol_version_max(), shm::kProtocolVersion);
     EXPECT_FALSE(hello.must_exist());
+    EXPECT_FALSE(hello.has_access());
     v1::HelloReply reply;
     reply.set_protocol_version(shm::kProtocolVersion);
     EXPECT_TRUE(
         shm::SendFrame(connection, reply.SerializeAsString(), {}, Soon()).ok());
   });
   const auto socket = peer.Connect();
+  EXPECT_TRUE(socket.ok()) << socket.status();
+}
+
+TEST(HandshakeTest, SaysWhoMayUseTheJob) {
+  FakePeer peer([](int connection) {
+    const auto frame =
+        shm::ReceiveFrame(connection, shm::kHelloBytesMax, Soon());
+    ASSERT_TRUE(frame.ok()) << frame.status();
+    v1::Hello hello;
+    ASSERT_TRUE(hello.ParseFromString(frame->payload));
+    EXPECT_EQ(hello.access().group(), "research");
+    EXPECT_TRUE(hello.access().is_private());
+    EXPECT_THAT(hello.access().readers(),
+                testing::ElementsAre("alice", "@ops"));
+    v1::HelloReply reply;
+    reply.set_protocol_version(shm::kProtocolVersion);
+    EXPECT_TRUE(
+        shm::SendFrame(connection, reply.SerializeAsString(), {}, Soon()).ok());
+  });
+  const auto socket = peer.Connect(
+      /*interrupted=*/{}, AccessOptions{.group = "research",
+                                        .is_private = true,
+                                        .readers = {"alice", "@ops"}});
   EXPECT_TRUE(socket.ok()) << socket.status();
 }
 

@@ -1,6 +1,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "client/ctl/command.h"
 #include "client/ctl/job_settings.h"
 #include "client/ctl/lock_text.h"
@@ -297,6 +298,20 @@ void AddWires(const v1::Job& job, Table& table) {
   }
 }
 
+// Adds who may use the job. A daemon of a former build does not tell.
+void AddAccess(const v1::Job& job, Table& table) {
+  table.AddRow({"owner uid", absl::StrCat(job.uid())});
+  if (!job.has_access()) return;
+  const v1::JobAccess& access = job.access();
+  table.AddRow({"group", access.group().empty() ? "-" : access.group()});
+  table.AddRow({"private", access.is_private() ? "yes" : "no"});
+  if (access.is_private()) {
+    table.AddRow({"readers", access.readers().empty()
+                                 ? "-"
+                                 : absl::StrJoin(access.readers(), ", ")});
+  }
+}
+
 absl::Status Run(const Context& context, const std::string& name) {
   OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
   OPTSTATE_ASSIGN_OR_RETURN(v1::Job job, client->GetJob(name, /*memory=*/true));
@@ -304,7 +319,7 @@ absl::Status Run(const Context& context, const std::string& name) {
   table.AddRow({"phase", Name(job.phase())});
   if (!job.reason().empty()) table.AddRow({"reason", job.reason()});
   if (job.has_sleep()) table.AddRow({"asleep", SleepStateText(job.sleep())});
-  table.AddRow({"owner uid", absl::StrCat(job.uid())});
+  AddAccess(job, table);
   table.AddRow({"created",
                 job.state_unknown() ? kUnknown : HumanTime(job.created_at())});
   AddLayout(job, table);

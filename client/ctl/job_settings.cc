@@ -177,7 +177,8 @@ absl::StatusOr<v1::SetJobRequest> ParseJobSettings(
           "\"", word,
           "\" sets nothing that a job has; there are: host_budget=BYTES, "
           "durability=WHEN, directory_weights=WEIGHTS, "
-          "offload_fraction=0..1, device_budget=BYTES"));
+          "offload_fraction=0..1, device_budget=BYTES; and by themselves "
+          "group=NAME, private=true or false, readers=NAMES"));
     }
   }
   return request;

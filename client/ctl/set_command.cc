@@ -1,11 +1,13 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "client/ctl/access_settings.h"
 #include "client/ctl/command.h"
 #include "client/ctl/job_settings.h"
 #include "client/ctl/progress_line.h"
@@ -83,8 +85,37 @@ absl::StatusOr<v1::SetJobReply> Set(const Context& context,
   return client->SetJob(request);
 }
 
+absl::Status OlderDaemon(const std::string& name) {
+  return absl::UnimplementedError(absl::StrCat(
+      "the daemon is of an older build, which takes no notice of group, "
+      "private and readers: everybody may look at job ",
+      name, ". `optctl upgrade` puts a newer one in its place"));
+}
+
+// The request replaces who may use the job, whole: what is not named is taken
+// from what there is.
+absl::Status SetAccess(const Context& context, const std::string& name,
+                       const AccessChange& change) {
+  OPTSTATE_ASSIGN_OR_RETURN(const auto client, context.Connect());
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::Job job,
+                            client->GetJob(name, /*memory=*/false));
+  if (!job.has_access()) return OlderDaemon(name);
+  v1::SetJobRequest request;
+  request.set_name(name);
+  OPTSTATE_ASSIGN_OR_RETURN(*request.mutable_access(),
+                            ChangedAccess(job.access(), change));
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::SetJobReply reply,
+                            client->SetJob(request));
+  return PrintDone(
+      context, reply,
+      absl::StrCat("job ", name, ": ", AccessText(request.access()), "\n"));
+}
+
 absl::Status Run(const Context& context, const std::string& name,
                  const std::vector<std::string>& settings) {
+  OPTSTATE_ASSIGN_OR_RETURN(const std::optional<AccessChange> access,
+                            ParseAccessChange(settings));
+  if (access.has_value()) return SetAccess(context, name, *access);
   OPTSTATE_ASSIGN_OR_RETURN(const v1::SetJobRequest request,
                             ParseJobSettings(name, settings));
   OPTSTATE_ASSIGN_OR_RETURN(const v1::SetJobReply reply, Set(context, request));
@@ -111,7 +142,12 @@ void AddSetCommand(CLI::App& app, Context& context) {
       "daemon's directories gets, which are written anew while training goes "
       "on (optctl shows how far it is; --timeout bounds a silence; the weights "
       "in force end that). In force between two steps, and for later engines "
-      "too");
+      "too. By themselves, also of a job that sleeps or has FAILED, for its "
+      "owner and operators: "
+      "group=research: the group whose members may do with the job what its "
+      "owner may; private=true: others see no such job; "
+      "readers=alice,@ops: users and groups who may look at a private job; an "
+      "empty value clears");
   auto name = std::make_shared<std::string>();
   auto settings = std::make_shared<std::vector<std::string>>();
   job->add_option("name", *name, "The job's name")->required();

@@ -7,12 +7,14 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "client/admin/job_access.h"
 #include "client/channel/channel.h"
 #include "client/channel/connect.h"
 #include "client/channel/transport_error.h"
 #include "client/client.h"
 #include "client/session/parameter_digests.h"
 #include "client/session/parameter_reader.h"
+#include "proto/types/access_names.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::client {
@@ -33,7 +35,9 @@ absl::Status CheckOptions(const SessionOptions& options) {
     return absl::InvalidArgumentError(
         "connect_timeout and step_timeout must be above 0");
   }
-  return absl::OkStatus();
+  if (!options.access.has_value()) return absl::OkStatus();
+  return CheckAccessNames(options.access->group, options.access->is_private,
+                          options.access->readers);
 }
 
 NoticeSink NoticesOf(const SessionOptions& options) {
@@ -42,6 +46,39 @@ NoticeSink NoticesOf(const SessionOptions& options) {
     std::fprintf(stderr, "optstate: job \"%s\", rank %u: %s\n", job.c_str(),
                  rank, text.c_str());
   };
+}
+
+// Returns FAILED_PRECONDITION when the session asks a daemon of its own, in
+// which there are no others, for who else may use the job.
+absl::Status CheckAccessOf(const SessionOptions& options, AwayDaemon away) {
+  if (!options.access.has_value()) return absl::OkStatus();
+  OPTSTATE_ASSIGN_OR_RETURN(const Endpoint endpoint,
+                            ResolveEndpoint(options.endpoint, away));
+  if (endpoint.kind != Endpoint::Kind::kEmbedded) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job \"", options.job,
+      "\": group, private and readers are for a job of a daemon of the node, "
+      "and this one would be in a private daemon, which has one user: start "
+      "optstated, or leave them out"));
+}
+
+// Compares who may use the job with what the session asked for, once it is
+// attached. One rank of a job that was there does so for all.
+absl::Status ConfirmAccess(const SessionOptions& options, bool is_new) {
+  if (!options.access.has_value() || (!is_new && options.rank != 0)) {
+    return absl::OkStatus();
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const AccessOptions present,
+      AskJobAccess(options.endpoint, options.job, options.connect_timeout,
+                   options.interrupted));
+  if (is_new || present == *options.access) return absl::OkStatus();
+  NoticesOf(options)(absl::StrCat(
+      "the job was there before and keeps who may use it (",
+      AccessText(present), "), which is not what this script asks for (",
+      AccessText(*options.access), "); `optctl set job ", options.job,
+      " group=... private=... readers=...` changes it"));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
@@ -72,6 +109,7 @@ absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
                       .loss_scaler = options.loss_scaler,
                       .loss_scaler_state = options.loss_scaler_state,
                       .storage = options.storage,
+                      .access = options.access,
                       .fetches_parameters = options.fetches_parameters,
                       .client_instance = NewInstance(),
                       .interrupted = options.interrupted,
@@ -90,16 +128,20 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(SessionOptions options) {
   // the node's daemon is being restarted.
   const AwayDaemon away =
       options.ephemeral ? AwayDaemon::kIsNone : AwayDaemon::kCounts;
+  OPTSTATE_RETURN_IF_ERROR(CheckAccessOf(options, away));
   absl::StatusOr<Endpoint> endpoint = FindDaemon(
       options.endpoint, away, options.daemon_path, options.connect_timeout);
   // The error names the endpoint; the name of the job would add nothing.
   if (!endpoint.ok()) return endpoint.status();
   options.endpoint = endpoint->ToString();
-  return OpenOver(
-      [&](ChannelSetup setup) {
-        return MakeChannel(*endpoint, std::move(setup));
-      },
-      std::move(options));
+  const auto make_channel = [&](ChannelSetup setup) {
+    return MakeChannel(*endpoint, std::move(setup));
+  };
+  OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Session> session,
+                            OpenOver(make_channel, std::move(options)));
+  OPTSTATE_RETURN_IF_ERROR(session->AnnotateWithJob(
+      ConfirmAccess(session->options_, session->created_)));
+  return session;
 }
 
 absl::StatusOr<std::unique_ptr<Session>> Session::OpenOver(

@@ -1,51 +1,95 @@
 #include "server/access/memberships.h"
 
-#include <algorithm>
-#include <utility>
+#include <spdlog/spdlog.h>
 
+#include <algorithm>
+
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
 namespace optstate::access {
+namespace {
 
-Memberships::Memberships(LookUp look_up, std::function<absl::Time()> clock)
-    : look_up_(std::move(look_up)), clock_(std::move(clock)) {}
+// Returns whether the tables have answered: that they have no such name is an
+// answer as well.
+bool IsAnswer(const absl::Status& status) {
+  return status.ok() || absl::IsNotFound(status);
+}
 
-absl::StatusOr<std::vector<gid_t>> Memberships::GroupsOf(uid_t uid) {
+template <typename Answers>
+void RemoveOldest(Answers* answers) {
+  answers->erase(std::min_element(
+      answers->begin(), answers->end(), [](const auto& a, const auto& b) {
+        return a.second.asked_at < b.second.asked_at;
+      }));
+}
+
+}  // namespace
+
+// The lock is not held while the tables are asked: they may be slow, and other
+// questions have their answers already. Two callers may ask the same then.
+template <typename Key, typename Value, typename Question>
+absl::StatusOr<Value> Memberships::Ask(const Key& key, const Question& question,
+                                       Answers<Key, Value>* answers) {
   const absl::Time now = clock_();
   {
     const absl::MutexLock lock(&mutex_);
-    const auto found = answers_.find(uid);
-    if (found != answers_.end() && now < found->second.asked_at + kLifetime) {
-      return found->second.groups;
+    const auto found = answers->find(key);
+    if (found != answers->end() && now < found->second.asked_at + kLifetime) {
+      return found->second.value;
     }
   }
-  absl::StatusOr<std::vector<gid_t>> groups = look_up_(uid);
-  const absl::MutexLock lock(&mutex_);
-  if (groups.ok()) {
-    Remember(uid, {*groups, now});
-    return groups;
+  const absl::StatusOr<Value> value = question(key);
+  if (!value.ok()) {
+    spdlog::warn("a user or group cannot be looked up: {}",
+                 value.status().ToString());
   }
-  const auto found = answers_.find(uid);
-  if (found == answers_.end()) {
-    return absl::UnavailableError(absl::StrCat(
-        "the groups of uid ", uid,
-        " cannot be looked up, which quotas of groups need: ",
-        groups.status().message(), ". Try again when `id ", uid, "` answers"));
+  const absl::MutexLock lock(&mutex_);
+  const auto found = answers->find(key);
+  if (found == answers->end()) {
+    if (answers->size() >= kAnswersMax) RemoveOldest(answers);
+    answers->emplace(key, Answer<Value>{value, now});
+    return value;
+  }
+  Answer<Value>& last = found->second;
+  if (IsAnswer(value.status()) || !IsAnswer(last.value.status())) {
+    last.value = value;
   }
   // The next question comes no sooner than after a successful one, so that a
   // source that hangs does not hold up every request.
-  found->second.asked_at = now;
-  return found->second.groups;
+  last.asked_at = now;
+  return last.value;
 }
 
-void Memberships::Remember(uid_t uid, Answer answer) {
-  if (answers_.size() >= kUsersMax && !answers_.contains(uid)) {
-    answers_.erase(std::min_element(
-        answers_.begin(), answers_.end(), [](const auto& a, const auto& b) {
-          return a.second.asked_at < b.second.asked_at;
-        }));
-  }
-  answers_[uid] = std::move(answer);
+bool Memberships::IsUser(uid_t uid, const std::string& user) {
+  const absl::StatusOr<uid_t> found =
+      Ask<std::string, uid_t>(user, tables_.find_user, &users_);
+  return found.ok() && *found == uid;
+}
+
+bool Memberships::IsIn(uid_t uid, const std::string& group) {
+  const absl::StatusOr<gid_t> found =
+      Ask<std::string, gid_t>(group, tables_.find_group, &groups_);
+  if (!found.ok()) return false;
+  const absl::StatusOr<std::vector<gid_t>> groups =
+      Ask<uid_t, std::vector<gid_t>>(uid, tables_.groups_of, &groups_of_);
+  return groups.ok() &&
+         std::binary_search(groups->begin(), groups->end(), *found);
+}
+
+absl::StatusOr<std::vector<gid_t>> Memberships::GroupsOf(uid_t uid) {
+  absl::StatusOr<std::vector<gid_t>> groups =
+      Ask<uid_t, std::vector<gid_t>>(uid, tables_.groups_of, &groups_of_);
+  if (groups.ok()) return groups;
+  return absl::UnavailableError(absl::StrCat(
+      "the groups of uid ", uid,
+      " cannot be looked up, which quotas of groups need: ",
+      groups.status().message(), ". Try again when `id ", uid, "` answers"));
+}
+
+Memberships& MachineMemberships() {
+  static auto* const memberships = new Memberships;
+  return *memberships;
 }
 
 }  // namespace optstate::access

@@ -50,7 +50,8 @@ std::string QuotaText(const v1::Quota& quota, absl::string_view field,
 
 Quotas::Quotas(v1::Limits limits, const All& quotas,
                Memberships::LookUp groups_of)
-    : limits_(std::move(limits)), memberships_(std::move(groups_of)) {
+    : limits_(std::move(limits)),
+      memberships_(Memberships::Tables{.groups_of = std::move(groups_of)}) {
   const absl::MutexLock lock(&mutex_);
   for (const v1::Quota& quota : quotas) {
     entries_.push_back({.quota = quota, .id = std::nullopt});

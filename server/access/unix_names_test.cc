@@ -2,11 +2,13 @@
 
 #include <grp.h>
 #include <gtest/gtest.h>
+#include <pwd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -55,6 +57,42 @@ TEST(UnixNamesTest, ANumberWithoutANameIsInNoGroup) {
   const auto groups = FindGroupsOf(kStranger);
   ASSERT_TRUE(groups.ok()) << groups.status();
   EXPECT_TRUE(groups->empty());
+}
+
+TEST(UnixNamesTest, GroupsOfAUserAreTheOnesOfTheTables) {
+  ::setpwent();
+  int users = 0;
+  while (const passwd* const entry = ::getpwent()) {
+    const auto groups = FindGroupsOf(entry->pw_uid);
+    ASSERT_TRUE(groups.ok()) << groups.status();
+    // Of several users with one number the tables tell the first.
+    if (std::binary_search(groups->begin(), groups->end(), entry->pw_gid)) {
+      ++users;
+    }
+  }
+  ::endpwent();
+  EXPECT_GT(users, 0);
+}
+
+// A user whom the table of groups names.
+TEST(UnixNamesTest, FurtherGroupsOfAUserCount) {
+  std::string user;
+  gid_t gid = 0;
+  ::setgrent();
+  while (const group* const entry = ::getgrent()) {
+    if (entry->gr_mem[0] == nullptr) continue;
+    user = entry->gr_mem[0];
+    gid = entry->gr_gid;
+    break;
+  }
+  ::endgrent();
+  if (user.empty() || !FindUser(user).ok()) {
+    GTEST_SKIP() << "no group of this machine names a member";
+  }
+  const auto groups = FindGroupsOf(*FindUser(user));
+  ASSERT_TRUE(groups.ok()) << groups.status();
+  EXPECT_TRUE(std::binary_search(groups->begin(), groups->end(), gid))
+      << user << " " << gid;
 }
 
 class PeerIsInTest : public testing::Test {

@@ -104,8 +104,8 @@ grpc::Status AdminCalls::GetStatus(grpc::ServerContext* context,
                                    const v1::GetStatusRequest*,
                                    v1::ServerStatus* reply) {
   return Look(*context, "GetStatus", reply,
-              [&](const Caller&) -> absl::StatusOr<v1::ServerStatus> {
-                return service_->GetStatus(Deadline(*context));
+              [&](const Caller& caller) -> absl::StatusOr<v1::ServerStatus> {
+                return service_->GetStatus(caller, Deadline(*context));
               });
 }
 
@@ -113,16 +113,16 @@ grpc::Status AdminCalls::ListJobs(grpc::ServerContext* context,
                                   const v1::ListJobsRequest*,
                                   v1::ListJobsReply* reply) {
   return Look(*context, "ListJobs", reply,
-              [&](const Caller&) -> absl::StatusOr<v1::ListJobsReply> {
-                return service_->ListJobs(Deadline(*context));
+              [&](const Caller& caller) -> absl::StatusOr<v1::ListJobsReply> {
+                return service_->ListJobs(caller, Deadline(*context));
               });
 }
 
 grpc::Status AdminCalls::GetJob(grpc::ServerContext* context,
                                 const v1::GetJobRequest* request,
                                 v1::Job* reply) {
-  return Look(*context, "GetJob", reply, [&](const Caller&) {
-    return service_->GetJob(request->name(), Deadline(*context),
+  return Look(*context, "GetJob", reply, [&](const Caller& caller) {
+    return service_->GetJob(request->name(), caller, Deadline(*context),
                             request->memory());
   });
 }
@@ -130,16 +130,16 @@ grpc::Status AdminCalls::GetJob(grpc::ServerContext* context,
 grpc::Status AdminCalls::ListSessions(grpc::ServerContext* context,
                                       const v1::ListSessionsRequest* request,
                                       v1::ListSessionsReply* reply) {
-  return Look(*context, "ListSessions", reply, [&](const Caller&) {
-    return service_->ListSessions(request->job(), Deadline(*context));
+  return Look(*context, "ListSessions", reply, [&](const Caller& caller) {
+    return service_->ListSessions(request->job(), caller, Deadline(*context));
   });
 }
 
 grpc::Status AdminCalls::ListParameters(
     grpc::ServerContext* context, const v1::ListParametersRequest* request,
     v1::ListParametersReply* reply) {
-  return Look(*context, "ListParameters", reply, [&](const Caller&) {
-    return service_->ListParameters(*request, Deadline(*context));
+  return Look(*context, "ListParameters", reply, [&](const Caller& caller) {
+    return service_->ListParameters(*request, caller, Deadline(*context));
   });
 }
 
@@ -243,10 +243,11 @@ grpc::Status AdminCalls::DescribeTiers(grpc::ServerContext* context,
 grpc::Status AdminCalls::DescribeDevices(grpc::ServerContext* context,
                                          const v1::DescribeDevicesRequest*,
                                          v1::DescribeDevicesReply* reply) {
-  return Look(*context, "DescribeDevices", reply,
-              [&](const Caller&) -> absl::StatusOr<v1::DescribeDevicesReply> {
-                return service_->DescribeDevices(Deadline(*context));
-              });
+  return Look(
+      *context, "DescribeDevices", reply,
+      [&](const Caller& caller) -> absl::StatusOr<v1::DescribeDevicesReply> {
+        return service_->DescribeDevices(caller, Deadline(*context));
+      });
 }
 
 grpc::Status AdminCalls::ListUsers(grpc::ServerContext* context,
@@ -289,7 +290,9 @@ grpc::Status AdminCalls::WatchEvents(grpc::ServerContext* context,
   if (!caller.ok()) return ToGrpc(caller.status());
   return ToGrpc(event_streams_.Send(
       *request, Deadline(*context), context,
-      [writer](const v1::Event& event) { return writer->Write(event); }));
+      [this, writer, &caller](const v1::Event& event) {
+        return !service_->MaySee(event, &*caller) || writer->Write(event);
+      }));
 }
 
 }  // namespace optstate::admin

@@ -210,9 +210,12 @@ TEST_F(AdminOperationsTest, AllPauseUntilTheLastOneDoes) {
 }
 
 TEST_F(AdminOperationsTest, UpgradeShowsItsProgress) {
-  EXPECT_FALSE(service_->GetStatus(absl::InfiniteFuture()).has_upgrade());
+  EXPECT_FALSE(
+      service_->GetStatus(Operator(), absl::InfiniteFuture()).has_upgrade());
   EXPECT_TRUE(service_->Upgrade("b", kSelf).ok());
-  EXPECT_EQ(service_->GetStatus(absl::InfiniteFuture()).upgrade().id(), "b");
+  EXPECT_EQ(
+      service_->GetStatus(Operator(), absl::InfiniteFuture()).upgrade().id(),
+      "b");
 }
 
 }  // namespace

@@ -56,6 +56,11 @@ class NoJobs : public supervisor::SupervisorControl {
                           bool) override {
     return None();
   }
+  absl::Status SetAccess(const std::string&, const v1::JobAccess&,
+                         const Caller&) override {
+    return None();
+  }
+  bool MaySee(const v1::Event&, const Caller*) const override { return false; }
   absl::StatusOr<std::string> AwaitEngine(const std::string&,
                                           absl::Time) override {
     return None();

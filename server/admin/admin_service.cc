@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,8 +12,7 @@
 #include "proto/types/status_macros.h"
 #include "proto/types/version.h"
 #include "server/accept/hello_check.h"
-#include "server/admin/device_report.h"
-#include "server/admin/tier_report.h"
+#include "server/admin/shown_jobs.h"
 #include "server/observe/node_event.h"
 #include "server/session/admission.h"
 #include "server/supervisor/job_events.h"
@@ -25,14 +25,14 @@ using supervisor::JobSummary;
 
 constexpr absl::Duration kDrainTimeout = absl::Seconds(30);
 
-template <typename Jobs>
-void AddUnanswered(const Jobs& jobs,
-                   google::protobuf::RepeatedPtrField<v1::UnansweredJob>* to) {
+void AddSessions(const std::vector<v1::Job>& jobs, v1::ListSessionsReply* to) {
+  AddUnanswered(jobs, to->mutable_unanswered());
   for (const v1::Job& job : jobs) {
-    if (!job.ranks_unknown()) continue;
-    v1::UnansweredJob* unanswered = to->Add();
-    unanswered->set_name(job.name());
-    unanswered->set_reason(job.reason());
+    for (const v1::SessionInfo& session : job.sessions()) {
+      v1::SessionInfo* const added = to->add_sessions();
+      *added = session;
+      added->set_job(job.name());
+    }
   }
 }
 
@@ -113,13 +113,24 @@ AdminService::AdminService(supervisor::SupervisorControl* control,
       quotas_(info_.config),
       described_(control, engines, engine_answer_max) {}
 
-v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
-  if (!described_.MayShare(deadline))
-    return StatusOf(**described_.All(deadline));
+v1::ServerStatus AdminService::GetStatus(const access::Caller& caller,
+                                         absl::Time deadline) {
+  const auto sum_up = [this](absl::Time until) {
+    std::shared_ptr<const DescribedJobs::Jobs> jobs = described_.All(until);
+    v1::ServerStatus status = StatusOf(**jobs);
+    return StatusOfAll{std::move(jobs), std::move(status)};
+  };
   // The system is asked what is left, so that a status is shared as well.
-  return *statuses_.Get("", [this] {
-    return StatusOf(**described_.All(absl::InfiniteFuture()));
-  });
+  const std::shared_ptr<const StatusOfAll> all =
+      described_.MayShare(deadline)
+          ? statuses_.Get("", [&] { return sum_up(absl::InfiniteFuture()); })
+          : std::make_shared<const StatusOfAll>(sum_up(deadline));
+  v1::ServerStatus status = all->status;
+  // The problems of an upgrade may name jobs that have ended.
+  if (!supervisor::CheckOperator(caller).ok()) {
+    ShowJobs(JobsShownTo(caller, **all->jobs), &status);
+  }
+  return status;
 }
 
 v1::ServerStatus AdminService::StatusOf(
@@ -165,18 +176,32 @@ absl::Time AdminService::EngineDeadline(absl::Time deadline) const {
   return std::min(deadline, absl::Now() + engine_answer_max_);
 }
 
-v1::ListJobsReply AdminService::ListJobs(absl::Time deadline) {
+v1::ListJobsReply AdminService::ListJobs(const access::Caller& caller,
+                                         absl::Time deadline) {
   const std::shared_ptr<const DescribedJobs::Jobs> jobs =
       described_.All(deadline);
-  v1::ListJobsReply reply;
-  AddUnanswered(**jobs, reply.mutable_unanswered());
-  for (const v1::Job& job : **jobs) *reply.add_jobs() = job;
+  v1::ListJobsReply reply = ListOf(**jobs);
+  ShowJobs(JobsShownTo(caller, **jobs), &reply);
   return reply;
 }
 
 absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
+                                             const access::Caller& caller,
                                              absl::Time deadline, bool memory) {
-  if (memory) return described_.OneWithMemory(name, deadline);
+  // No engine is asked for one who may not look.
+  OPTSTATE_RETURN_IF_ERROR(FindToLook(name, caller).status());
+  absl::StatusOr<v1::Job> job = memory
+                                    ? described_.OneWithMemory(name, deadline)
+                                    : DescribeOne(name, deadline);
+  if (!job.ok()) return job;
+  // Another job may have taken the name meanwhile.
+  OPTSTATE_RETURN_IF_ERROR(
+      supervisor::CheckMayLook(name, job->uid(), job->access(), caller));
+  return job;
+}
+
+absl::StatusOr<v1::Job> AdminService::DescribeOne(const std::string& name,
+                                                  absl::Time deadline) {
   const std::shared_ptr<const DescribedJobs::Jobs> jobs =
       described_.One(name, deadline);
   if (!jobs->ok()) return jobs->status();
@@ -184,26 +209,25 @@ absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
 }
 
 absl::StatusOr<v1::ListSessionsReply> AdminService::ListSessions(
-    const std::string& job, absl::Time deadline) {
-  const std::shared_ptr<const DescribedJobs::Jobs> jobs =
-      job.empty() ? described_.All(deadline) : described_.One(job, deadline);
-  if (!jobs->ok()) return jobs->status();
+    const std::string& job, const access::Caller& caller, absl::Time deadline) {
   v1::ListSessionsReply reply;
-  AddUnanswered(**jobs, reply.mutable_unanswered());
-  for (const v1::Job& one : **jobs) {
-    for (const v1::SessionInfo& session : one.sessions()) {
-      v1::SessionInfo* const added = reply.add_sessions();
-      *added = session;
-      added->set_job(one.name());
-    }
+  if (!job.empty()) {
+    OPTSTATE_ASSIGN_OR_RETURN(const v1::Job one, GetJob(job, caller, deadline));
+    AddSessions({one}, &reply);
+    return reply;
   }
+  const std::shared_ptr<const DescribedJobs::Jobs> jobs =
+      described_.All(deadline);
+  AddSessions(**jobs, &reply);
+  ShowJobs(JobsShownTo(caller, **jobs), &reply);
   return reply;
 }
 
 absl::StatusOr<v1::ListParametersReply> AdminService::ListParameters(
-    const v1::ListParametersRequest& request, absl::Time deadline) {
+    const v1::ListParametersRequest& request, const access::Caller& caller,
+    absl::Time deadline) {
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary,
-                            control_->FindJob(request.job()));
+                            FindToLook(request.job(), caller));
   OPTSTATE_RETURN_IF_ERROR(CheckAwake(summary));
   return engines_->ListParameters(request, EngineDeadline(deadline));
 }
@@ -225,7 +249,7 @@ absl::Status AdminService::DeleteJob(const std::string& name, bool force,
 
 absl::Status AdminService::CheckNoSessions(const std::string& name,
                                            absl::Time deadline) {
-  OPTSTATE_ASSIGN_OR_RETURN(const v1::Job job, GetJob(name, deadline));
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::Job job, DescribeOne(name, deadline));
   // Without an engine there is no session.
   if (job.engine_pid() == 0) return absl::OkStatus();
   if (job.session_count() != 0) {
@@ -244,6 +268,8 @@ absl::Status AdminService::RecoverJob(const std::string& name,
                                       const access::Caller& caller,
                                       bool to_durable, absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
+  // No engine is asked for one who may not look.
+  OPTSTATE_RETURN_IF_ERROR(FindToLook(name, caller).status());
   return control_->RecoverJob(name, caller, FailedEngine(name, deadline),
                               to_durable);
 }
@@ -258,6 +284,10 @@ pid_t AdminService::FailedEngine(const std::string& name, absl::Time deadline) {
 absl::StatusOr<v1::SetJobReply> AdminService::SetJob(
     const v1::SetJobRequest& request, const access::Caller& caller,
     absl::Time deadline) {
+  if (request.has_access()) {
+    OPTSTATE_RETURN_IF_ERROR(SetAccess(request, caller));
+    return v1::SetJobReply();
+  }
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary,
                             FindToChange(request.name(), caller));
   absl::StatusOr<v1::SetJobReply> set = engines_->SetJob(request, deadline);
@@ -274,7 +304,7 @@ absl::StatusOr<JobSummary> AdminService::FindToChange(
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
   OPTSTATE_ASSIGN_OR_RETURN(JobSummary summary, control_->FindJob(name));
   OPTSTATE_RETURN_IF_ERROR(
-      supervisor::CheckMayChangeJob(name, summary.uid, caller));
+      supervisor::CheckMayChangeJob(name, summary.uid, summary.access, caller));
   OPTSTATE_RETURN_IF_ERROR(CheckAwake(summary));
   return summary;
 }
@@ -304,34 +334,6 @@ absl::Status AdminService::TraceJob(
   absl::Status traced = engines_->TraceJob(request, call, pass);
   if (!absl::IsUnimplemented(traced)) return traced;
   return TooOld(request.name(), "trace");
-}
-
-absl::StatusOr<v1::DescribeTiersReply> AdminService::DescribeTiers(
-    const v1::DescribeTiersRequest& request, const access::Caller& caller) {
-  if (request.measure()) {
-    OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(caller));
-  }
-  return admin::DescribeTiers(info_.config, control_->Jobs(), request);
-}
-
-v1::DescribeDevicesReply AdminService::DescribeDevices(absl::Time deadline) {
-  return admin::DescribeDevices(info_.config.devices(), ListJobs(deadline));
-}
-
-v1::NodeReport AdminService::DescribeNode(absl::Time deadline) {
-  const std::shared_ptr<const DescribedJobs::Jobs> jobs =
-      described_.All(deadline);
-  v1::ListJobsReply list;
-  for (const v1::Job& job : **jobs) *list.add_jobs() = job;
-  AddUnanswered(**jobs, list.mutable_unanswered());
-  v1::NodeReport report;
-  *report.mutable_status() = StatusOf(**jobs);
-  *report.mutable_tiers() =
-      admin::DescribeTiers(info_.config, control_->Jobs(), {});
-  *report.mutable_devices() =
-      admin::DescribeDevices(info_.config.devices(), list);
-  report.mutable_jobs()->Swap(list.mutable_jobs());
-  return report;
 }
 
 absl::StatusOr<v1::UpgradeReply> AdminService::Upgrade(

@@ -4,6 +4,7 @@
 #include <grpcpp/server_context.h>
 #include <sys/types.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,10 @@ namespace optstate::admin {
 // else UNSPECIFIED with why the engine is missing. While that engine runs, its
 // ranks are unknown and lists name the job as unanswered.
 //
+// A private job is shown to those alone who may look at it
+// (supervisor/permissions.h). For others there is none of its name, and it is
+// in no list; sums have it all the same.
+//
 // Threads: thread-safe. Calls block the calling thread.
 class AdminService {
  public:
@@ -45,18 +50,22 @@ class AdminService {
                UpgradeControl* upgrade, ServerInfo info,
                absl::Duration engine_answer_max = kEngineAnswerMax);
 
-  v1::ServerStatus GetStatus(absl::Time deadline);
-  v1::ListJobsReply ListJobs(absl::Time deadline);
-  absl::StatusOr<v1::Job> GetJob(const std::string& name, absl::Time deadline,
-                                 bool memory = false);
-  // Callers of the four calls around this one, but for `memory`, share answers:
-  // see DescribedJobs.
+  v1::ServerStatus GetStatus(const access::Caller& caller, absl::Time deadline);
+  v1::ListJobsReply ListJobs(const access::Caller& caller, absl::Time deadline);
+  absl::StatusOr<v1::Job> GetJob(const std::string& name,
+                                 const access::Caller& caller,
+                                 absl::Time deadline, bool memory = false);
+  // Callers of the four calls around this one, but for `memory`, share answers,
+  // whoever they are: see DescribedJobs. What one may not see is left out of
+  // them afterwards.
   const DescribedJobs& described() const { return described_; }
   // Returns NOT_FOUND when `job` names a job that does not exist.
-  absl::StatusOr<v1::ListSessionsReply> ListSessions(const std::string& job,
-                                                     absl::Time deadline);
+  absl::StatusOr<v1::ListSessionsReply> ListSessions(
+      const std::string& job, const access::Caller& caller,
+      absl::Time deadline);
   absl::StatusOr<v1::ListParametersReply> ListParameters(
-      const v1::ListParametersRequest& request, absl::Time deadline);
+      const v1::ListParametersRequest& request, const access::Caller& caller,
+      absl::Time deadline);
   absl::Status DeleteJob(const std::string& name, bool force,
                          const access::Caller& caller, absl::Time deadline);
   absl::Status RecoverJob(const std::string& name, const access::Caller& caller,
@@ -83,15 +92,22 @@ class AdminService {
   // PERMISSION_DENIED: the caller may not have directories measured.
   absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
       const v1::DescribeTiersRequest& request, const access::Caller& caller);
-  v1::DescribeDevicesReply DescribeDevices(absl::Time deadline);
+  v1::DescribeDevicesReply DescribeDevices(const access::Caller& caller,
+                                           absl::Time deadline);
   // PERMISSION_DENIED: the caller is no operator, and asks for another user.
   // NOT_FOUND: there is no such user.
   absl::StatusOr<v1::ListUsersReply> ListUsers(
       const v1::ListUsersRequest& request, const access::Caller& caller,
       absl::Time deadline);
-  // Returns status, jobs, tiers and devices at once, for the HTTP server: each
-  // engine is asked once. The report's events and time are not set.
+  // Returns status, jobs, tiers and devices at once, for the HTTP server, whose
+  // readers have no name: each engine is asked once. The report's events and
+  // time are not set. Of a private job it has the phase alone, so that sums are
+  // right, and no name.
   v1::NodeReport DescribeNode(absl::Time deadline);
+  // Returns whether the caller may see an event; null: whether everybody may.
+  bool MaySee(const v1::Event& event, const access::Caller* caller) const {
+    return control_->MaySee(event, caller);
+  }
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary,
                                            const access::Caller& caller);
   // Waits no longer than `call`, unless that is null. When engines do not
@@ -101,7 +117,21 @@ class AdminService {
       absl::Time deadline, const grpc::ServerContext* call = nullptr);
 
  private:
+  // A status, and the jobs that it sums up.
+  struct StatusOfAll {
+    std::shared_ptr<const DescribedJobs::Jobs> jobs;
+    v1::ServerStatus status;
+  };
+
   v1::ServerStatus StatusOf(const std::vector<v1::Job>& jobs) const;
+  // Describes a job, whoever may look at it.
+  absl::StatusOr<v1::Job> DescribeOne(const std::string& name,
+                                      absl::Time deadline);
+  // Finds a job that the caller may look at; NOT_FOUND.
+  absl::StatusOr<supervisor::JobSummary> FindToLook(
+      const std::string& name, const access::Caller& caller);
+  absl::Status SetAccess(const v1::SetJobRequest& request,
+                         const access::Caller& caller);
   absl::Time EngineDeadline(absl::Time deadline) const;
   // Returns PERMISSION_DENIED when the caller may not change the job.
   absl::StatusOr<supervisor::JobSummary> FindToChange(
@@ -121,7 +151,7 @@ class AdminService {
   const absl::Duration engine_answer_max_;
   access::Quotas quotas_;
   DescribedJobs described_;
-  SharedAnswers<v1::ServerStatus> statuses_;
+  SharedAnswers<StatusOfAll> statuses_;
 };
 
 }  // namespace optstate::admin

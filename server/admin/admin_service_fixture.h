@@ -22,11 +22,13 @@
 #include "optstate/v1/session.pb.h"
 #include "proto/types/conversions.h"
 #include "proto/types/layout.h"
+#include "server/access/caller.h"
 #include "server/admin/admin_service.h"
 #include "server/admin/engine_channels.h"
 #include "server/admin/fake_engine_service.h"
 #include "server/admin/server_info.h"
 #include "server/admin/upgrade_control.h"
+#include "server/supervisor/permissions.h"
 #include "server/supervisor/supervisor_control.h"
 #include "storage/host_tier.h"
 
@@ -52,9 +54,7 @@ class FakeControl : public supervisor::SupervisorControl {
   absl::Status HoldJob(const std::string& name,
                        const access::Caller& caller) override {
     calls.push_back("hold " + name);
-    if (!jobs.contains(name)) return absl::NotFoundError(name);
-    if (jobs[name].uid != caller.uid) return absl::PermissionDeniedError(name);
-    return absl::OkStatus();
+    return CheckMayChange(name, caller);
   }
   void ReleaseJob(const std::string& name) override {
     calls.push_back("release " + name);
@@ -74,14 +74,40 @@ class FakeControl : public supervisor::SupervisorControl {
     return Operation(supervisor::SleepOperation::Kind::kSleep);
   }
   absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> WakeJob(
-      const std::string& name, const access::Caller&) override {
+      const std::string& name, const access::Caller& caller) override {
     calls.push_back("wake " + name);
+    const absl::Status may = CheckMayChange(name, caller);
+    if (!may.ok()) return may;
     return Operation(supervisor::SleepOperation::Kind::kWake);
   }
-  absl::Status RecoverJob(const std::string& name, const access::Caller&,
+  absl::Status RecoverJob(const std::string& name, const access::Caller& caller,
                           pid_t failed_engine, bool) override {
     calls.push_back(absl::StrCat("recover ", name, " ", failed_engine));
+    return CheckMayChange(name, caller);
+  }
+  absl::Status SetAccess(const std::string& name, const v1::JobAccess& access,
+                         const access::Caller& caller) override {
+    calls.push_back("set access " + name);
+    const absl::StatusOr<supervisor::JobSummary> job = FindJob(name);
+    if (!job.ok()) return job.status();
+    const absl::Status may =
+        supervisor::CheckMayChangeAccess(name, job->uid, job->access, caller);
+    if (!may.ok()) return may;
+    absl::MutexLock lock(&mutex);
+    jobs[name].access = access;
     return absl::OkStatus();
+  }
+  // No one sees the events of jobs that are not there.
+  bool MaySee(const v1::Event& event,
+              const access::Caller* caller) const override {
+    absl::MutexLock lock(&mutex);
+    const auto found = jobs.find(event.job());
+    if (event.job().empty()) return true;
+    if (found == jobs.end()) return false;
+    return caller == nullptr
+               ? !found->second.access.is_private()
+               : supervisor::MayLook(found->second.uid, found->second.access,
+                                     *caller);
   }
   absl::StatusOr<std::string> AwaitEngine(const std::string& name,
                                           absl::Time) override {
@@ -115,7 +141,15 @@ class FakeControl : public supervisor::SupervisorControl {
     return operation;
   }
 
-  absl::Mutex mutex;
+  // Checks as the supervisor does.
+  absl::Status CheckMayChange(const std::string& name,
+                              const access::Caller& caller) {
+    const absl::StatusOr<supervisor::JobSummary> job = FindJob(name);
+    if (!job.ok()) return job.status();
+    return supervisor::CheckMayChangeJob(name, job->uid, job->access, caller);
+  }
+
+  mutable absl::Mutex mutex;
   absl::Status sleep_status;
   std::map<std::string, supervisor::JobSummary> jobs;
   std::vector<std::string> calls;
@@ -195,6 +229,8 @@ class AdminServiceTest : public testing::Test {
     return *engine;
   }
 
+  // A caller who sees all jobs.
+  static access::Caller Operator() { return access::UnixCaller(::geteuid()); }
   static absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
 
   ServerInfo info_;

@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 TEST_F(AdminServiceTest, StatusSumsUpTheJobs) {
   AddJob("a", 1);
   AddJob("b", 2);
-  const v1::ServerStatus status = service_->GetStatus(Soon());
+  const v1::ServerStatus status = service_->GetStatus(Operator(), Soon());
   EXPECT_EQ(status.job_count(), 2u);
   EXPECT_EQ(status.session_count(), 3u);
   EXPECT_EQ(status.state_bytes(), 200u);
@@ -54,26 +54,27 @@ TEST_F(AdminServiceTest, StatusSaysWhatTheLimitsLeave) {
   info_.config.mutable_limits()->set_state_bytes_max(1);
   info_.state_dir = ::testing::TempDir();
   AdminService full(&control_, &engines_, &upgrade_, info_);
-  const v1::ServerStatus status = full.GetStatus(Soon());
+  const v1::ServerStatus status = full.GetStatus(Operator(), Soon());
   EXPECT_TRUE(status.has_state_bytes_available());
   EXPECT_LE(status.state_bytes_available(), 1u);
   info_.state_dir = "/nonexistent";
   AdminService gone(&control_, &engines_, &upgrade_, info_);
-  EXPECT_FALSE(gone.GetStatus(Soon()).has_state_bytes_available());
-  EXPECT_THAT(gone.GetStatus(Soon()).state_bytes_problem(),
+  EXPECT_FALSE(gone.GetStatus(Operator(), Soon()).has_state_bytes_available());
+  EXPECT_THAT(gone.GetStatus(Operator(), Soon()).state_bytes_problem(),
               HasSubstr("No such file"));
 }
 
 TEST_F(AdminServiceTest, JobsComeFromTheirEnginesNamesFromTheSupervisor) {
   AddJob("a", 1);
   control_.jobs["a"].restarts = 4;
-  const auto job = service_->GetJob("a", Soon());
+  const auto job = service_->GetJob("a", Operator(), Soon());
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_EQ(job->name(), "a");
   EXPECT_EQ(job->phase(), v1::JOB_PHASE_READY);
   EXPECT_EQ(job->engine_pid(), 17);
   EXPECT_EQ(job->engine_restarts(), 4u);
-  EXPECT_TRUE(absl::IsNotFound(service_->GetJob("b", Soon()).status()));
+  EXPECT_TRUE(
+      absl::IsNotFound(service_->GetJob("b", Operator(), Soon()).status()));
 }
 
 TEST_F(AdminServiceTest, ADeadOrHangingEngineDoesNotSpoilTheList) {
@@ -83,7 +84,7 @@ TEST_F(AdminServiceTest, ADeadOrHangingEngineDoesNotSpoilTheList) {
   failed.name = "failed";
   failed.failed = true;
   failed.reason = "its engine died too often";
-  const v1::ListJobsReply list = service_->ListJobs(Soon());
+  const v1::ListJobsReply list = service_->ListJobs(Operator(), Soon());
   const auto& jobs = list.jobs();
   ASSERT_EQ(jobs.size(), 3);
   EXPECT_EQ(jobs[0].name(), "failed");
@@ -100,7 +101,8 @@ TEST_F(AdminServiceTest, AnEngineThatDoesNotStartIsListedWithTheReason) {
   AddJob("starting", 1);
   engines_.Erase("starting");
   control_.jobs["starting"].reason = "its engine exited with status 1: locked";
-  const v1::ListJobsReply list = service_->ListJobs(absl::InfinitePast());
+  const v1::ListJobsReply list =
+      service_->ListJobs(Operator(), absl::InfinitePast());
   ASSERT_EQ(list.jobs_size(), 1);
   EXPECT_EQ(list.jobs(0).phase(), v1::JOB_PHASE_UNSPECIFIED);
   EXPECT_THAT(
@@ -122,9 +124,11 @@ TEST_F(AdminServiceTest, AnEngineIsNotAwaitedForEver) {
   v1::ListParametersRequest request;
   request.set_job("silent");
   const absl::Status parameters =
-      service.ListParameters(request, absl::InfiniteFuture()).status();
+      service.ListParameters(request, Operator(), absl::InfiniteFuture())
+          .status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(parameters)) << parameters;
-  const v1::ListJobsReply list = service.ListJobs(absl::InfiniteFuture());
+  const v1::ListJobsReply list =
+      service.ListJobs(Operator(), absl::InfiniteFuture());
   ASSERT_EQ(list.unanswered_size(), 1);
   EXPECT_EQ(list.unanswered(0).name(), "silent");
 }
@@ -133,7 +137,7 @@ TEST_F(AdminServiceTest, ListsNameTheEnginesThatGaveNoAnswer) {
   AddJob("good", 1);
   AddJob("hanging", 1, /*hangs=*/true);
   GiveFiles("hanging");
-  const v1::ListJobsReply list = service_->ListJobs(Soon());
+  const v1::ListJobsReply list = service_->ListJobs(Operator(), Soon());
   ASSERT_EQ(list.jobs_size(), 2);
   EXPECT_FALSE(list.jobs(0).ranks_unknown());
   const v1::Job& hanging = list.jobs(1);
@@ -148,12 +152,12 @@ TEST_F(AdminServiceTest, ListsNameTheEnginesThatGaveNoAnswer) {
   EXPECT_EQ(list.unanswered(0).name(), "hanging");
   EXPECT_THAT(list.unanswered(0).reason(), HasSubstr("Deadline Exceeded"));
 
-  const v1::ServerStatus status = service_->GetStatus(Soon());
+  const v1::ServerStatus status = service_->GetStatus(Operator(), Soon());
   ASSERT_EQ(status.unanswered_size(), 1);
   EXPECT_EQ(status.session_count(), 1u);
   EXPECT_EQ(status.state_bytes(), 100 + hanging.state_bytes());
   for (const std::string job : {"", "hanging"}) {
-    const auto sessions = service_->ListSessions(job, Soon());
+    const auto sessions = service_->ListSessions(job, Operator(), Soon());
     ASSERT_TRUE(sessions.ok()) << sessions.status();
     ASSERT_EQ(sessions->unanswered_size(), 1);
     EXPECT_EQ(sessions->unanswered(0).name(), "hanging");
@@ -172,7 +176,7 @@ TEST_F(AdminServiceTest, AJobWithoutEngineIsWhatItsFilesSay) {
   };
   std::filesystem::remove(state("damaged") + "/job.binpb");
   std::filesystem::remove_all(state("empty"));
-  const v1::ListJobsReply list = service_->ListJobs(Soon());
+  const v1::ListJobsReply list = service_->ListJobs(Operator(), Soon());
   EXPECT_EQ(list.unanswered_size(), 0);
   ASSERT_EQ(list.jobs_size(), 3);
   for (const v1::Job& job : list.jobs()) {
@@ -187,7 +191,7 @@ TEST_F(AdminServiceTest, AJobWithoutEngineIsWhatItsFilesSay) {
 TEST_F(AdminServiceTest, AnEngineThatCouldNotOpenItsJobSaysLessThanTheFiles) {
   AddJob("a", 0).set_phase(v1::JOB_PHASE_FAILED);
   GiveFiles("a");
-  const auto job = service_->GetJob("a", Soon());
+  const auto job = service_->GetJob("a", Operator(), Soon());
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_EQ(job->committed_step(), 56u);
   EXPECT_FALSE(job->ranks_unknown());
@@ -203,7 +207,7 @@ TEST_F(AdminServiceTest, AnEngineThatIsAboutToAnswerIsWaitedFor) {
   AddJob("dying", 1, /*hangs=*/false, /*dies=*/true);
   engines_.Lose("starting");
   v1::ListJobsReply list;
-  std::thread listing([&] { list = service_->ListJobs(Soon()); });
+  std::thread listing([&] { list = service_->ListJobs(Operator(), Soon()); });
   fakes_["dying"]->AwaitQuestion();
   StartEngine("starting", 2);
   StartEngine("adopted", 3);
@@ -224,7 +228,7 @@ TEST_F(AdminServiceTest, AnEngineThatIsOverIsNotWaitedFor) {
   v1::ListJobsReply list;
   // The listing returns although nothing ends the wait for another engine.
   std::thread listing(
-      [&] { list = service_->ListJobs(absl::InfiniteFuture()); });
+      [&] { list = service_->ListJobs(Operator(), absl::InfiniteFuture()); });
   fakes_["over"]->AwaitQuestion();
   control_.EndEngine("over");
   engines_.Erase("over");
@@ -238,7 +242,7 @@ TEST_F(AdminServiceTest, AnEngineThatIsOverIsNotWaitedFor) {
 TEST_F(AdminServiceTest, AJobThatGoesMeanwhileIsNotListed) {
   AddJob("goes", 1, /*hangs=*/false, /*dies=*/true);
   v1::ListJobsReply list;
-  std::thread listing([&] { list = service_->ListJobs(Soon()); });
+  std::thread listing([&] { list = service_->ListJobs(Operator(), Soon()); });
   fakes_["goes"]->AwaitQuestion();
   control_.EndJob("goes");
   engines_.Erase("goes");
@@ -250,11 +254,12 @@ TEST_F(AdminServiceTest, AJobThatGoesMeanwhileIsNotListed) {
 TEST_F(AdminServiceTest, SessionsOfAllOrOne) {
   AddJob("a", 1);
   AddJob("b", 3);
-  EXPECT_EQ(service_->ListSessions("", Soon())->sessions_size(), 4);
-  const auto one = service_->ListSessions("b", Soon());
+  EXPECT_EQ(service_->ListSessions("", Operator(), Soon())->sessions_size(), 4);
+  const auto one = service_->ListSessions("b", Operator(), Soon());
   ASSERT_EQ(one->sessions_size(), 3);
   EXPECT_EQ(one->sessions(2).job(), "b");
-  EXPECT_TRUE(absl::IsNotFound(service_->ListSessions("c", Soon()).status()));
+  EXPECT_TRUE(absl::IsNotFound(
+      service_->ListSessions("c", Operator(), Soon()).status()));
 }
 
 TEST_F(AdminServiceTest, ParametersAreTheEngines) {
@@ -262,10 +267,12 @@ TEST_F(AdminServiceTest, ParametersAreTheEngines) {
   v1::ListParametersRequest request;
   request.set_job("a");
   request.set_page_token("7");
-  EXPECT_EQ(service_->ListParameters(request, Soon())->next_page_token(), "7+");
+  EXPECT_EQ(
+      service_->ListParameters(request, Operator(), Soon())->next_page_token(),
+      "7+");
   request.set_job("b");
-  EXPECT_TRUE(
-      absl::IsNotFound(service_->ListParameters(request, Soon()).status()));
+  EXPECT_TRUE(absl::IsNotFound(
+      service_->ListParameters(request, Operator(), Soon()).status()));
 }
 
 }  // namespace

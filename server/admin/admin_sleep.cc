@@ -88,7 +88,7 @@ absl::StatusOr<pid_t> AdminService::CheckCanSleep(const std::string& name,
   if (summary.sleep.has_value()) {
     return absl::FailedPreconditionError(summary.reason);
   }
-  OPTSTATE_ASSIGN_OR_RETURN(const v1::Job job, GetJob(name, deadline));
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::Job job, DescribeOne(name, deadline));
   const std::string why_not = WhyNotToSleep(job);
   if (why_not.empty()) return static_cast<pid_t>(job.engine_pid());
   return absl::FailedPreconditionError(

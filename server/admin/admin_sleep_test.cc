@@ -87,7 +87,7 @@ TEST_F(AdminSleepTest, ASleepingJobIsDescribedByItsFilesOnDisk) {
   std::filesystem::rename(job.directory, folder + supervisor::kFilesFolder);
   job.reason = "job \"a\" is asleep";
   job.sleep.emplace().set_directory(folder);
-  const auto described = service_->GetJob("a", Soon());
+  const auto described = service_->GetJob("a", Operator(), Soon());
   ASSERT_TRUE(described.ok()) << described.status();
   EXPECT_EQ(described->phase(), v1::JOB_PHASE_ASLEEP);
   EXPECT_EQ(described->committed_step(), 56u);
@@ -106,7 +106,7 @@ TEST_F(AdminSleepTest, ASleepingJobIsDescribedByItsFilesOnDisk) {
   v1::ListParametersRequest list;
   list.set_job("a");
   EXPECT_TRUE(absl::IsFailedPrecondition(
-      service_->ListParameters(list, Soon()).status()));
+      service_->ListParameters(list, Operator(), Soon()).status()));
 }
 
 }  // namespace

@@ -57,6 +57,9 @@ TEST_F(AdminTraceTest, NameAndUserAreChecked) {
   EXPECT_TRUE(Trace("a", 0).ok());
   EXPECT_TRUE(absl::IsPermissionDenied(Trace("a", 4712)));
   EXPECT_TRUE(seen_.empty());
+  control_.jobs["a"].access.set_is_private(true);
+  EXPECT_TRUE(absl::IsNotFound(Trace("a", 4712)));
+  EXPECT_TRUE(Trace("a", 4711).ok());
 }
 
 TEST_F(AdminTraceTest, AnEngineThatDiesMeanwhileIsNamed) {

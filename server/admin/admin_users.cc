@@ -1,11 +1,14 @@
 // The call of the Admin service that describes users and quotas.
 
+#include <memory>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/access/unix_names.h"
 #include "server/admin/admin_service.h"
+#include "server/admin/described_jobs.h"
+#include "server/admin/shown_jobs.h"
 #include "server/admin/user_report.h"
 
 namespace optstate::admin {
@@ -40,7 +43,10 @@ absl::StatusOr<v1::ListUsersReply> AdminService::ListUsers(
   UsersAsked asked;
   OPTSTATE_ASSIGN_OR_RETURN(asked.user, UserOf(request, caller));
   asked.shows_all_names = caller.role == access::Role::kOperator;
-  return DescribeUsers(info_.config, &quotas_, ListJobs(deadline), asked);
+  // Sums have all jobs, whoever may look at them; names are left out by user.
+  const std::shared_ptr<const DescribedJobs::Jobs> jobs =
+      described_.All(deadline);
+  return DescribeUsers(info_.config, &quotas_, ListOf(**jobs), asked);
 }
 
 }  // namespace optstate::admin

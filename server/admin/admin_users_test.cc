@@ -192,6 +192,8 @@ TEST_F(AdminUsersTest, GroupsAreTheSumOfTheirMembers) {
   }
   MakeJob("a", found->first, 2, 4096);
   MakeJob("b", found->second, 3, 8192);
+  // Sums have private jobs as well.
+  control_.jobs["b"].access.set_is_private(true);
   AddJob("hanging", 5, /*hangs=*/true);
   control_.jobs["hanging"].uid = found->second;
   MakeJob("root", 0, 7, 1 << 20);

@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "server/session/job_facts.h"
+#include "server/supervisor/permissions.h"
 #include "server/supervisor/sleep/sleep_manifest.h"
 
 namespace optstate::admin {
@@ -67,17 +68,17 @@ v1::Job Merge(const JobSummary& summary, absl::StatusOr<v1::Job> described) {
   job.set_engine_restarts(summary.restarts);
   job.set_state_dir(summary.directory);
   if (summary.sleep.has_value()) *job.mutable_sleep() = *summary.sleep;
+  *job.mutable_access() = summary.access;
+  if (!summary.access_problem.empty()) {
+    job.set_reason(absl::StrCat(job.reason(), job.reason().empty() ? "" : "; ",
+                                summary.access_problem));
+  }
   return job;
 }
 
 // Returns the key of one job, also of one without a name.
 std::string KeyOf(const std::string& name) {
   return absl::StrCat("job ", name);
-}
-
-absl::Status NoJob(const std::string& name) {
-  return absl::NotFoundError(
-      absl::StrCat("there is no job \"", name, "\" on this node"));
 }
 
 }  // namespace
@@ -106,7 +107,7 @@ std::shared_ptr<const DescribedJobs::Jobs> DescribedJobs::One(
     OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary,
                               control_->FindJob(name));
     std::vector<v1::Job> jobs = Describe({summary}, until);
-    if (jobs.empty()) return NoJob(name);
+    if (jobs.empty()) return supervisor::NoJob(name);
     return jobs;
   });
 }
@@ -117,7 +118,7 @@ absl::StatusOr<v1::Job> DescribedJobs::OneWithMemory(const std::string& name,
                                                      absl::Time deadline) {
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, control_->FindJob(name));
   std::vector<v1::Job> described = Describe({summary}, deadline);
-  if (described.empty()) return NoJob(name);
+  if (described.empty()) return supervisor::NoJob(name);
   v1::Job job = std::move(described[0]);
   if (job.ranks_unknown()) return job;
   absl::StatusOr<v1::Job> with_memory =

@@ -17,7 +17,8 @@
 namespace optstate::admin {
 
 // Describes jobs by what the supervisor, their engines and their files say, as
-// AdminService documents it.
+// AdminService documents it, whoever may look at them: leaving private jobs out
+// is the caller's (shown_jobs.h).
 //
 // Callers who want to know the same at the same time share a question to the
 // engines: there is one at a time about all jobs, and one about each. It has

@@ -52,8 +52,7 @@ bool IsExpected(const std::string& method, Role role, Via via) {
       {"RecoverJob", Role::kTrainer},     {"SetJob", Role::kTrainer},
       {"VerifyJob", Role::kTrainer},      {"SleepJob", Role::kTrainer},
       {"WakeJob", Role::kTrainer},        {"TraceJob", Role::kTrainer},
-      {"Drain", Role::kOperator},
-      {"Upgrade", Role::kOperator}};
+      {"Drain", Role::kOperator},         {"Upgrade", Role::kOperator}};
   const auto found = least->find(method);
   EXPECT_NE(found, least->end()) << method << " is not in this test";
   if (found == least->end()) return false;

@@ -17,6 +17,9 @@ class AdminSource final : public NodeSource {
   v1::NodeReport DescribeNode(absl::Time deadline) override {
     return service_->DescribeNode(deadline);
   }
+  bool IsPublic(const v1::Event& event) override {
+    return service_->MaySee(event, /*caller=*/nullptr);
+  }
 
  private:
   admin::AdminService* const service_;

@@ -13,6 +13,7 @@ class FullNode : public optstate::metrics::NodeSource {
   optstate::v1::NodeReport DescribeNode(absl::Time) override {
     return optstate::metrics::FullReport();
   }
+  bool IsPublic(const optstate::v1::Event&) override { return true; }
 };
 
 }  // namespace

@@ -23,6 +23,7 @@ class CountingSource : public NodeSource {
     ++calls;
     return FullReport();
   }
+  bool IsPublic(const v1::Event&) override { return true; }
 
   std::atomic<int> calls = 0;
 };

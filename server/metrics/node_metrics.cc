@@ -43,6 +43,11 @@ v1::NodeReport WithShownJobs(const v1::NodeReport& report) {
   for (auto& device : *shown.mutable_devices()->mutable_devices()) {
     Keep(names, device.mutable_jobs());
   }
+  auto& unanswered = *shown.mutable_status()->mutable_unanswered();
+  unanswered.erase(
+      std::remove_if(unanswered.begin(), unanswered.end(),
+                     [](const auto& job) { return job.name().empty(); }),
+      unanswered.end());
   return shown;
 }
 
@@ -66,8 +71,10 @@ std::string ToJson(const v1::NodeReport& report) {
   std::string json;
   // It fails on messages of google/protobuf/any.proto alone.
   (void)google::protobuf::util::MessageToJsonString(
-      report.jobs_size() > kJobsMax ? WithShownJobs(report) : report, &json,
-      options);
+      static_cast<int>(ShownJobs(report).size()) < report.jobs_size()
+          ? WithShownJobs(report)
+          : report,
+      &json, options);
   return json;
 }
 

@@ -30,6 +30,7 @@ class FixedSource : public NodeSource {
  public:
   explicit FixedSource(v1::NodeReport report) : report_(std::move(report)) {}
   v1::NodeReport DescribeNode(absl::Time) override { return report_; }
+  bool IsPublic(const v1::Event&) override { return true; }
 
  private:
   const v1::NodeReport report_;
@@ -269,6 +270,30 @@ TEST(NodeMetricsTest, AFailedJobIsNotAmongThoseLeftOut) {
   EXPECT_TRUE(absl::StrContains(json, "\"name\":\"job1299\""));
   EXPECT_TRUE(absl::StrContains(json, "\"name\":\"job1254\""));
   EXPECT_FALSE(absl::StrContains(json, "\"job1255\""));
+}
+
+// Private jobs come without a name (admin/shown_jobs.h).
+TEST(NodeMetricsTest, JobsWithoutANameAreCountedAlone) {
+  v1::NodeReport report;
+  *report.add_jobs() = HostJob("open");
+  report.add_jobs()->set_phase(v1::JOB_PHASE_READY);
+  report.add_jobs()->set_phase(v1::JOB_PHASE_FAILED);
+  report.mutable_status()->set_job_count(3);
+  report.mutable_status()->add_unanswered();
+  report.mutable_status()->add_unanswered()->set_name("hangs");
+  const int ready = HostJob("open").phase() == v1::JOB_PHASE_READY ? 2 : 1;
+  const std::string text = TextOf(report);
+  EXPECT_EQ(Lines(text, "optstate_job_up{").size(), 1u);
+  EXPECT_THAT(text, HasSubstr(absl::StrCat(
+                        "\noptstate_jobs{phase=\"ready\"} ", ready, "\n")));
+  EXPECT_THAT(text, HasSubstr("\noptstate_jobs{phase=\"failed\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("\noptstate_jobs_omitted 0\n"));
+  EXPECT_THAT(text, HasSubstr("\noptstate_jobs_unanswered 2\n"));
+  const std::string json = ToJson(report);
+  EXPECT_THAT(json, HasSubstr("\"name\":\"open\""));
+  EXPECT_THAT(json, HasSubstr("\"name\":\"hangs\""));
+  EXPECT_THAT(json, HasSubstr("\"job_count\":3"));
+  EXPECT_THAT(json, Not(HasSubstr("{\"name\":\"\",")));
 }
 
 TEST(NodeMetricsTest, LabelsAreEscaped) {

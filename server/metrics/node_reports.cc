@@ -30,6 +30,9 @@ std::shared_ptr<const v1::NodeReport> NodeReports::Collect() const {
   auto report = std::make_shared<v1::NodeReport>(
       source_->DescribeNode(clock_() + kAnswerMax));
   std::vector<v1::Event> events = observe::Events().After(0);
+  std::erase_if(events, [this](const v1::Event& event) {
+    return !source_->IsPublic(event);
+  });
   const size_t first =
       events.size() > kEventsMax ? events.size() - kEventsMax : 0;
   for (size_t i = first; i < events.size(); ++i) {

@@ -23,7 +23,10 @@ class NodeSource {
   // Returns status, all jobs, tiers and devices, having asked each engine once.
   // A job whose engine gives no answer by `deadline` has what is known without
   // it.
+  // A private job has no name there, see admin/shown_jobs.h.
   virtual v1::NodeReport DescribeNode(absl::Time deadline) = 0;
+  // Returns whether everybody may see an event.
+  virtual bool IsPublic(const v1::Event& event) = 0;
 };
 
 // The latest report of a source, with the node's last events and the time.

@@ -25,6 +25,9 @@ class HeldSource : public NodeSource {
     report.mutable_status()->set_pid(calls_);
     return report;
   }
+  bool IsPublic(const v1::Event& event) override {
+    return event.job() != "secret";
+  }
   void SetOpen(bool is_open) {
     const absl::MutexLock lock(&mutex_);
     is_open_ = is_open;
@@ -70,6 +73,20 @@ TEST_F(NodeReportsTest, AReportIsGivenAgainForASecond) {
   EXPECT_EQ(reports_.Get()->status().pid(), 1);
   Advance(absl::Milliseconds(1));
   EXPECT_EQ(reports_.Get()->status().pid(), 2);
+}
+
+TEST_F(NodeReportsTest, EventsAreThoseThatEverybodyMaySee) {
+  for (const char* job : {"open", "secret"}) {
+    v1::Event event;
+    event.set_job(job);
+    observe::Events().Add(std::move(event));
+  }
+  const auto report = reports_.Get();
+  ASSERT_GE(report->events_size(), 1);
+  EXPECT_EQ(report->events().rbegin()->job(), "open");
+  for (const v1::Event& event : report->events()) {
+    EXPECT_NE(event.job(), "secret");
+  }
 }
 
 TEST_F(NodeReportsTest, EnginesHaveTwoSeconds) {

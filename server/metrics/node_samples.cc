@@ -1,5 +1,6 @@
 #include "server/metrics/node_samples.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
@@ -118,8 +119,11 @@ void AddNode(const v1::NodeReport& report, Samples* samples) {
   AddStatus(report.status(), samples);
   AddPhases(report, samples);
   const std::vector<int> jobs = ShownJobs(report);
+  const auto named =
+      std::count_if(report.jobs().begin(), report.jobs().end(),
+                    [](const v1::Job& job) { return !job.name().empty(); });
   samples->Add(Metric::kJobsOmitted,
-               report.jobs_size() - static_cast<int>(jobs.size()));
+               static_cast<double>(named) - static_cast<double>(jobs.size()));
   std::set<std::string> shown;
   for (const int i : jobs) {
     // The name is a label: two jobs of one name would be one series.

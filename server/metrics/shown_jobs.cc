@@ -1,7 +1,6 @@
 #include "server/metrics/shown_jobs.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace optstate::metrics {
 namespace {
@@ -22,9 +21,11 @@ Urgency UrgencyOf(const v1::Job& job) {
 }  // namespace
 
 std::vector<int> ShownJobs(const v1::NodeReport& report) {
-  std::vector<int> shown(static_cast<size_t>(report.jobs_size()));
-  std::iota(shown.begin(), shown.end(), 0);
-  if (report.jobs_size() <= kJobsMax) return shown;
+  std::vector<int> shown;
+  for (int i = 0; i < report.jobs_size(); ++i) {
+    if (!report.jobs(i).name().empty()) shown.push_back(i);
+  }
+  if (shown.size() <= kJobsMax) return shown;
   std::stable_sort(shown.begin(), shown.end(), [&report](int a, int b) {
     const v1::Job& left = report.jobs(a);
     const v1::Job& right = report.jobs(b);

@@ -44,6 +44,17 @@ TEST(ShownJobsTest, AllAreShownThatThereIsRoomFor) {
   EXPECT_EQ(NamesOf(report).size(), size_t{kJobsMax});
 }
 
+TEST(ShownJobsTest, JobsWithoutANameTakeNoRoom) {
+  v1::NodeReport report;
+  Add("", v1::JOB_PHASE_FAILED, &report);
+  AddIdle(kJobsMax, &report);
+  Add("", v1::JOB_PHASE_READY, &report);
+  const std::vector<int> shown = ShownJobs(report);
+  ASSERT_EQ(shown.size(), size_t{kJobsMax});
+  EXPECT_EQ(shown.front(), 1);
+  EXPECT_EQ(shown.back(), kJobsMax);
+}
+
 TEST(ShownJobsTest, TheOrderOfTheReportIsKept) {
   v1::NodeReport report;
   AddIdle(kJobsMax, &report);

@@ -18,6 +18,7 @@
 #include "server/config/nvme_directory.h"
 #include "server/os/private_directory.h"
 #include "server/supervisor/sleep/record_sync.h"
+#include "storage/access_file.h"
 #include "storage/block_device/extents.h"
 #include "storage/disk_folder.h"
 #include "storage/tmpfs_info.h"
@@ -143,6 +144,10 @@ std::set<std::string> DiskDirectories::Jobs() const {
   return jobs;
 }
 
+std::string DiskDirectories::FirstFolder(const std::string& name) const {
+  return paths_.empty() ? "" : storage::DiskFolder(paths_[0], name);
+}
+
 bool DiskDirectories::HasFolder(const std::string& name) const {
   return std::any_of(paths_.begin(), paths_.end(), [&](const auto& path) {
     return storage::MayExist(storage::DiskFolder(path, name));
@@ -193,6 +198,11 @@ absl::Status DiskDirectories::CheckMayCreate(const std::string& name,
         "that file"));
   }
   if (**on_disk == owner) return absl::OkStatus();
+  if (storage::MayBePrivate(folder)) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("the job name \"", name,
+                     "\" is taken on this node: choose another job name"));
+  }
   return absl::PermissionDeniedError(
       absl::StrCat("job \"", name, "\" is on disk (", folder,
                    ") and belongs to uid ", **on_disk, ", not to uid ", owner));

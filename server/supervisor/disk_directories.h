@@ -47,6 +47,9 @@ class DiskDirectories {
   // FAILED_PRECONDITION: a path names another directory than when the daemon
   // started.
   absl::Status CheckInPlace() const;
+  // Returns where the first folder of a job of this name is, if it has any;
+  // empty: there are no directories.
+  std::string FirstFolder(const std::string& name) const;
   // Returns whether a folder of this name may be there.
   bool HasFolder(const std::string& name) const;
   bool IsDurable(const std::string& name) const;
@@ -56,7 +59,8 @@ class DiskDirectories {
   // Removes what a crash has left that says so, of a job that is awake.
   void ForgetSleep(const std::string& name) const;
   // Checks that a user may have a job of this name made. PERMISSION_DENIED: it
-  // has a durable job of another user. FAILED_PRECONDITION: of one that is not
+  // has a durable job of another user; of a private one no more is said than
+  // that the name is taken. FAILED_PRECONDITION: of one that is not
   // known, or as CheckInPlace and CheckNotAsleep.
   absl::Status CheckMayCreate(const std::string& name, uid_t owner) const;
 

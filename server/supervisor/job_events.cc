@@ -65,8 +65,10 @@ void JobEvents::Tell(level_enum level, absl::string_view kind,
   observe::Events().Add(std::move(event));
 }
 
-void JobEvents::Created() const {
-  Tell(level_enum::info, "job_created", "created", observe::ActorName(owner_));
+void JobEvents::Created(absl::string_view access) const {
+  Tell(level_enum::info, "job_created",
+       absl::StrCat("created", access.empty() ? "" : ", ", access),
+       observe::ActorName(owner_));
 }
 
 void JobEvents::Over() const {
@@ -93,6 +95,12 @@ void JobEvents::Recovering(const std::string& by, bool to_durable) const {
 void JobEvents::SettingsChanged(const std::string& by,
                                 absl::string_view settings) const {
   Tell(level_enum::info, "job_set", absl::StrCat("set: ", settings), by);
+}
+
+void JobEvents::AccessChanged(const std::string& by,
+                              absl::string_view access) const {
+  Tell(level_enum::info, "job_access_set",
+       absl::StrCat("who may use it: ", access), by);
 }
 
 void JobEvents::DamageFound(const std::string& by, uint64_t records) const {

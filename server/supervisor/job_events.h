@@ -23,7 +23,9 @@ class JobEvents {
   JobEvents(std::string job, uid_t owner)
       : job_(std::move(job)), owner_(owner) {}
 
-  void Created() const;
+  // `access`: who may use it besides its owner, as text; empty: nobody was
+  // named.
+  void Created(absl::string_view access = "") const;
   // The job has ended by itself: it was ephemeral, or no rank has registered.
   void Over() const;
   // `by`: the name of the caller who asked for it (access::Caller); empty:
@@ -34,6 +36,8 @@ class JobEvents {
   void Recovering(const std::string& by, bool to_durable) const;
   // `settings`: those that were set, as text.
   void SettingsChanged(const std::string& by, absl::string_view settings) const;
+  // `access`: who may use the job from now on, as text.
+  void AccessChanged(const std::string& by, absl::string_view access) const;
   // A verification has found damaged records on disk.
   void DamageFound(const std::string& by, uint64_t records) const;
 

@@ -67,6 +67,12 @@ absl::Status CheckNoneSleeps(const std::string& folder,
       folder));
 }
 
+// The folders that may have a sleeping job's copy of its file `access`. The
+// second one is where a former build puts it.
+std::vector<std::string> SleepCopies(const std::string& folder) {
+  return {folder, folder + kFilesFolder};
+}
+
 }  // namespace
 
 absl::StatusOr<JobRegistry> JobRegistry::Open(const std::string& directory) {
@@ -99,6 +105,7 @@ void JobRegistry::LoadEntry(const std::string& name) {
     return;
   }
   jobs_[name] = *owner;
+  LoadAccess(name);
 }
 
 void JobRegistry::UseSleepDirectory(SleepDirectory sleep) {
@@ -111,6 +118,8 @@ void JobRegistry::UseSleepDirectory(SleepDirectory sleep) {
                               .folder = sleep_.FolderOf(name)};
     const absl::Status settled = SettleSleep(place, &control).status();
     if (!settled.ok()) spdlog::error("job {}: {}", name, settled.ToString());
+    const std::string folder = SleepFolder(name);
+    if (!folder.empty()) LoadAccess(name, SleepCopies(folder));
   }
   for (const v1::SleepManifest& manifest : sleep_.Jobs()) {
     const std::string& name = manifest.job();
@@ -119,6 +128,7 @@ void JobRegistry::UseSleepDirectory(SleepDirectory sleep) {
         MakeDirectory(name, manifest.uid(), sleep_.FolderOf(name));
     if (made.ok()) {
       jobs_[name] = manifest.uid();
+      LoadAccess(name, SleepCopies(sleep_.FolderOf(name)));
       spdlog::info("job {}: found asleep", name);
     } else {
       spdlog::error("job {}: found asleep, and cannot be listed: {}", name,
@@ -153,6 +163,7 @@ void JobRegistry::UseDisks(DiskDirectories disks) {
   disks_ = std::move(disks);
   for (const auto& [name, owner] : jobs_) {
     if (SleepFolder(name).empty()) disks_.ForgetSleep(name);
+    SettleAccess(name);
   }
   for (const auto& [name, owner] : disks_.DurableJobs()) {
     const auto found = jobs_.find(name);
@@ -170,6 +181,7 @@ void JobRegistry::UseDisks(DiskDirectories disks) {
     }
     jobs_[name] = owner;
     const absl::Status made = MakeDirectory(name, owner);
+    LoadAccess(name, {disks_.FirstFolder(name)});
     if (made.ok()) {
       spdlog::info("job {}: found on disk", name);
     } else {
@@ -188,7 +200,9 @@ absl::Status JobRegistry::MakeMissingDirectory(const std::string& name) {
       !disks_.IsDurable(name)) {
     return absl::OkStatus();
   }
-  return MakeDirectory(name, found->second);
+  OPTSTATE_RETURN_IF_ERROR(MakeDirectory(name, found->second));
+  LoadAccess(name, {DiskAccessFolder(name)});
+  return absl::OkStatus();
 }
 
 bool JobRegistry::UsesDisk(const std::string& name) const {
@@ -205,19 +219,23 @@ std::string JobRegistry::JobDirectory(absl::string_view name) const {
   return absl::StrCat(directory_, "/", name);
 }
 
-absl::Status JobRegistry::Create(const std::string& name, uid_t owner) {
+absl::Status JobRegistry::Create(const std::string& name, uid_t owner,
+                                 const v1::JobAccess& access) {
   if (jobs_.contains(name)) {
     return absl::AlreadyExistsError(absl::StrCat("job \"", name, "\" exists"));
   }
   OPTSTATE_RETURN_IF_ERROR(disks_.CheckMayCreate(name, owner));
   OPTSTATE_RETURN_IF_ERROR(CheckNoneSleeps(sleep_.FolderOf(name), name));
-  OPTSTATE_RETURN_IF_ERROR(MakeDirectory(name, owner));
+  OPTSTATE_RETURN_IF_ERROR(
+      MakeDirectory(name, owner, /*sleep_folder=*/"", access));
   jobs_[name] = owner;
+  access_[name] = {.access = access, .problem = ""};
   return absl::OkStatus();
 }
 
 absl::Status JobRegistry::MakeDirectory(const std::string& name, uid_t owner,
-                                        const std::string& sleep_folder) const {
+                                        const std::string& sleep_folder,
+                                        const v1::JobAccess& access) const {
   const std::string fresh = JobDirectory(absl::StrCat(kNewPrefix, name));
   OPTSTATE_RETURN_IF_ERROR(os::RemoveTree(fresh));
   if (::mkdir(fresh.c_str(), 0700) != 0) {
@@ -226,6 +244,9 @@ absl::Status JobRegistry::MakeDirectory(const std::string& name, uid_t owner,
   absl::Cleanup remove = [&fresh] { (void)os::RemoveTree(fresh); };
   OPTSTATE_RETURN_IF_ERROR(os::CreateSmallFile(
       absl::StrCat(fresh, "/", kOwnerFile), absl::StrCat(owner, "\n")));
+  if (access.ByteSizeLong() != 0) {
+    OPTSTATE_RETURN_IF_ERROR(WriteAccess(fresh, access));
+  }
   if (!sleep_folder.empty()) {
     OPTSTATE_RETURN_IF_ERROR(MarkAsleep(fresh, sleep_folder));
   }
@@ -272,6 +293,7 @@ absl::StatusOr<std::vector<std::string>> JobRegistry::Discard(
   }
   all.push_back(std::move(discarded));
   jobs_.erase(name);
+  access_.erase(name);
   return all;
 }
 

@@ -13,7 +13,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "optstate/v1/types.pb.h"
 #include "server/supervisor/disk_directories.h"
+#include "server/supervisor/job_access_file.h"
 #include "server/supervisor/sleep/job_sleeper.h"
 #include "server/supervisor/sleep/sleep_directory.h"
 
@@ -23,6 +25,8 @@ namespace optstate::supervisor {
 //
 //   JOBS/NAME/          the job's directory; its engine's files lie here
 //   JOBS/NAME/owner     the owner's uid, in decimal
+//   JOBS/NAME/access    who else may use it, if anything was said of that: see
+//                       storage/access_file.h, also for its copies on disks
 //   JOBS/NAME/asleep    of a sleeping job, see sleep/job_sleeper.h
 //   JOBS/.new-NAME/     being created: renamed to NAME when complete
 //   JOBS/.deleted-N/    being removed: renamed first, so that half a job never
@@ -64,9 +68,17 @@ class JobRegistry {
   }
   std::string JobDirectory(absl::string_view name) const;
 
-  // Creates a job; `name` is valid (CheckJobName). ALREADY_EXISTS; or the disks
-  // do not have it (DiskDirectories::CheckMayCreate).
-  absl::Status Create(const std::string& name, uid_t owner);
+  // Returns who may use a job. Of a name without a job: nobody.
+  const KnownAccess& AccessOf(const std::string& name) const;
+  // Changes that, durably, also on disks. FAILED_PRECONDITION: a disk that has
+  // a part of the job is not where it was. On an error it is as it was.
+  absl::Status SetAccess(const std::string& name, const v1::JobAccess& access);
+
+  // Creates a job; `name` is valid (CheckJobName), and `access` one that it can
+  // have. ALREADY_EXISTS; or the disks do not have it
+  // (DiskDirectories::CheckMayCreate).
+  absl::Status Create(const std::string& name, uid_t owner,
+                      const v1::JobAccess& access = {});
   // Frees the name of a job, also on disks. Returns the new paths of its
   // directories, for the caller to remove, which takes time in proportion to
   // what is freed. NOT_FOUND. On an error the job is as it was.
@@ -80,11 +92,22 @@ class JobRegistry {
   void LoadEntry(const std::string& name);
   // `sleep_folder`: where the job is asleep; empty: it is awake.
   absl::Status MakeDirectory(const std::string& name, uid_t owner,
-                             const std::string& sleep_folder = "") const;
+                             const std::string& sleep_folder = "",
+                             const v1::JobAccess& access = {}) const;
   bool UsesDisk(const std::string& name) const;
+  // Reads who may use the job. A directory that does not say gets the first
+  // file that one of `copies` has.
+  void LoadAccess(const std::string& name,
+                  const std::vector<std::string>& copies = {});
+  // Returns the job's folder on a disk with a file of its own, and not of
+  // another user's job; empty: it has none.
+  std::string DiskAccessFolder(const std::string& name) const;
+  // Brings the files in memory and on the disk in line, as the daemon starts.
+  void SettleAccess(const std::string& name);
 
   std::string directory_;
   std::map<std::string, uid_t, std::less<>> jobs_;
+  std::map<std::string, KnownAccess> access_;  // of each of jobs_
   uint64_t discarded_ = 0;
   DiskDirectories disks_;
   SleepDirectory sleep_;

@@ -16,7 +16,6 @@
 #include "server/supervisor/drain_marker.h"
 #include "server/supervisor/job_events.h"
 #include "server/supervisor/permissions.h"
-#include "storage/tmpfs_info.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -33,24 +32,6 @@ void Refuse(const Waiting& waiting, const absl::Status& status) {
 absl::Status IsFailed(const JobHost& host) {
   return absl::FailedPreconditionError(
       absl::StrCat("job \"", host.name(), "\" is FAILED: ", host.reason()));
-}
-
-absl::Status NoJob(const std::string& name) {
-  return absl::NotFoundError(
-      absl::StrCat("there is no job \"", name, "\" on this node"));
-}
-
-JobSummary Summarize(const JobHost& host) {
-  JobSummary summary;
-  summary.name = host.name();
-  summary.uid = host.uid();
-  summary.failed = host.state() == JobHost::State::kFailed;
-  summary.reason = host.reason();
-  summary.engine_pid = host.engine_pid();
-  summary.restarts = host.restarts();
-  summary.kept_count = host.kept().size();
-  summary.directory = host.directory();
-  return summary;
 }
 
 }  // namespace
@@ -80,6 +61,7 @@ void Supervisor::Start() {
   }
   spdlog::info("jobs share the cores by {}", shares_.description());
   for (const auto& [name, uid] : registry_.jobs()) {
+    audience_.Begin(name, uid, registry_.AccessOf(name).access);
     if (registry_.SleepFolder(name).empty()) {
       StartHost(name, uid);
     } else {
@@ -119,8 +101,8 @@ absl::Status Supervisor::Route(Waiting* waiting) {
   }
   if (sleeping_.Has(waiting->adopt.hello().job())) {
     const std::string& name = waiting->adopt.hello().job();
-    OPTSTATE_RETURN_IF_ERROR(
-        CheckMayJoinJob(name, sleeping_.uid(name), waiting->peer.caller));
+    OPTSTATE_RETURN_IF_ERROR(CheckMayJoin(
+        waiting->adopt.hello(), sleeping_.uid(name), waiting->peer.caller));
     return sleeping_.RefuseRank(name);
   }
   // A rank whose engine has died comes back to its open step: for existing
@@ -140,21 +122,13 @@ absl::StatusOr<JobHost*> Supervisor::FindOrCreate(const Waiting& waiting) {
   const auto found = hosts_.find(name);
   if (found != hosts_.end()) {
     OPTSTATE_RETURN_IF_ERROR(
-        CheckMayJoinJob(name, found->second->uid(), waiting.peer.caller));
+        CheckMayJoin(adopt.hello(), found->second->uid(), waiting.peer.caller));
     OPTSTATE_RETURN_IF_ERROR(
         CheckRoomForSession(waiting.peer, found->second->uid()));
     return found->second.get();
   }
   if (adopt.hello().must_exist()) return NoJob(name);
-  OPTSTATE_RETURN_IF_ERROR(CheckRoomForSession(waiting.peer, adopt.peer_uid()));
-  OPTSTATE_RETURN_IF_ERROR(CheckRoomForJob(waiting.peer));
-  if (options_.check_state_directory != nullptr) {
-    OPTSTATE_RETURN_IF_ERROR(options_.check_state_directory());
-  }
-  OPTSTATE_RETURN_IF_ERROR(storage::ExplainFull(
-      registry_.Create(name, adopt.peer_uid()), options_.config.state_dir()));
-  JobEvents(name, adopt.peer_uid()).Created();
-  return StartHost(name, adopt.peer_uid(), /*is_new=*/true);
+  return CreateJob(waiting);
 }
 
 JobHost* Supervisor::StartHost(const std::string& name, uid_t uid,
@@ -261,6 +235,7 @@ void Supervisor::RemoveJob(const std::string& name, uid_t owner, Held held) {
   };
   const auto paths = registry_.Discard(name);
   if (!paths.ok()) return done(paths.status());
+  audience_.End(name);
   const auto removed = std::make_shared<absl::Status>();
   const auto finish = [removed, done] { done(*removed); };
   for (const std::string& path : *paths) {
@@ -362,12 +337,10 @@ absl::StatusOr<JobHost*> Supervisor::FindToChange(
   const auto found = hosts_.find(name);
   if (found == hosts_.end()) {
     if (!sleeping_.Has(name)) return NoJob(name);
-    OPTSTATE_RETURN_IF_ERROR(
-        CheckMayChangeJob(name, sleeping_.uid(name), caller));
+    OPTSTATE_RETURN_IF_ERROR(CheckMayChange(name, sleeping_.uid(name), caller));
     return sleeping_.WhyNoEngine(name);
   }
-  OPTSTATE_RETURN_IF_ERROR(
-      CheckMayChangeJob(name, found->second->uid(), caller));
+  OPTSTATE_RETURN_IF_ERROR(CheckMayChange(name, found->second->uid(), caller));
   return found->second.get();
 }
 
@@ -402,8 +375,7 @@ void Supervisor::AddEngineWaiter(const std::string& name, EngineWaiter waiter) {
 absl::Status Supervisor::HoldJobInLoop(const std::string& name,
                                        const access::Caller& caller) {
   if (sleeping_.Has(name)) {
-    OPTSTATE_RETURN_IF_ERROR(
-        CheckMayChangeJob(name, sleeping_.uid(name), caller));
+    OPTSTATE_RETURN_IF_ERROR(CheckMayChange(name, sleeping_.uid(name), caller));
     OPTSTATE_RETURN_IF_ERROR(sleeping_.CheckIdle(name));
     if (held_.contains(name)) {
       return absl::UnavailableError(

@@ -23,6 +23,7 @@
 #include "server/os/event_loop.h"
 #include "server/os/tree_remover.h"
 #include "server/supervisor/core_shares.h"
+#include "server/supervisor/job_audience.h"
 #include "server/supervisor/job_host.h"
 #include "server/supervisor/job_registry.h"
 #include "server/supervisor/kept_segments.h"
@@ -102,6 +103,10 @@ class Supervisor : public SupervisorControl {
       const std::string& name, const access::Caller& caller) override;
   absl::Status RecoverJob(const std::string& name, const access::Caller& caller,
                           pid_t failed_engine, bool to_durable) override;
+  absl::Status SetAccess(const std::string& name, const v1::JobAccess& access,
+                         const access::Caller& caller) override;
+  bool MaySee(const v1::Event& event,
+              const access::Caller* caller) const override;
   absl::StatusOr<std::string> AwaitEngine(const std::string& name,
                                           absl::Time deadline) override;
   absl::Status ReplaceEngine(const std::string& name,
@@ -121,6 +126,16 @@ class Supervisor : public SupervisorControl {
   // only when OK.
   absl::Status Route(Waiting* waiting);
   absl::StatusOr<JobHost*> FindOrCreate(const Waiting& waiting);
+  // Makes the job that a Hello asks for.
+  absl::StatusOr<JobHost*> CreateJob(const Waiting& waiting);
+  // Checks that the peer may attach to a job that is there.
+  absl::Status CheckMayJoin(const v1::Hello& hello, uid_t owner,
+                            const access::Caller& caller) const;
+  absl::Status CheckMayChange(const std::string& name, uid_t owner,
+                              const access::Caller& caller) const;
+  absl::Status SetAccessInLoop(const std::string& name,
+                               const v1::JobAccess& access,
+                               const access::Caller& caller);
   // Returns the quotas that bound what this peer may add to the jobs of
   // `owner`.
   absl::StatusOr<access::UserBounds> BoundsOf(
@@ -164,6 +179,7 @@ class Supervisor : public SupervisorControl {
       const std::string& name, pid_t engine);
   absl::StatusOr<std::shared_ptr<SleepOperation>> WakeJobInLoop(
       const std::string& name, const access::Caller& caller);
+  JobSummary Summarize(const JobHost& host) const;
   JobSummary SummarizeSleeping(const std::string& name) const;
   // Goes on with a job that is being put to sleep, now without an engine.
   // Returns false when the job has ended, and OnStopped() goes on.
@@ -174,6 +190,7 @@ class Supervisor : public SupervisorControl {
   Options options_;
   const Callbacks callbacks_;
   JobRegistry registry_;
+  JobAudience audience_;
   access::Quotas quotas_;
   CoreShares shares_;
   SessionLedger sessions_;

@@ -32,6 +32,8 @@ struct JobSummary {
   // Set while the job is asleep, or on its way to it or from it. It is asleep
   // when this names a directory.
   std::optional<v1::SleepState> sleep = std::nullopt;
+  v1::JobAccess access = {};        // who may use the job besides `uid`
+  std::string access_problem = "";  // why that is not known; empty: it is
 };
 
 // The supervisor, as the Admin service controls it.
@@ -80,6 +82,19 @@ class SupervisorControl {
   virtual absl::Status RecoverJob(const std::string& name,
                                   const access::Caller& caller,
                                   pid_t failed_engine, bool to_durable) = 0;
+
+  // Replaces who may use a job; sessions that are attached stay. Takes no
+  // engine. INVALID_ARGUMENT: as access::CheckJobAccess(); NOT_FOUND;
+  // PERMISSION_DENIED; UNAVAILABLE: the job is on its way to sleep or awake, or
+  // being deleted; FAILED_PRECONDITION: a disk that has a part of it is not
+  // there.
+  virtual absl::Status SetAccess(const std::string& name,
+                                 const v1::JobAccess& access,
+                                 const access::Caller& caller) = 0;
+  // Returns whether `caller` may see an event; null: whether everybody may.
+  // Does not wait for the supervisor's thread.
+  virtual bool MaySee(const v1::Event& event,
+                      const access::Caller* caller) const = 0;
 
   // Waits until the job's engine is ready; returns the identity of its
   // executable (control/executable.h). NOT_FOUND: the job is gone;

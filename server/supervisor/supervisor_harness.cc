@@ -190,6 +190,16 @@ absl::StatusOr<TestSession> SupervisorHarness::OpenAs(uid_t uid,
   return session;
 }
 
+void SupervisorHarness::Greet(UniqueFd fd, const accept::PeerCredentials& peer,
+                              const v1::Hello& hello) {
+  absl::Notification done;
+  loop_->Post([&] {
+    supervisor_->OnHello(std::move(fd), peer, hello);
+    done.Notify();
+  });
+  done.WaitForNotification();
+}
+
 std::optional<JobSummary> SupervisorHarness::Find(const std::string& job) {
   absl::StatusOr<JobSummary> found = supervisor_->FindJob(job);
   if (!found.ok()) return std::nullopt;

@@ -18,6 +18,7 @@
 #include "proto/types/unique_fd.h"
 #include "server/accept/acceptor.h"
 #include "server/accept/handshake.h"
+#include "server/accept/peer_credentials.h"
 #include "server/os/event_loop.h"
 #include "server/supervisor/supervisor.h"
 
@@ -77,6 +78,10 @@ class SupervisorHarness {
   // shows one, so the supervisor is given the connection as after its
   // handshake.
   absl::StatusOr<TestSession> OpenAs(uid_t uid, const std::string& job);
+
+  // Gives the supervisor a Hello as if it came from this peer.
+  void Greet(UniqueFd fd, const accept::PeerCredentials& peer,
+             const v1::Hello& hello);
 
   std::optional<JobSummary> Find(const std::string& job);
   // Polls `holds` until it returns true; false after kPatience.

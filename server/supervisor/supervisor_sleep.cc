@@ -82,8 +82,7 @@ absl::StatusOr<std::shared_ptr<SleepOperation>> Supervisor::WakeJobInLoop(
     OPTSTATE_RETURN_IF_ERROR(FindToChange(name, caller).status());
     return sleeping_.Wake(name);  // which says that it is not asleep
   }
-  OPTSTATE_RETURN_IF_ERROR(
-      CheckMayChangeJob(name, sleeping_.uid(name), caller));
+  OPTSTATE_RETURN_IF_ERROR(CheckMayChange(name, sleeping_.uid(name), caller));
   if (held_.contains(name)) {
     return absl::UnavailableError(
         absl::StrCat("job \"", name, "\" is being deleted"));
@@ -105,18 +104,7 @@ void Supervisor::StartAwake(const std::string& name) {
 
 absl::Status Supervisor::WhyNoHost(const std::string& name) const {
   if (sleeping_.Has(name)) return sleeping_.WhyNoEngine(name);
-  return absl::NotFoundError(
-      absl::StrCat("there is no job \"", name, "\" on this node"));
-}
-
-JobSummary Supervisor::SummarizeSleeping(const std::string& name) const {
-  JobSummary summary;
-  summary.name = name;
-  summary.uid = sleeping_.uid(name);
-  summary.directory = registry_.JobDirectory(name);
-  summary.sleep = sleeping_.StateOf(name);
-  summary.reason = std::string(sleeping_.WhyNoEngine(name).message());
-  return summary;
+  return NoJob(name);
 }
 
 }  // namespace optstate::supervisor

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/version.h"
@@ -69,8 +68,12 @@ void EngineReplacement::Run() {
       "upgrade_done",
       absl::StrCat("optstated ", kVersion, " runs, ",
                    progress.engines_replaced(), " engines replaced",
-                   progress.problems().empty() ? "" : "; not all of it: ",
-                   absl::StrJoin(progress.problems(), "; ")));
+                   // Everybody sees the node's events, and not every job.
+                   progress.problems().empty()
+                       ? ""
+                       : absl::StrCat("; ", progress.problems_size(),
+                                      " not: `optctl status -o json` says "
+                                      "which, and why")));
   options_.record->Finish();
 }
 

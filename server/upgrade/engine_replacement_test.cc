@@ -93,6 +93,13 @@ class FakeControl : public supervisor::SupervisorControl {
                           bool) override {
     return absl::OkStatus();
   }
+  absl::Status SetAccess(const std::string&, const v1::JobAccess&,
+                         const access::Caller&) override {
+    return absl::OkStatus();
+  }
+  bool MaySee(const v1::Event&, const access::Caller*) const override {
+    return true;
+  }
   absl::StatusOr<std::string> AwaitEngine(const std::string&,
                                           absl::Time) override {
     return "another build";

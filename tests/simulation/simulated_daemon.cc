@@ -106,14 +106,12 @@ absl::Status SimulatedDaemon::FindOrCreate(const accept::PeerCredentials& peer,
   OPTSTATE_RETURN_IF_ERROR(supervisor::CheckMayTrain(peer.caller));
   const auto found = registry_->jobs().find(hello.job());
   if (found != registry_->jobs().end()) {
-    OPTSTATE_RETURN_IF_ERROR(
-        supervisor::CheckMayJoinJob(hello.job(), found->second, peer.caller));
+    OPTSTATE_RETURN_IF_ERROR(supervisor::CheckMayJoinJob(
+        hello.job(), found->second, registry_->AccessOf(hello.job()).access,
+        peer.caller));
     return CheckRoomForSession(peer);
   }
-  if (hello.must_exist()) {
-    return absl::NotFoundError(
-        absl::StrCat("there is no job \"", hello.job(), "\" on this node"));
-  }
+  if (hello.must_exist()) return supervisor::NoJob(hello.job());
   OPTSTATE_RETURN_IF_ERROR(CheckRoomForSession(peer));
   OPTSTATE_RETURN_IF_ERROR(supervisor::CheckJobCount(
       config_.limits(), peer, {.of_user = 0, .all = registry_->jobs().size()}));

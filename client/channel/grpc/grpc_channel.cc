@@ -153,9 +153,9 @@ absl::StatusOr<Attached> GrpcChannel::Connect(bool must_exist,
 
 absl::Status GrpcChannel::Open(bool must_exist, absl::Time deadline) {
   OPTSTATE_ASSIGN_OR_RETURN(
-      UniqueFd socket,
-      OpenConnection(endpoint_, v1::WIRE_GRPC, setup_.job, must_exist,
-                     setup_.two_phase, deadline, setup_.interrupted));
+      UniqueFd socket, OpenConnection(endpoint_, v1::WIRE_GRPC, setup_.job,
+                                      must_exist, setup_.two_phase, deadline,
+                                      setup_.interrupted, setup_.access));
   OPTSTATE_ASSIGN_OR_RETURN(
       stream_,
       GrpcStream::Open(std::move(socket), deadline, setup_.interrupted));

@@ -81,7 +81,8 @@ absl::StatusOr<Attached> ShmChannel::Connect(bool must_exist,
   Drop();
   OPTSTATE_ASSIGN_OR_RETURN(
       socket_, OpenConnection(endpoint_, v1::WIRE_SHM, setup_.job, must_exist,
-                              setup_.two_phase, deadline, setup_.interrupted));
+                              setup_.two_phase, deadline, setup_.interrupted,
+                              setup_.access));
   v1::SessionRequest request;
   *request.mutable_register_() = MakeRegister(setup_, must_exist);
   absl::StatusOr<v1::SessionReply> registered =

@@ -106,6 +106,16 @@ class LossScaler(_Versioned):
     )
 
 
+class JobAccess(_Versioned):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("group", c_char_p),
+        ("is_private", c_int32),
+        ("readers", POINTER(c_char_p)),
+        ("reader_count", c_size_t),
+    )
+
+
 class SessionOptions(_Versioned):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -147,6 +157,7 @@ class SessionOptions(_Versioned):
         ("offload_fraction", c_double),
         ("two_phase", c_int32),
         ("device_budget_bytes", c_uint64),
+        ("access", POINTER(JobAccess)),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Union
 import torch
 
 from optstate import _native
+from optstate._access import access
 from optstate._storage import bytes_of, storage
 from optstate._torch.job.opening import private_name
 from optstate._torch.layer_hooks import LayerHooks
@@ -90,12 +91,18 @@ class ParameterStore:
         loss_scaler: LossScaler | None = None,
         connect_timeout: float | None = None,
         step_timeout: float | None = None,
+        group: str | int | None = None,
+        private: bool = False,
+        readers: Iterable[str] = (),
         **hyperparameters: Any,
     ) -> None:
         if optimizer not in infos():
             raise ValueError(f"Invalid optimizer: {optimizer!r} (one of {', '.join(infos())})")
         if reduction not in ("trainer", "daemon"):
             raise ValueError(f"Invalid reduction: {reduction!r} (trainer or daemon)")
+        who = access(group, private, readers)
+        if job is None and who is not None:
+            raise ValueError(f"{who} needs job=: a job without a name is one script's")
         self._info = infos()[optimizer]
         self.param_groups, self._specs = _groups(parameters, self._info, hyperparameters)
         self._index: dict[str, int] = {}
@@ -127,6 +134,7 @@ class ParameterStore:
                     parameters_on_disk=on_disk,
                     parameter_cache_bytes=bytes_of("max_in_cpu", max_in_cpu),
                 ),
+                access=who,
                 fetches_parameters=True,
             )
         )

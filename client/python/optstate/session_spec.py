@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from optstate import _native
+from optstate._access import Access
 from optstate._interrupt import Interrupt
 from optstate._storage import Storage
 
@@ -88,6 +89,7 @@ class SessionSpec:
     speculative: bool = False
     held: Sequence[int] | None = None  # of HeldSession: parameters by index, ascending
     two_phase: bool = False  # commits prepare the step alone; see Session.decide
+    access: Access | None = None  # of a new job
     fetches_parameters: bool = False  # one by one, with Session.fetch(PARAMETER, ...)
 
 
@@ -118,6 +120,20 @@ def _fill_parameters(parameters: Sequence[ParameterSpec]) -> tuple[ctypes.Array,
     return structs, shapes
 
 
+def _native_access(access: Access | None) -> tuple[Any, Any]:
+    """Returns a pointer to the C struct, or None, and what must outlive it."""
+    if access is None:
+        return None, None
+    readers = (ctypes.c_char_p * len(access.readers))(*(each.encode() for each in access.readers))
+    struct = _native.JobAccess(
+        group=access.group.encode(),
+        is_private=access.is_private,
+        readers=readers,
+        reader_count=len(readers),
+    )
+    return ctypes.pointer(struct), readers
+
+
 def options_of(spec: SessionSpec, interrupt: Interrupt) -> tuple[_native.SessionOptions, Any]:
     """Returns the C struct, and the objects that must outlive it."""
     parameters, shapes = _fill_parameters(spec.parameters)
@@ -131,6 +147,7 @@ def options_of(spec: SessionSpec, interrupt: Interrupt) -> tuple[_native.Session
             begin = spec.loss_scaler_state._asdict()
             fields.update({f"begin_{name}": value for name, value in begin.items()})
         scaler = ctypes.pointer(_native.LossScaler(**fields))
+    access, readers = _native_access(spec.access)
     options = _native.SessionOptions(
         endpoint=spec.endpoint.encode() if spec.endpoint else None,
         job=spec.job.encode(),
@@ -157,6 +174,7 @@ def options_of(spec: SessionSpec, interrupt: Interrupt) -> tuple[_native.Session
         speculative=spec.speculative,
         fetches_parameters=spec.fetches_parameters,
         two_phase=spec.two_phase,
+        access=access,
         **spec.storage._asdict(),
     )
-    return options, (parameters, shapes, groups, scaler)
+    return options, (parameters, shapes, groups, scaler, access, readers)

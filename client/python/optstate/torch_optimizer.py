@@ -12,6 +12,7 @@ import torch
 from torch.distributed.algorithms.join import Joinable
 
 from optstate import _optctl
+from optstate._access import access
 from optstate._storage import storage
 from optstate._torch.job.memory_use import MemoryUse, memory_use
 from optstate._torch.layout import (
@@ -161,6 +162,13 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
             device_budget=8GiB`` changes it while training runs, and 0 there turns it off. For
             records in host memory (placement="host") without a durability, not with
             speculative=True.
+        group: a group of the daemon's machine, by name or number, whose members may do with
+            a new job what its owner may, but for changing who may use it. The owner is in it.
+            None: the owner alone. A job that is there keeps who may use it, and the script is
+            told if that differs; ``optctl set job NAME group=research`` changes it.
+        private: True: for others than the owner, the group, the readers and operators there
+            is no such job, in no list and by no name. Needs a daemon of the node.
+        readers: who may look at a private job: users, and groups as "@ops".
         connect_timeout, step_timeout: seconds; None: 30 and 1800. step_timeout
             includes waiting for the other ranks.
 
@@ -244,6 +252,9 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
         device_budget: int | str | None = None,
         speculative: bool = False,
         across_nodes: str | None = None,
+        group: str | int | None = None,
+        private: bool = False,
+        readers: Iterable[str] = (),
         **kwargs: Any,
     ) -> None:
         settings = Settings(
@@ -274,6 +285,7 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
             speculative=speculative,
             across_nodes=across_nodes,
             in_norm_group=norm_group is not None,
+            access=access(group, private, readers),
         )
         refuse_sharding_optimizer()
         if isinstance(params, torch.nn.Module):
@@ -289,6 +301,8 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
         served.state = defaultdict(dict)  # the daemon has Adagrad's initial state
         if job is not None and (not isinstance(job, str) or not job):
             raise ValueError(f"Invalid job: {job!r} (a name, or None)")
+        if job is None and settings.access is not None:
+            raise ValueError(f"{settings.access} needs job=: a job without a name is one script's")
         limit(max_norm, "max_norm")
         limit(max_value, "max_value")
         checked_norm_type(norm_type)

@@ -82,6 +82,7 @@ def test_structs_have_the_sizes_of_the_header(tmp_path):
         "optstate_parameter": _native.Parameter,
         "optstate_group": _native.Group,
         "optstate_session_options": _native.SessionOptions,
+        "optstate_job_access": _native.JobAccess,
         "optstate_outcome": _native.Outcome,
         "optstate_session_info": _native.SessionInfo,
         "optstate_piece": _native.PieceWithGradient,
@@ -100,6 +101,7 @@ def test_structs_have_the_sizes_of_the_header(tmp_path):
             offset = getattr(structure, field).offset
             checks.append(f"_Static_assert(offsetof({name}, {field}) == {offset}, {name!r});")
     source = tmp_path / "check.c"
-    include = '#include "client/c_api_sleep.h"\n'  # which includes the others
+    include = '#include "client/c_api_access.h"\n'
+    include += '#include "client/c_api_sleep.h"\n'  # which includes the others
     source.write_text(include + "\n".join(checks).replace("'", '"') + "\n")
     subprocess.run([compiler, "-fsyntax-only", f"-I{REPOSITORY}", source], check=True)

@@ -1,4 +1,4 @@
-"""The runbook of deploy/README.md, from nothing: TCP, certificates and tokens."""
+"""The runbook of deploy/README.md, from nothing: who may do what, TCP, certificates and tokens."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _ALICE = "issue alice URI:spiffe://cluster/trainer/alice"
 _ADMIN = "issue admin URI:spiffe://cluster/admin"
 _EXPORT = "export OPTSTATE_TLS_CA=ca.crt..."
 _LIST = "optctl --endpoint grpcs:node7:7600 get jobs"
+# The tests' job, where the README says NAME.
+_JOB = {"NAME": "gpt"}
 
 
 def write_replaced(path: os.PathLike, text: str, replaced: dict[str, str]) -> None:
@@ -56,6 +58,33 @@ def set_client(monkeypatch: pytest.MonkeyPatch, operator: Operator, **names: str
     # The name in the certificate, which this machine does not resolve.
     monkeypatch.setenv("OPTSTATE_TLS_SERVER_NAME", "node7")
     operator.environment["OPTSTATE_TLS_SERVER_NAME"] = "node7"
+
+
+@executes(
+    "optctl set job NAME group=research",
+    "optctl set job NAME private=true readers=alice,@ops",
+    "optctl set job NAME private=false group=",
+    "optctl describe job NAME",
+)
+def test_who_may_use_a_job(operator, start_daemon):
+    daemon = start_daemon()
+    _, optimizer = attach(daemon.shm)
+    # The README's names stand for those of this machine.
+    user, group = getpass.getuser(), grp.getgrgid(os.getgid()).gr_name
+    said = operator.run(
+        "optctl set job NAME group=research", replaced={**_JOB, "research": group}
+    )
+    assert f"not private; group {group}" in said
+    said = operator.run(
+        "optctl set job NAME private=true readers=alice,@ops",
+        replaced={**_JOB, "alice": user, "@ops": f"@{group}"},
+    )
+    assert f"private; group {group}; readers {user}, @{group}" in said
+    described = operator.run("optctl describe job NAME", replaced=_JOB)
+    assert "owner uid" in described and f"{user}, @{group}" in described
+    said = operator.run("optctl set job NAME private=false group=", replaced=_JOB)
+    assert said.endswith("job gpt: not private\n")
+    optimizer.close()
 
 
 @executes("--insecure")

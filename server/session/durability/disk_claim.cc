@@ -10,6 +10,7 @@
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "spdlog/spdlog.h"
+#include "storage/access_file.h"
 #include "storage/disk_folder.h"
 #include "storage/format/sealed_text.h"
 
@@ -182,6 +183,9 @@ absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
         storage::WriteDiskMemory(folders[i], claim.job_directory));
   }
   if (claim.first > 0) return absl::OkStatus();
+  // Before the owner: a job that is found by its owner has its access too.
+  OPTSTATE_RETURN_IF_ERROR(
+      storage::CopyAccess(claim.job_directory, folders[0], claim.is_new));
   return storage::WriteDurably(
       folders[0] + storage::kDiskOwnerFile,
       storage::SealText(absl::StrCat(claim.owner, "\n")));

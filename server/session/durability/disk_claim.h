@@ -40,10 +40,11 @@ absl::Status CheckDiskIdentities(const std::vector<std::string>& folders,
 absl::Status CheckDiskOwner(const std::string& folder, uint32_t owner);
 
 // Checks that the folders are this job's, before it writes anything; then makes
-// them, for the daemon's user alone, with the job's owner in the first and an
-// identity in each. A job of a former build gets identities. Errors as above;
-// FAILED_PRECONDITION also when a new job would overwrite another job's
-// records; DATA_LOSS: a folder of a job that exists lacks its records.
+// them, for the daemon's user alone, with the job's owner, and who else may use
+// it (storage/access_file.h), in the first and an identity in each. A job of a
+// former build gets identities. Errors as above; FAILED_PRECONDITION also when
+// a new job would overwrite another job's records; DATA_LOSS: a folder of a job
+// that exists lacks its records.
 absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
                               const DiskClaim& claim);
 

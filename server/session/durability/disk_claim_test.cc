@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "storage/access_file.h"
 #include "storage/disk_folder.h"
 #include "storage/format/sealed_text.h"
 
@@ -68,6 +69,30 @@ TEST_F(DiskClaimTest, AJobFindsItsFolders) {
             (storage::DiskIdentity{1, 1, 2}));
   EXPECT_TRUE(ClaimDiskFolders(two_, Claim(1, false)).ok());
   EXPECT_TRUE(ClaimDiskFolders(two_, Claim(1, true)).ok()) << "was cut short";
+}
+
+TEST_F(DiskClaimTest, TheFirstFolderSaysWhoMayUseTheJob) {
+  const std::string memory = Claim(1, true).job_directory;
+  fs::create_directories(memory);
+  std::ofstream(memory + storage::kAccessFile) << "access 1 private\n";
+  Make(/*is_durable=*/true);
+  EXPECT_EQ(*storage::ReadAccessText(two_[0]), "access 1 private\n");
+  EXPECT_FALSE(fs::exists(two_[1] + storage::kAccessFile));
+  // The next engine finds that it was changed while none ran.
+  std::ofstream(memory + storage::kAccessFile) << "access 1 open\n";
+  EXPECT_TRUE(ClaimDiskFolders(two_, Claim(1, false)).ok());
+  EXPECT_EQ(*storage::ReadAccessText(two_[0]), "access 1 open\n");
+  // What the disk has is all that is left of it.
+  fs::remove(memory + storage::kAccessFile);
+  EXPECT_TRUE(ClaimDiskFolders(two_, Claim(1, false)).ok());
+  EXPECT_EQ(*storage::ReadAccessText(two_[0]), "access 1 open\n");
+}
+
+TEST_F(DiskClaimTest, ANewJobTakesOverNothingOfWhoMayUseAnother) {
+  fs::create_directories(two_[0]);
+  std::ofstream(two_[0] + storage::kAccessFile) << "access 1 open\n";
+  Make(/*is_durable=*/false);
+  EXPECT_FALSE(fs::exists(two_[0] + storage::kAccessFile));
 }
 
 TEST_F(DiskClaimTest, AnotherOrderIsNamedAndChangesNothing) {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "proto/types/status_macros.h"
+#include "storage/access_file.h"
 #include "storage/allocated_bytes.h"
 #include "storage/disk_folder.h"
 #include "storage/state_folder.h"
@@ -40,31 +41,41 @@ std::vector<BytesOfJob> EachJob(const std::string& jobs,
 }
 
 // Returns OK when `needed` fits a limit beside what jobs other than `job` have.
+// `folders`: where the folders of jobs are that say which ones are private, and
+// must not be named.
 absl::Status CheckFits(uint64_t limit, const std::string& what,
                        const std::vector<BytesOfJob>& jobs,
-                       const std::string& job, uint64_t needed,
-                       const std::string& advice, bool beside = false) {
+                       const std::string& folders, const std::string& job,
+                       uint64_t needed, const std::string& advice,
+                       bool beside = false) {
   uint64_t taken = 0;
-  std::vector<std::string> others;
+  std::vector<const BytesOfJob*> others;
   for (const BytesOfJob& one : jobs) {
     if (one.job == job && beside) needed += one.bytes;
     if (one.job == job) continue;
     taken += one.bytes;
-    others.push_back(absl::StrCat("\"", one.job, "\" ", one.bytes));
+    others.push_back(&one);
   }
   const uint64_t left = limit > taken ? limit - taken : 0;
   if (needed <= left) return absl::OkStatus();
-  if (others.size() > kNamesMax) {
-    const size_t more = others.size() - kNamesMax;
-    others.resize(kNamesMax);
-    others.push_back(absl::StrCat(more, " more"));
+  std::vector<std::string> names;
+  for (const BytesOfJob* other : others) {
+    if (names.size() == kNamesMax) {
+      names.push_back(absl::StrCat(others.size() - kNamesMax, " more"));
+      break;
+    }
+    const bool is_hidden =
+        storage::MayBePrivate(absl::StrCat(folders, "/", other->job));
+    names.push_back(is_hidden
+                        ? absl::StrCat("a private job ", other->bytes)
+                        : absl::StrCat("\"", other->job, "\" ", other->bytes));
   }
   return absl::ResourceExhaustedError(absl::StrCat(
       what, " is ", limit, " bytes: the job needs ", needed, ", ", left,
       " are left",
-      others.empty()
+      names.empty()
           ? ""
-          : absl::StrCat(", others have ", absl::StrJoin(others, ", ")),
+          : absl::StrCat(", others have ", absl::StrJoin(names, ", ")),
       "; ", advice));
 }
 
@@ -111,7 +122,7 @@ absl::Status CheckNodeBudget(const std::string& state_dir,
   return CheckFits(
       nvme.host_budget_bytes(),
       "the node's budget for records in memory (nvme.host_budget_bytes)",
-      FramesOfJobs(state_dir), job, frames_bytes,
+      FramesOfJobs(state_dir), state_dir + "/jobs", job, frames_bytes,
       "give a job less (host_budget=, or optctl set job NAME host_budget=), "
       "delete one, or raise the node's budget");
 }
@@ -129,7 +140,8 @@ absl::Status CheckDirectoryLimits(const v1::NvmeSettings& nvme,
         CheckFits(limit,
                   absl::StrCat("the limit of ", nvme.directories(i),
                                " (nvme.directory_bytes_max)"),
-                  DiskBytesOfJobs(nvme.directories(i)), job, bytes[i],
+                  DiskBytesOfJobs(nvme.directories(i)),
+                  nvme.directories(0) + storage::kDiskJobsFolder, job, bytes[i],
                   "delete a job, or raise the limit", beside));
   }
   return absl::OkStatus();

@@ -29,6 +29,9 @@ class NodeBudgetTest : public testing::Test {
     fs::create_directories(fs::path(root_ + file).parent_path());
     std::ofstream(root_ + file) << std::string(bytes, 'x');
   }
+  void Write(const std::string& file, const std::string& text) const {
+    std::ofstream(root_ + file) << text;
+  }
   absl::Status Check(const std::string& job, uint64_t bytes) const {
     return CheckNodeBudget(root_, settings_, job, bytes);
   }
@@ -71,6 +74,35 @@ TEST_F(NodeBudgetTest, AnErrorNamesTheLargestOfMany) {
   EXPECT_THAT(Check("c", 2000).message(),
               AllOf(HasSubstr("\"11\" 111, \"10\" 110"), HasSubstr("4 more"),
                     Not(HasSubstr("\"3\" "))));
+}
+
+// A private job takes its part, and is not named.
+TEST_F(NodeBudgetTest, AnErrorNamesNoPrivateJob) {
+  Give("/jobs/open/state/frames", 300);
+  Write("/jobs/open/access", "access 1 open\ngroup g\n");
+  Give("/jobs/secret/state/frames", 500);
+  Write("/jobs/secret/access", "access 1 private\n");
+  Give("/jobs/damaged/state/frames", 400);
+  Write("/jobs/damaged/access", "");
+  settings_.set_host_budget_bytes(1000);
+  EXPECT_THAT(Check("c", 1).message(),
+              AllOf(HasSubstr("others have a private job 500, a private job "
+                              "400, \"open\" 300"),
+                    Not(HasSubstr("secret")), Not(HasSubstr("damaged"))));
+}
+
+TEST_F(NodeBudgetTest, ADirectoryNamesNoPrivateJob) {
+  Give("/d0/jobs/secret/records", 4096);
+  Write("/d0/jobs/secret/access", "access 1 private\n");
+  Give("/d1/jobs/secret/records", 4096);
+  settings_.add_directories(root_ + "/d0");
+  settings_.add_directories(root_ + "/d1");
+  settings_.add_directory_bytes_max(0);
+  settings_.add_directory_bytes_max(1);
+  const absl::Status refused = CheckDirectoryLimits(settings_, "b", {1, 1});
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(refused.message(), AllOf(HasSubstr("others have a private job "),
+                                       Not(HasSubstr("secret"))));
 }
 
 TEST_F(NodeBudgetTest, ADirectoryHasItsLimit) {

@@ -26,6 +26,7 @@
 #include "server/os/private_directory.h"
 #include "server/supervisor/sleep/file_copier.h"
 #include "server/supervisor/sleep/sleep_manifest.h"
+#include "storage/access_file.h"
 #include "storage/disk_folder.h"
 #include "storage/state_folder.h"
 
@@ -38,6 +39,7 @@ constexpr char kMarkerToBe[] = "/asleep.new";
 // Files of a job's directory that stay while it sleeps, or are made anew.
 constexpr absl::string_view kOwnerName = "owner";
 constexpr absl::string_view kAsleepName = "asleep";
+constexpr absl::string_view kAccessName = "access";
 constexpr absl::string_view kMarkerToBeName = "asleep.new";
 constexpr absl::string_view kLockName = "lock";
 // Left free on the disk: for the file system's own blocks, and the manifest.
@@ -75,8 +77,8 @@ absl::StatusOr<std::vector<std::string>> ListFiles(
     const std::string below = path.substr(directory.size() + 1);
     const std::filesystem::file_status status = entry->symlink_status(error);
     if (error) break;
-    if (below == kOwnerName || below == kLockName || below == kMarkerToBeName ||
-        std::filesystem::is_directory(status) ||
+    if (below == kOwnerName || below == kAccessName || below == kLockName ||
+        below == kMarkerToBeName || std::filesystem::is_directory(status) ||
         std::filesystem::is_socket(status)) {
       continue;
     }
@@ -174,6 +176,10 @@ absl::Status WriteFolder(const SleepPlace& place, const std::string& folder,
   }
   OPTSTATE_RETURN_IF_ERROR(control->Before("sync folder", root));
   OPTSTATE_RETURN_IF_ERROR(storage::SyncFolder(root));
+  // Who may use the job can change while it sleeps: it is not in the manifest.
+  OPTSTATE_RETURN_IF_ERROR(control->Before("write access", folder));
+  OPTSTATE_RETURN_IF_ERROR(storage::CopyAccess(place.job_directory, folder,
+                                               /*is_taken_over=*/true));
   OPTSTATE_RETURN_IF_ERROR(control->Before("write manifest", folder));
   return WriteManifest(folder, *manifest);
 }
@@ -186,7 +192,7 @@ absl::Status RemoveFiles(const std::string& job_directory,
   for (std::filesystem::directory_iterator entry(job_directory, error), end;
        !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
-    if (name != kOwnerName && name != kAsleepName) {
+    if (name != kOwnerName && name != kAccessName && name != kAsleepName) {
       paths.push_back(entry->path().string());
     }
   }
@@ -295,6 +301,16 @@ absl::Status SwitchToMemory(const SleepPlace& place, CopyControl* control) {
   return DiscardFolder(place.folder).status();
 }
 
+// Leaves out the file that says who may use the job, which a former build has
+// copied as any other: it is in the directory already, and may have changed.
+void LeaveOutAccess(v1::SleepManifest* manifest) {
+  for (int i = 0; i < manifest->files_size(); ++i) {
+    if (manifest->files(i).path() != kAccessName) continue;
+    manifest->mutable_files()->DeleteSubrange(i, 1);
+    return;
+  }
+}
+
 absl::StatusOr<v1::SleepManifest> ReadManifestOf(const SleepPlace& place) {
   absl::StatusOr<v1::SleepManifest> manifest = ReadManifest(place.folder);
   if (absl::IsNotFound(manifest.status())) {
@@ -382,8 +398,10 @@ absl::StatusOr<v1::SleepManifest> PutToSleep(
 
 absl::Status Wake(const SleepPlace& place, const AdmitWaking& admit,
                   CopyControl* control) {
-  OPTSTATE_ASSIGN_OR_RETURN(const v1::SleepManifest manifest,
-                            ReadManifestOf(place));
+  OPTSTATE_ASSIGN_OR_RETURN(v1::SleepManifest manifest, ReadManifestOf(place));
+  if (storage::MayExist(place.job_directory + storage::kAccessFile)) {
+    LeaveOutAccess(&manifest);
+  }
   control->bytes_total = DiskBytes(manifest);
   // No file may be removed, such as an interrupted call has left, while the
   // marker does not say that the directory is not the job.

@@ -18,8 +18,9 @@
 //
 //   JOBS/NAME/asleep     the marker: holds the path of the folder. While it is
 //                        there the folder is the job, and whatever else is in
-//                        the directory is not, but for `owner`
-//   SLEEP_DIR/NAME/      the folder: `manifest`, and the files below `files`
+//                        the directory is not, but for `owner` and `access`
+//   SLEEP_DIR/NAME/      the folder: `manifest`, the files below `files`, and a
+//                        copy of `access`
 //   SLEEP_DIR/.new-NAME/ being written: renamed to NAME when it is complete
 //                        and durable
 //   SLEEP_DIR/.old-NAME/ no longer the job: to be removed

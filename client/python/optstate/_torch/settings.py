@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from optstate import _native
+from optstate._access import Access
 from optstate._storage import Storage
 from optstate.session_spec import LossScaler, LossScalerState
 
@@ -48,6 +49,7 @@ class Settings:
     in_norm_group: bool = False
     # Places, in the order of all parameters, of those that another job of norm_group counts.
     norm_duplicates: frozenset[int] = frozenset()
+    access: Access | None = None
 
     def __post_init__(self) -> None:
         if self.across_nodes not in (None, "replicated", "sharded"):

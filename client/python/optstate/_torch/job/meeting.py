@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from optstate._access import check_same
 from optstate._torch.job.opening import check_names, private_name
 from optstate._torch.job.partition import check_overlap, shard_specs
 from optstate._torch.layout import parameter_names
@@ -90,12 +91,13 @@ def _meet_in_job(
     """made: gets what is to be ended when a rank raises."""
     tensors: list[torch.Tensor] = [each for group in param_groups for each in group["params"]]
     is_sharded = settings.partition == "local" or any(map(is_shard, tensors))
-    begun = ranks.gather((job or private_name(), is_sharded, node_name(), job))
-    check_names([asked for _, _, _, asked in begun])
+    begun = ranks.gather((job or private_name(), is_sharded, node_name(), job, settings.access))
+    check_names([asked for _, _, _, asked, _ in begun])
+    check_same([access for *_, access in begun])
     name: str = begun[0][0]
-    places = Places([node for _, _, node, _ in begun], ranks.rank)
+    places = Places([node for _, _, node, _, _ in begun], ranks.rank)
     shares_out = settings.across_nodes == "sharded" and places.several
-    is_sharded = shares_out or any(sharded for _, sharded, _, _ in begun)
+    is_sharded = shares_out or any(sharded for _, sharded, _, _, _ in begun)
     check_across_nodes(settings, places, is_sharded=is_sharded)
     if not is_sharded and ranks.world_size > 1:
         check_overlap(settings)

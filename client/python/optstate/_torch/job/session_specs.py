@@ -30,6 +30,7 @@ def session_spec(settings: Settings, places: Places, **layout: Any) -> SessionSp
         accumulate_dtype=_native.ACCUMULATE_DTYPES[settings.accumulate_dtype or "float32"],
         change_detection=_native.CHANGE_DETECTIONS[settings.detect_changes],
         storage=settings.storage,
+        access=settings.access,
         speculative=settings.speculative,
         **layout,
     )

@@ -1,0 +1,130 @@
+// The part of the supervisor that makes jobs and knows who may use them.
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+#include "server/access/job_access.h"
+#include "server/observe/event_log.h"
+#include "server/supervisor/job_events.h"
+#include "server/supervisor/permissions.h"
+#include "server/supervisor/supervisor.h"
+#include "storage/tmpfs_info.h"
+
+namespace optstate::supervisor {
+namespace {
+
+absl::Status HasOneUser() {
+  return absl::FailedPreconditionError(
+      "a trainer's private daemon has one user and ends with the trainer: "
+      "group, private and readers are for jobs of a daemon of the node "
+      "(optstated)");
+}
+
+}  // namespace
+
+absl::StatusOr<JobHost*> Supervisor::CreateJob(const Waiting& waiting) {
+  const v1::Hello& hello = waiting.adopt.hello();
+  const std::string& name = hello.job();
+  const uid_t owner = waiting.adopt.peer_uid();
+  if (hello.has_access()) {
+    if (options_.engines_exit_with_supervisor) return HasOneUser();
+    OPTSTATE_RETURN_IF_ERROR(access::CheckJobAccess(hello.access(), owner));
+  }
+  OPTSTATE_RETURN_IF_ERROR(CheckRoomForSession(waiting.peer, owner));
+  OPTSTATE_RETURN_IF_ERROR(CheckRoomForJob(waiting.peer));
+  if (options_.check_state_directory != nullptr) {
+    OPTSTATE_RETURN_IF_ERROR(options_.check_state_directory());
+  }
+  OPTSTATE_RETURN_IF_ERROR(
+      storage::ExplainFull(registry_.Create(name, owner, hello.access()),
+                           options_.config.state_dir()));
+  audience_.Begin(name, owner, hello.access(),
+                  observe::Events().Await(0, absl::InfinitePast()));
+  JobEvents(name, owner)
+      .Created(hello.has_access() ? access::AccessText(hello.access()) : "");
+  return StartHost(name, owner, /*is_new=*/true);
+}
+
+absl::Status Supervisor::CheckMayJoin(const v1::Hello& hello, uid_t owner,
+                                      const access::Caller& caller) const {
+  const v1::JobAccess& access = registry_.AccessOf(hello.job()).access;
+  // A peer that looks for a job of its own is not told of another's.
+  if (hello.must_exist() && CheckMayTrain(caller).ok()) {
+    OPTSTATE_RETURN_IF_ERROR(CheckMayLook(hello.job(), owner, access, caller));
+  }
+  return CheckMayJoinJob(hello.job(), owner, access, caller);
+}
+
+absl::Status Supervisor::CheckMayChange(const std::string& name, uid_t owner,
+                                        const access::Caller& caller) const {
+  return CheckMayChangeJob(name, owner, registry_.AccessOf(name).access,
+                           caller);
+}
+
+absl::Status Supervisor::SetAccess(const std::string& name,
+                                   const v1::JobAccess& access,
+                                   const access::Caller& caller) {
+  absl::Status status;
+  RunInLoop([&] { status = SetAccessInLoop(name, access, caller); });
+  return status;
+}
+
+absl::Status Supervisor::SetAccessInLoop(const std::string& name,
+                                         const v1::JobAccess& access,
+                                         const access::Caller& caller) {
+  const auto found = registry_.jobs().find(name);
+  if (found == registry_.jobs().end()) return NoJob(name);
+  const uid_t owner = found->second;
+  OPTSTATE_RETURN_IF_ERROR(CheckMayChangeAccess(
+      name, owner, registry_.AccessOf(name).access, caller));
+  if (options_.engines_exit_with_supervisor) return HasOneUser();
+  OPTSTATE_RETURN_IF_ERROR(access::CheckJobAccess(access, owner));
+  OPTSTATE_RETURN_IF_ERROR(sleeping_.CheckIdle(name));
+  if (held_.contains(name)) {
+    return absl::UnavailableError(absl::StrCat(
+        "job \"", name, "\" is being deleted or put to sleep: try again"));
+  }
+  OPTSTATE_RETURN_IF_ERROR(registry_.SetAccess(name, access));
+  audience_.Change(name, access);
+  JobEvents(name, owner)
+      .AccessChanged(caller.name(), access::AccessText(access));
+  return absl::OkStatus();
+}
+
+bool Supervisor::MaySee(const v1::Event& event,
+                        const access::Caller* caller) const {
+  return caller == nullptr ? audience_.IsPublic(event)
+                           : audience_.MaySee(event, *caller);
+}
+
+JobSummary Supervisor::Summarize(const JobHost& host) const {
+  const KnownAccess& known = registry_.AccessOf(host.name());
+  JobSummary summary;
+  summary.name = host.name();
+  summary.uid = host.uid();
+  summary.failed = host.state() == JobHost::State::kFailed;
+  summary.reason = host.reason();
+  summary.engine_pid = host.engine_pid();
+  summary.restarts = host.restarts();
+  summary.kept_count = host.kept().size();
+  summary.directory = host.directory();
+  summary.access = known.access;
+  summary.access_problem = known.problem;
+  return summary;
+}
+
+JobSummary Supervisor::SummarizeSleeping(const std::string& name) const {
+  const KnownAccess& known = registry_.AccessOf(name);
+  JobSummary summary;
+  summary.name = name;
+  summary.uid = sleeping_.uid(name);
+  summary.directory = registry_.JobDirectory(name);
+  summary.sleep = sleeping_.StateOf(name);
+  summary.reason = std::string(sleeping_.WhyNoEngine(name).message());
+  summary.access = known.access;
+  summary.access_problem = known.problem;
+  return summary;
+}
+
+}  // namespace optstate::supervisor
