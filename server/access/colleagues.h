@@ -29,7 +29,7 @@ inline std::optional<Colleagues> FindColleagues() {
     if (uid == 0 || uid == ::geteuid()) continue;
     const auto [other, is_first] = known.emplace(entry->pw_gid, uid);
     if (is_first || other->second == uid) continue;
-    found = {entry->pw_gid, other->second, uid};
+    found = Colleagues{entry->pw_gid, other->second, uid};
     break;
   }
   ::endpwent();
