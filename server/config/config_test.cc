@@ -61,13 +61,15 @@ TEST(ConfigTest, FlagsOverrideTheFile) {
        "emulated:2",
        "/asleep",
        "127.0.0.1:4",
-       true},
+       true,
+       "json"},
       kRoot);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->state_dir(), "/flag");
   EXPECT_EQ(config->sleep_directory(), "/asleep");
   EXPECT_EQ(config->socket(), "/file");
   EXPECT_EQ(config->log_level(), "debug");
+  EXPECT_EQ(config->log_format(), v1::LOG_FORMAT_JSON);
   EXPECT_THAT(config->listen(), ElementsAre("127.0.0.1:2", "[::1]:3"));
   EXPECT_TRUE(config->insecure_tcp());
   EXPECT_THAT(config->nvme().directories(), ElementsAre("/disk"));
