@@ -196,6 +196,7 @@ TEST(YamlMessageTest, ToYamlReadsBack) {
   config.mutable_access()->add_operator_groups("ops");
   config.set_insecure_tcp(true);
   config.set_sleep_directory("/asleep");
+  config.set_log_format(v1::LOG_FORMAT_JSON);
   for (const char* group : {"research", "teaching"}) {
     v1::Quota& quota = *config.add_quotas();
     quota.set_group(group);
