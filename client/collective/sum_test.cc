@@ -52,7 +52,7 @@ TEST(HalfFloats, RoundToNearestEven) {
 }
 
 TEST(SumInOrder, AddsInOrderAndInPlace) {
-  const std::vector<float> values = {1e8f, 3.0f, -1e8f};
+  const std::vector<float> values = {1e8f, 3.0f, 3.0f};
   std::vector<std::vector<std::byte>> arrays;
   for (const float value : values) {
     arrays.push_back(

@@ -48,10 +48,10 @@ using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 
 // Users that this test certainly does not run as.
-constexpr uid_t kOwner = 4711;
-constexpr uid_t kReader = 4712;
-constexpr uid_t kStranger = 4713;
-constexpr uid_t kOperator = 4714;
+constexpr uid_t kOwnerUid = 4711;
+constexpr uid_t kReaderUid = 4712;
+constexpr uid_t kStrangerUid = 4713;
+constexpr uid_t kOperatorUid = 4714;
 
 // What a caller is to the private job.
 enum class Who { kOwner, kMember, kReader, kStranger, kOperator };
@@ -134,11 +134,11 @@ class AdminAccessTest : public AdminServiceTest {
   void MakePrivate() {
     supervisor::JobSummary& job = control_.jobs["secret"];
     job.name = "secret";
-    job.uid = kOwner;
+    job.uid = kOwnerUid;
     job.engine_pid = 17;
     job.access.Clear();
     job.access.set_is_private(true);
-    job.access.add_readers(absl::StrCat(kReader));
+    job.access.add_readers(absl::StrCat(kReaderUid));
     if (member_.has_value()) job.access.set_group(member_->group);
   }
 
@@ -147,17 +147,17 @@ class AdminAccessTest : public AdminServiceTest {
   uid_t UidOf(Who who) const {
     switch (who) {
       case Who::kOwner:
-        return kOwner;
+        return kOwnerUid;
       case Who::kMember:
         return member_->uid;
       case Who::kReader:
-        return kReader;
+        return kReaderUid;
       case Who::kStranger:
-        return kStranger;
+        return kStrangerUid;
       case Who::kOperator:
         break;
     }
-    return kOperator;
+    return kOperatorUid;
   }
   // Over a unix socket all are trainers, but for operators.
   Caller UnixCallerOf(Who who) const {
@@ -259,7 +259,7 @@ void AddEventOf(const std::string& job) {
   v1::Event event;
   event.set_kind("job_created");
   event.set_job(job);
-  event.set_owner_uid(kOwner);
+  event.set_owner_uid(kOwnerUid);
   observe::Events().Add(std::move(event));
 }
 
@@ -336,8 +336,9 @@ TEST_F(AdminAccessTest, TheAccessIsSetAloneAndTakesNoEngine) {
   const absl::Status both =
       service_->SetJob(request, Operator(), Soon()).status();
   EXPECT_TRUE(absl::IsInvalidArgument(both)) << both;
-  EXPECT_EQ(service_->SetJob(request, UnixCaller(kStranger), Soon()).status(),
-            supervisor::NoJob("secret"));
+  EXPECT_EQ(
+      service_->SetJob(request, UnixCaller(kStrangerUid), Soon()).status(),
+      supervisor::NoJob("secret"));
   EXPECT_TRUE(control_.jobs["secret"].access.is_private());
 }
 
@@ -363,12 +364,12 @@ TEST_F(AdminAccessTest, ListsShowAPrivateJobToThoseWhoMayLook) {
 
 TEST_F(AdminAccessTest, AJobSaysWhoMayUseIt) {
   control_.jobs["open"].access_problem = "its file is damaged";
-  const auto job = service_->GetJob("secret", UnixCaller(kReader), Soon());
+  const auto job = service_->GetJob("secret", UnixCaller(kReaderUid), Soon());
   ASSERT_TRUE(job.ok()) << job.status();
-  EXPECT_EQ(job->uid(), kOwner);
+  EXPECT_EQ(job->uid(), kOwnerUid);
   EXPECT_TRUE(job->access().is_private());
   EXPECT_EQ(job->access().readers(0), "4712");
-  const auto open = service_->GetJob("open", UnixCaller(kStranger), Soon());
+  const auto open = service_->GetJob("open", UnixCaller(kStrangerUid), Soon());
   ASSERT_TRUE(open.ok()) << open.status();
   EXPECT_TRUE(open->has_access());
   EXPECT_THAT(open->reason(), HasSubstr("its file is damaged"));
@@ -377,23 +378,24 @@ TEST_F(AdminAccessTest, AJobSaysWhoMayUseIt) {
 TEST_F(AdminAccessTest, SumsHaveAllJobsAndListsOfUnansweredOnesDoNot) {
   AddJob("hangs", 0, /*hangs=*/true);
   control_.jobs["hangs"].access.set_is_private(true);
-  control_.jobs["hangs"].uid = kOwner;
+  control_.jobs["hangs"].uid = kOwnerUid;
   upgrade_.progress.set_id("b");
   upgrade_.progress.add_problems("job secret: it keeps its engine");
   upgrade_.progress.add_problems("job open: it keeps its engine");
   const v1::ServerStatus stranger =
-      service_->GetStatus(UnixCaller(kStranger), Soon());
+      service_->GetStatus(UnixCaller(kStrangerUid), Soon());
   EXPECT_EQ(stranger.job_count(), 3u);
   EXPECT_EQ(stranger.session_count(), 3u);
   EXPECT_EQ(stranger.unanswered_size(), 0);
   EXPECT_THAT(stranger.upgrade().problems(0), Not(HasSubstr("secret")));
   EXPECT_THAT(stranger.upgrade().problems(1), HasSubstr("job open: "));
-  EXPECT_EQ(service_->ListJobs(UnixCaller(kStranger), Soon()).unanswered_size(),
-            0);
-  EXPECT_EQ(service_->ListSessions("", UnixCaller(kStranger), Soon())
+  EXPECT_EQ(
+      service_->ListJobs(UnixCaller(kStrangerUid), Soon()).unanswered_size(),
+      0);
+  EXPECT_EQ(service_->ListSessions("", UnixCaller(kStrangerUid), Soon())
                 ->unanswered_size(),
             0);
-  for (const Caller& caller : {UnixCaller(kOwner), Operator()}) {
+  for (const Caller& caller : {UnixCaller(kOwnerUid), Operator()}) {
     const v1::ServerStatus status = service_->GetStatus(caller, Soon());
     ASSERT_EQ(status.unanswered_size(), 1);
     EXPECT_EQ(status.unanswered(0).name(), "hangs");
@@ -411,18 +413,18 @@ TEST_F(AdminAccessTest, TiersAndDevicesNameNoPrivateJobToOthers) {
     }
     return names;
   };
-  EXPECT_THAT(tier_jobs(UnixCaller(kStranger)), ElementsAre("open"));
-  EXPECT_THAT(tier_jobs(UnixCaller(kReader)),
+  EXPECT_THAT(tier_jobs(UnixCaller(kStrangerUid)), ElementsAre("open"));
+  EXPECT_THAT(tier_jobs(UnixCaller(kReaderUid)),
               UnorderedElementsAre("open", "secret"));
   AddJob("hangs", 0, /*hangs=*/true);
   control_.jobs["hangs"].access.set_is_private(true);
-  control_.jobs["hangs"].uid = kOwner;
-  EXPECT_EQ(service_->DescribeDevices(UnixCaller(kStranger), Soon())
+  control_.jobs["hangs"].uid = kOwnerUid;
+  EXPECT_EQ(service_->DescribeDevices(UnixCaller(kStrangerUid), Soon())
                 .unanswered_size(),
             0);
-  EXPECT_EQ(
-      service_->DescribeDevices(UnixCaller(kOwner), Soon()).unanswered_size(),
-      1);
+  EXPECT_EQ(service_->DescribeDevices(UnixCaller(kOwnerUid), Soon())
+                .unanswered_size(),
+            1);
 }
 
 // What everybody may read has private jobs in its sums alone.
@@ -459,10 +461,10 @@ TEST_F(AdminAccessTest, EventsOfAPrivateJobGoToThoseWhoMayLook) {
     EXPECT_TRUE(reader->Finish().ok());
     return jobs;
   };
-  EXPECT_THAT(jobs_seen(UnixCaller(kStranger)), ElementsAre("open"));
+  EXPECT_THAT(jobs_seen(UnixCaller(kStrangerUid)), ElementsAre("open"));
   EXPECT_THAT(jobs_seen(TlsCallerOf(Who::kStranger, Role::kViewer)),
               ElementsAre("open"));
-  EXPECT_THAT(jobs_seen(UnixCaller(kReader)), ElementsAre("secret", "open"));
+  EXPECT_THAT(jobs_seen(UnixCaller(kReaderUid)), ElementsAre("secret", "open"));
   EXPECT_THAT(jobs_seen(Operator()), ElementsAre("secret", "open"));
 }
 

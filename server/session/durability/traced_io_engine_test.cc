@@ -24,7 +24,7 @@ using io::kSectorBytes;
 
 class TracedIoEngineTest : public testing::Test {
  protected:
-  TracedIoEngineTest() : disk_(io::SimulatedDiskOptions{}) {
+  TracedIoEngineTest() : disk_({.folders = {"/fast", "/slow", "/elsewhere"}}) {
     v1::NvmeSettings nvme;
     nvme.add_directories("/fast");
     nvme.add_directories("/slow");
