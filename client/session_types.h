@@ -156,7 +156,7 @@ struct StorageOptions {
   uint64_t device_budget_bytes = 0;
 };
 
-// Who may use a new job besides its owner; see v1::JobAccess. A job that is
+// The users of a new job besides its owner; see v1::JobAccess. A job that is
 // there keeps its own.
 struct AccessOptions {
   std::string group;        // whose members may do what the owner may

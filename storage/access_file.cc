@@ -59,7 +59,7 @@ absl::Status CopyAccess(const std::string& job_directory,
   while (true) {
     OPTSTATE_ASSIGN_OR_RETURN(const std::optional<std::string> text,
                               ReadAccessText(job_directory));
-    // What cannot be read is written anew.
+    // A file that cannot be read is written anew.
     const absl::StatusOr<std::optional<std::string>> there =
         ReadAccessText(folder);
     if (text.has_value() && (!there.ok() || *there != text)) {

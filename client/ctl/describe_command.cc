@@ -133,7 +133,6 @@ void AddDeviceUpdates(const v1::Job& job, Table& table) {
   }
 }
 
-// Adds what is known of a job whose records are on disk.
 // Says, of a job whose updates may wait for its disks, how long they did.
 std::string WaitedText(const v1::DiskState& disk) {
   if (disk.step_ns() == 0) return "";

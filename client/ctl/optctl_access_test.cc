@@ -1,4 +1,4 @@
-// Who may use a job, as the client library and optctl say it to a real daemon:
+// Access to a job, as the client library and optctl say it to a real daemon:
 // its owner and a stranger over TLS, its operator over the unix socket.
 
 #include <gmock/gmock.h>

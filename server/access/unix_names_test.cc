@@ -65,7 +65,7 @@ TEST(UnixNamesTest, GroupsOfAUserAreTheOnesOfTheTables) {
   while (const passwd* const entry = ::getpwent()) {
     const auto groups = FindGroupsOf(entry->pw_uid);
     ASSERT_TRUE(groups.ok()) << groups.status();
-    // Of several users with one number the tables tell the first.
+    // The tables tell the first of several users with one number.
     if (std::binary_search(groups->begin(), groups->end(), entry->pw_gid)) {
       ++users;
     }

@@ -53,7 +53,7 @@ constexpr uid_t kReaderUid = 4712;
 constexpr uid_t kStrangerUid = 4713;
 constexpr uid_t kOperatorUid = 4714;
 
-// What a caller is to the private job.
+// The relation of a caller to the private job.
 enum class Who { kOwner, kMember, kReader, kStranger, kOperator };
 constexpr Who kAll[] = {Who::kOwner, Who::kMember, Who::kReader, Who::kStranger,
                         Who::kOperator};
@@ -65,8 +65,8 @@ std::ostream& operator<<(std::ostream& out, Verdict verdict) {
                                                : "hidden");
 }
 
-// What a method does to the job that it names. A new method that names one has
-// to be added here.
+// The effect of a method on the job that it names. A new method that names one
+// has to be added here.
 enum class Does { kLook, kChange };
 const std::map<std::string, Does>& MethodsOfJobs() {
   static const auto* const methods = new std::map<std::string, Does>{
@@ -427,7 +427,7 @@ TEST_F(AdminAccessTest, TiersAndDevicesNameNoPrivateJobToOthers) {
             1);
 }
 
-// What everybody may read has private jobs in its sums alone.
+// Everybody may read reports that have private jobs in their sums alone.
 TEST_F(AdminAccessTest, TheReportForAllHasNoNameOfAPrivateJob) {
   const v1::NodeReport report = service_->DescribeNode(Soon());
   EXPECT_THAT(report.ShortDebugString(), Not(HasSubstr("secret")));

@@ -284,8 +284,8 @@ TEST(NodeMetricsTest, JobsWithoutANameAreCountedAlone) {
   const int ready = HostJob("open").phase() == v1::JOB_PHASE_READY ? 2 : 1;
   const std::string text = TextOf(report);
   EXPECT_EQ(Lines(text, "optstate_job_up{").size(), 1u);
-  EXPECT_THAT(text, HasSubstr(absl::StrCat(
-                        "\noptstate_jobs{phase=\"ready\"} ", ready, "\n")));
+  EXPECT_THAT(text, HasSubstr(absl::StrCat("\noptstate_jobs{phase=\"ready\"} ",
+                                           ready, "\n")));
   EXPECT_THAT(text, HasSubstr("\noptstate_jobs{phase=\"failed\"} 1\n"));
   EXPECT_THAT(text, HasSubstr("\noptstate_jobs_omitted 0\n"));
   EXPECT_THAT(text, HasSubstr("\noptstate_jobs_unanswered 2\n"));

@@ -1,4 +1,4 @@
-// What records a span takes no memory, be a trace under way or not.
+// Recording a span takes no memory, be a trace under way or not.
 
 #include <atomic>
 #include <cstdlib>

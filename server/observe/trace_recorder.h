@@ -57,7 +57,7 @@ class TraceSource {
               std::function<LaneName(uint32_t lane)> name_lane);
   TraceSource(const TraceSource&) = delete;
   TraceSource& operator=(const TraceSource&) = delete;
-  // What was recorded is still sent.
+  // Recorded spans are still sent.
   ~TraceSource();
 
   // Returns whether what is recorded now is kept.
@@ -104,7 +104,7 @@ class TraceSource {
 // End() and the ends of sources allocates or takes a lock, Take() aside.
 class TraceRecorder {
  public:
-  // Of all rings together, as far as the least of each allows.
+  // The limit of all rings together, as far as the least of each allows.
   static constexpr size_t kRingsBytesMax = size_t{32} << 20;
   static constexpr size_t kRingSpansMin = 256;
   static constexpr size_t kRingSpansMax = 8192;
@@ -178,7 +178,7 @@ class TraceRecorder {
   int64_t epoch_ns_ ABSL_GUARDED_BY(mu_) = 0;     // times count from it
   int64_t began_at_ns_ ABSL_GUARDED_BY(mu_) = 0;  // the same, of the wall clock
   std::unique_ptr<TraceLanes> lanes_ ABSL_GUARDED_BY(mu_);
-  // What sources have left that have ended.
+  // Spans of sources that have ended.
   std::unique_ptr<v1::TraceChunk> left_ ABSL_GUARDED_BY(mu_);
 };
 

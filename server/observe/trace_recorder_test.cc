@@ -262,7 +262,7 @@ TEST_F(TraceRecorderTest, ManyThreadsRecordWhileTracesBeginAndEnd) {
       while (!stops) {
         const int64_t begin_ns = source.Begin();
         if (begin_ns == 0) continue;
-        // What is torn does not fit together.
+        // Torn spans do not fit together.
         source.Record({"update", 0, begin_ns, TraceNowNs(), t + 1,
                        (t + 1) * 1000 + ++recorded % 1000});
       }

@@ -10,7 +10,7 @@
 
 namespace optstate::supervisor {
 
-// What a job's file `access` says (storage/access_file.h).
+// The content of a job's file `access` (storage/access_file.h).
 struct KnownAccess {
   v1::JobAccess access;
   // Why the file cannot be used; then `access` lets nobody but the owner and

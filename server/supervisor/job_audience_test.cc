@@ -50,7 +50,7 @@ class JobAudienceTest : public testing::Test {
     EXPECT_EQ(audience_.MaySee(event, UnixCaller(kOther)), is_public);
     return is_public;
   }
-  // Those who may look at the private job.
+  // Users who may look at the private job.
   void ExpectForReaders(const v1::Event& event) const {
     for (const uid_t uid : {kOwner, kReader, uid_t{0}}) {
       EXPECT_TRUE(audience_.MaySee(event, UnixCaller(uid))) << uid;

@@ -1,4 +1,4 @@
-// What the registry knows of who may use jobs, over restarts, a reboot, sleep
+// The registry knows who may use jobs, over restarts, a reboot, sleep
 // and damage.
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Who may use a job, from the Hello that makes it on: refusals, changes,
+// Access to a job, from the Hello that makes it on: refusals, changes,
 // events, and what stays of it when the supervisor ends.
 
 #include <gmock/gmock.h>
@@ -124,7 +124,7 @@ TEST_F(SupervisorAccessTest, APrivateJobIsNotThereForOthers) {
   EXPECT_THAT(std::string(taken.message()),
               AllOf(HasSubstr("\"secret\" is taken"),
                     Not(HasSubstr(absl::StrCat("uid ", ::geteuid())))));
-  // Who looks for a job is told what he is told of any name.
+  // A caller who looks for a job is told as of any other name.
   hello.set_must_exist(true);
   const absl::Status hidden = OpenAs(kOther, hello);
   EXPECT_TRUE(absl::IsNotFound(hidden)) << hidden;

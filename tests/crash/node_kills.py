@@ -59,7 +59,7 @@ VICTIMS = {
 WEIGHTS = [2] * (len(VICTIMS) - 1) + [1]
 
 
-# What ends ranks whose step is to be clipped by the norm of all nodes, and nothing is lost by it.
+# The texts that end ranks whose step is to be clipped by the norm of all nodes, without a loss.
 SUMS_ARE_LOST = re.compile(r"sums of squares|has not noted the norm")
 
 # Silence after which a rank is taken to wait for another one's return.
@@ -373,7 +373,7 @@ class Campaign:
 
 
 class Totals:
-    """What all jobs of a campaign have seen."""
+    """The sums over all jobs of a campaign."""
 
     def __init__(self) -> None:
         self._of: dict[str, collections.Counter[str]] = {

@@ -1,4 +1,4 @@
-"""Who may use a job besides its owner, as a user writes it."""
+"""The users of a job besides its owner, as a user writes them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def _endpoints(nodes):
 
 
 def _scales_of_torch():
-    """What a GradScaler has after each step."""
+    """The state of a GradScaler after each step."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([parameter], lr=0.0)

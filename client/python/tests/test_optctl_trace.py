@@ -142,7 +142,7 @@ def test_a_job_in_memory(own_daemon, job, tmp_path):
     pushed = sum(parameter.numel() for parameter in trainer.model.parameters()) * 4
     assert sum(span.bytes for span in trace.of("ranks", "push")) == 5 * pushed
     assert "worker 0" in trace.lanes("workers")
-    # What workers do of an update lies within it.
+    # Spans of workers in an update lie within it.
     for span in trace.of("workers", "update"):
         (update,) = [each for each in trace.of("steps", "update") if each.step == span.step]
         assert update.begin <= span.begin

@@ -1,8 +1,8 @@
 """The runbook of deploy/README.md, from nothing: every command in it is run, or said not to be.
 
 Each test has a daemon of its own and does what a part of the runbook says; those about TCP are in
-test_runbook_access.py, those about quotas in test_runbook_quotas.py. A command that the README has, no test runs and _NOT_EXECUTED does not
-explain fails here.
+test_runbook_access.py, those about quotas in test_runbook_quotas.py. A command that the README has,
+no test runs and _NOT_EXECUTED does not explain fails here.
 """
 
 from __future__ import annotations

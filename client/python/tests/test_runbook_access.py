@@ -71,9 +71,7 @@ def test_who_may_use_a_job(operator, start_daemon):
     _, optimizer = attach(daemon.shm)
     # The README's names stand for those of this machine.
     user, group = getpass.getuser(), grp.getgrgid(os.getgid()).gr_name
-    said = operator.run(
-        "optctl set job NAME group=research", replaced={**_JOB, "research": group}
-    )
+    said = operator.run("optctl set job NAME group=research", replaced={**_JOB, "research": group})
     assert f"not private; group {group}" in said
     said = operator.run(
         "optctl set job NAME private=true readers=alice,@ops",

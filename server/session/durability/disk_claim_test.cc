@@ -82,7 +82,7 @@ TEST_F(DiskClaimTest, TheFirstFolderSaysWhoMayUseTheJob) {
   std::ofstream(memory + storage::kAccessFile) << "access 1 open\n";
   EXPECT_TRUE(ClaimDiskFolders(two_, Claim(1, false)).ok());
   EXPECT_EQ(*storage::ReadAccessText(two_[0]), "access 1 open\n");
-  // What the disk has is all that is left of it.
+  // The disk has all that is left of it.
   fs::remove(memory + storage::kAccessFile);
   EXPECT_TRUE(ClaimDiskFolders(two_, Claim(1, false)).ok());
   EXPECT_EQ(*storage::ReadAccessText(two_[0]), "access 1 open\n");

@@ -5,7 +5,7 @@
 
 namespace optstate::session {
 
-// What ends the move of a job's records to other files (RecordMoves), which
+// The ends of a move of a job's records to other files (RecordMoves), which
 // goes on while the job is used. For the rooms below the one that moves them.
 //
 // Threads: the job's lock is held.

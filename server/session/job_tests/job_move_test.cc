@@ -147,7 +147,7 @@ TEST_P(JobMoveTest, TheEndOfTheEngineGivesItUp) {
   ExpectItGoesOn();
 }
 
-// The same weights wait for the move, others end it.
+// Equal weights wait for the move, others end it.
 TEST_P(JobMoveTest, SeveralCallsAgreeOnOneArrangement) {
   Start();
   HeldRead held;

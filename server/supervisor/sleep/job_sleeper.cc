@@ -176,7 +176,7 @@ absl::Status WriteFolder(const SleepPlace& place, const std::string& folder,
   }
   OPTSTATE_RETURN_IF_ERROR(control->Before("sync folder", root));
   OPTSTATE_RETURN_IF_ERROR(storage::SyncFolder(root));
-  // Who may use the job can change while it sleeps: it is not in the manifest.
+  // Access to the job can change while it sleeps: it is not in the manifest.
   OPTSTATE_RETURN_IF_ERROR(control->Before("write access", folder));
   OPTSTATE_RETURN_IF_ERROR(storage::CopyAccess(place.job_directory, folder,
                                                /*is_taken_over=*/true));

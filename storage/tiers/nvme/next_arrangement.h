@@ -66,7 +66,7 @@ class NextArrangement {
 
   const storage::RewriteTarget& target() const { return target_; }
   const RecordLayout& layout() const { return layout_; }
-  // Those that Create() made.
+  // The files that Create() made.
   const RecordFiles& files() const { return *files_; }
   const FrameTable& table() const { return table_; }
   // Returns the bytes of a slot of the record.

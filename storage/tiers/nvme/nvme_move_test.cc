@@ -224,7 +224,7 @@ TEST_P(NvmeMoveTest, AnErrorOfTheNextFilesEndsTheMoveAndNothingElse) {
   }
 }
 
-// What fails there is the store's, as without a move.
+// A failure there is the store's, as without a move.
 TEST_P(NvmeMoveTest, AnErrorOfThePresentFilesEndsTheStore) {
   Start();
   io::SimulatedFault fault;

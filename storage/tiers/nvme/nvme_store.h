@@ -175,7 +175,7 @@ class NvmeStore final : public storage::StateStore {
   RecordMover mover_;
   Swapper swapper_ ABSL_GUARDED_BY(monitor_.mu);
   IoThread io_thread_;
-  // Of WriteAnew().
+  // The state of WriteAnew().
   std::optional<storage::RewriteState> rewriting_ ABSL_GUARDED_BY(monitor_.mu);
   std::chrono::steady_clock::time_point rewrite_began_at_
       ABSL_GUARDED_BY(monitor_.mu);

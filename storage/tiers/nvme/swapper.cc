@@ -241,7 +241,7 @@ void Swapper::CompleteRead(uint32_t index) {
   cache_.DropLoaded(index);
 }
 
-// What counts here is the write to the slot that the table names. An error of
+// The write to the slot that the table names counts here. An error of
 // the other one is the move's.
 void Swapper::CompleteWrite(uint32_t index) {
   RecordCache::Frame& frame = cache_.frame(index);

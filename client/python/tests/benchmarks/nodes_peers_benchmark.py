@@ -36,7 +36,7 @@ NODES = 2
 RANKS_PER_NODE = 2
 WARM_UP = 3
 LAYERS = 8
-# Who is compared with whom: ours, and the other side.
+# Pairs that are compared: ours, and the other side.
 PAIRS = (("replicated", "zero"), ("shared out", "zero"), ("sharded", "fsdp2"))
 
 

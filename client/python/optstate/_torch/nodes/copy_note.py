@@ -31,7 +31,7 @@ _NAME = re.compile(r"optstate\.copy/(\d+)/([0-9a-f]{16})/([01])/(\d+)")
 
 
 class CopyNote(NamedTuple):
-    """What a copy is to become: the committed step of the job that it is made of."""
+    """The aim of a copy: the committed step of the job that it is made of."""
 
     step: int
     digest: int
@@ -47,7 +47,7 @@ class CopyNote(NamedTuple):
 
 
 class Copy(enum.Enum):
-    """What the job beside a note is."""
+    """The state of the job beside a note."""
 
     NONE = "none"  # there is no such job
     HALF_MADE = "half made"

@@ -301,7 +301,7 @@ class StateCopies:
     def __init__(self, ranks: Ranks, places: Places) -> None:
         self._ranks = ranks
         self._places = places
-        # Of this node's job, if it is a whole copy that has not taken a step yet.
+        # This node's job has one, if it is a whole copy that has not taken a step yet.
         self._noted: SessionSpec | None = None
 
     def position(self, spec: SessionSpec) -> Position | None:
