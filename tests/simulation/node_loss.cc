@@ -45,8 +45,9 @@ absl::Duration TimeDownTheTree(const Model& model, uint64_t nodes,
 
 // States in which ranks that have ended left their nodes, by number of nodes.
 struct LeftBehind {
-  uint64_t ahead = 0;     // have taken the step
-  uint64_t prepared = 0;  // have it prepared
+  uint64_t ahead = 0;          // have taken the step
+  uint64_t prepared_next = 0;  // and have the one after it prepared
+  uint64_t prepared = 0;       // have it prepared
   uint64_t neither = 0;
 };
 
@@ -60,6 +61,7 @@ LeftBehind LookAt(Cluster* cluster, const std::vector<uint32_t>& nodes) {
     if (job != nullptr) position = job->Position();
     if (position.ok() && position->committed_step == kLossStep) {
       ++left.ahead;
+      if (position->prepared.has_value()) ++left.prepared_next;
     } else if (position.ok() && position->prepared.has_value() &&
                position->prepared->step == kLossStep) {
       ++left.prepared;
@@ -148,12 +150,17 @@ absl::StatusOr<Report> RunNodeLoss(const ScenarioOptions& options) {
   cluster.TakeAttachTimesMs();
 
   run->ExpectTold(1, kLossStep - 1, nodes.size());
-  run->ExpectTold(kLossStep + 1, kSteps + kStepsAfterwards, survivors.size());
+  // A step that all survivors had prepared is taken before their ranks attach.
+  const bool is_next_taken = left.prepared_next == survivors.size();
+  run->ExpectTold(kLossStep + 1, kLossStep + 1,
+                  is_next_taken ? 0 : survivors.size());
+  run->ExpectTold(kLossStep + 2, kSteps + kStepsAfterwards, survivors.size());
   run->Expect(cluster.book().told(kLossStep) < nodes.size() * options.ranks,
               "no rank was lost before it was told of the step");
   run->Count("nodes lost", lost.size());
   run->Count("survivors that had taken the step", left.ahead);
   run->Count("survivors that had it prepared", left.prepared);
+  run->Count("survivors that had the next prepared", left.prepared_next);
   run->Count("ranks told of the step", cluster.book().told(kLossStep));
   return run->End(survivors, kSteps + kStepsAfterwards);
 }
