@@ -89,7 +89,15 @@ TEST_F(TraceRecorderTest, RecordsNothingUnlessATraceIsUnderWay) {
 }
 
 TEST_F(TraceRecorderTest, ASourceMayBeAbsent) {
-  const ScopedSpan span(nullptr, "update");
+  Begin(1);
+  recorder_.BeginStep(5);
+  { const ScopedSpan span(nullptr, "update"); }
+  TakenTrace trace;
+  trace.TakeFrom(&recorder_);
+  EXPECT_EQ(trace.all().spans_size(), 0);
+  EXPECT_EQ(trace.lost(), 0u);
+  recorder_.Disarm();
+  recorder_.End();
 }
 
 TEST_F(TraceRecorderTest, ItsTimeIsFromTheFirstStepToTheEndOfTheLast) {

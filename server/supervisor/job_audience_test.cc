@@ -109,8 +109,8 @@ TEST_F(JobAudienceTest, AJobThatIsNotKnownIsItsOwners) {
   EXPECT_TRUE(audience_.MaySee(EventOf("gone", 1), UnixCaller(0)));
 }
 
-// Whoever asks for a job that is hidden sees what he would see of a name that
-// no job has.
+// A caller who asks for a hidden job sees what it would see of a name that no
+// job has.
 TEST_F(JobAudienceTest, AnAuditDoesNotTellWhetherThereIsAJob) {
   audience_.Begin("secret", kOwner, Private());
   audience_.Begin("open", kOwner, {});

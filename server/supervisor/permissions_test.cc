@@ -157,7 +157,7 @@ TEST(PermissionsTest, APrivateJobIsNotThereForOthers) {
     EXPECT_EQ(CheckMayLook("j", kOwner, access, caller), NoJob("j"));
     EXPECT_EQ(CheckMayChangeJob("j", kOwner, access, caller), NoJob("j"));
     EXPECT_EQ(CheckMayChangeAccess("j", kOwner, access, caller), NoJob("j"));
-    // Whoever wants the name learns that it is taken, and no more.
+    // A caller who wants the name learns that it is taken, and no more.
     const absl::Status taken = CheckMayJoinJob("j", kOwner, access, caller);
     EXPECT_TRUE(absl::IsPermissionDenied(taken)) << taken;
     EXPECT_THAT(std::string(taken.message()),

@@ -306,7 +306,7 @@ TEST_P(CollectiveSuite, AnAbortedOneStaysSo) {
       status);
 }
 
-// Whoever learns of it how, no rank waits for ever.
+// No rank waits for ever, however it learns of the abort.
 TEST_P(CollectiveSuite, AnAbortEndsEveryRank) {
   const uint32_t ranks = largest();
   if (ranks == 1) GTEST_SKIP() << "there is no other rank";

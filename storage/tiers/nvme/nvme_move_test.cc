@@ -313,7 +313,7 @@ TEST_P(NvmeMoveTest, CallsOutOfOrderAreRefused) {
   storage::RewriteTarget target;
   EXPECT_TRUE(
       absl::IsFailedPrecondition(job_->store().WriteAnew(target).status()));
-  // Nobody has compared what was read, so not all can have been copied.
+  // The bytes read were not compared, so not all can have been copied.
   EXPECT_TRUE(
       absl::IsFailedPrecondition(job_->FinishMove([&] { return never(); })));
   EXPECT_EQ(job_->setup().arrangement, 0u);
