@@ -23,15 +23,19 @@ LaneName NameLane(uint32_t lane) {
 // All chunks of a trace, as one whose lanes are checked.
 class TakenTrace {
  public:
+  // Takes all: ends only when spans do not come faster than they are taken.
   void TakeFrom(TraceRecorder* recorder) {
-    bool is_more = true;
-    while (is_more) {
-      v1::TraceChunk chunk;
-      is_more = recorder->Take(&chunk);
-      EXPECT_LE(chunk.spans_size(), TraceRecorder::kChunkSpansMax);
-      all_.MergeFrom(chunk);
-      lost_ += chunk.lost_spans();
+    while (TakeChunk(recorder)) {
     }
+  }
+  // Returns whether there may be more.
+  bool TakeChunk(TraceRecorder* recorder) {
+    v1::TraceChunk chunk;
+    const bool is_more = recorder->Take(&chunk);
+    EXPECT_LE(chunk.spans_size(), TraceRecorder::kChunkSpansMax);
+    all_.MergeFrom(chunk);
+    lost_ += chunk.lost_spans();
+    return is_more;
   }
   const v1::TraceChunk& all() const { return all_; }
   uint64_t lost() const { return lost_; }
@@ -284,7 +288,7 @@ TEST_F(TraceRecorderTest, ManyThreadsRecordWhileTracesBeginAndEnd) {
     TakenTrace trace;
     // The last trace goes on until something has come.
     do {
-      trace.TakeFrom(&recorder_);
+      trace.TakeChunk(&recorder_);
     } while (i + 1 == kTraces && trace.all().spans_size() == 0);
     if (i % 2 == 0) {
       recorder_.EndStep();
