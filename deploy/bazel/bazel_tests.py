@@ -3,8 +3,10 @@
 Usage: bazel_tests.py COUNTS_FILE bazel test ...
 
 Bazel itself reports whole test binaries at the end of the run; its event stream and the XML
-files that GoogleTest writes have the cases. COUNTS_FILE gets "PASSED FAILED". Exits with 1 when a
-test failed or could not be built, and with Bazel's own status when it did not get that far.
+files that GoogleTest writes have the cases. A test that could not be built is built once more: a
+compiler that died for want of memory does not die twice. COUNTS_FILE gets "PASSED FAILED". Exits
+with 1 when a test failed or could not be built, and with Bazel's own status when it did not get
+that far.
 """
 
 import json
@@ -16,8 +18,8 @@ import time
 import urllib.parse
 from xml.etree import ElementTree
 
-# Bazel's statuses for: all well, no test was selected.
-_OK, _NO_TESTS = 0, 4
+# Bazel's statuses for: all well, something did not build, no test was selected.
+_OK, _BUILD_FAILED, _NO_TESTS = 0, 1, 4
 
 # How much of a failed test's output is shown.
 _LOG_LINES = 300
@@ -90,9 +92,13 @@ class Report:
             with open(files["test.log"], encoding="utf-8", errors="replace") as log:
                 print("".join(log.readlines()[-_LOG_LINES:]), flush=True)
 
-    def finish(self):
+    def not_built(self):
+        """Labels of the tests that could not be built."""
         # A test that was built and has no result was excluded by its tags.
-        for label in sorted(self._tests - self._built - self._finished):
+        return sorted(self._tests - self._built - self._finished)
+
+    def finish(self):
+        for label in self.not_built():
             self.failed += 1
             self._line(False, f"{label}: did not build")
 
@@ -116,8 +122,8 @@ def follow(path, process):
             time.sleep(0.2)
 
 
-def main(counts_path, command):
-    report = Report(sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+def run(command, report):
+    """Runs the command, `bazel test ...`, and reports its events. Returns Bazel's status."""
     with tempfile.NamedTemporaryFile(suffix=".json") as events:
         options = [
             f"--build_event_json_file={events.name}",
@@ -133,7 +139,18 @@ def main(counts_path, command):
         )
         for event in follow(events.name, process):
             report.take(event)
-        status = process.wait()
+        return process.wait()
+
+
+def main(counts_path, command):
+    report = Report(sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+    status = run(command, report)
+    labels = report.not_built()
+    if labels:
+        print(f"{len(labels)} tests did not build and are built once more:", *labels, flush=True)
+        options = [word for word in command if not word.startswith("//")]
+        again = run(options + labels, report)
+        status = again if status == _BUILD_FAILED else status
     report.finish()
     with open(counts_path, "w", encoding="utf-8") as counts:
         counts.write(f"{report.passed} {report.failed}\n")
