@@ -35,7 +35,7 @@ import optstate
 from daemon import Daemon
 from node_job import Generation, Setting, undisturbed
 from optstate import _native
-from optstate._torch.nodes.copying import position_on_node
+from optstate._torch.nodes.copy_note import position_on_node
 from optstate.job_position import find_position
 from optstate.session_spec import SessionSpec
 from ranks import RECEIVE_TIMEOUT_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import types
 
+import nodes as on_nodes
 import optstate
 import pytest
 import ranks
@@ -14,6 +15,8 @@ from optstate._torch.job.opening import Existing, check_exists
 from optstate.session import Session
 from optstate.session_spec import SessionSpec
 from training import bits, loss_of, small_model
+
+nodes = on_nodes.nodes
 
 
 def _state(optimizer):
@@ -67,6 +70,39 @@ def test_a_failed_job_is_not_extended(world_size, thaws, daemon, job):
     for said, begun, kept in ranks.run(_extends, world_size, daemon.shm, job, thaws):
         assert f"optctl recover job {job}" in said and f"optctl delete job {job}" in said
         assert begun == [] and kept
+
+
+def _extends_on_nodes(connection, rank, endpoints, job):
+    """The job has failed on the last node alone: the other's ranks are told too."""
+    endpoint = on_nodes.enter(rank, endpoints, 1)
+    model = small_model()
+    optimizer = optstate.AdamW(
+        model.named_parameters(), job=job, endpoint=endpoint, across_nodes="replicated"
+    )
+    fetch_numbers = failed.fetch_numbers
+
+    def fails(session, which, count):
+        if rank == len(endpoints) - 1:
+            raise optstate.DataLossError(f'job "{job}" cannot go on')
+        return fetch_numbers(session, which, count)
+
+    failed.fetch_numbers = fails
+    new = torch.nn.Parameter(torch.ones(3))
+    try:
+        optimizer.add_param_group({"params": [("new", new)]})
+    except optstate.DataLossError as error:
+        return str(error)
+    finally:
+        failed.fetch_numbers = fetch_numbers
+        optimizer.close()
+    return ""
+
+
+def test_a_job_that_failed_on_one_node_is_extended_on_none(nodes, job):
+    endpoints = [each.shm for each in nodes]
+    for said in ranks.run(_extends_on_nodes, 2, endpoints, job):
+        assert f"optctl recover job {job}" in said
+    assert all(len(each.parameters(job)) == 6 for each in nodes)
 
 
 class _Failed:

@@ -10,7 +10,7 @@ from typing import Callable, NamedTuple
 
 from optstate import errors
 from optstate._torch.nodes.agreement import NodeAgreement
-from optstate._torch.nodes.copying import refuse_half_made
+from optstate._torch.nodes.copy_note import refuse_half_made
 from optstate._torch.nodes.places import Places
 from optstate._torch.ranks import Ranks
 from optstate.held_session import HeldSession
