@@ -10,7 +10,7 @@ import optstate
 import pytest
 import ranks
 import torch
-from optstate._torch.job import failed
+from optstate._torch.job import failed, opening
 from optstate._torch.job.opening import Existing, check_exists
 from optstate.session import Session
 from optstate.session_spec import SessionSpec
@@ -135,6 +135,39 @@ def test_a_job_that_must_exist_is_not_made(daemon, job):
     optimizer = optstate.AdamW(small_model().parameters(), job=job, endpoint=daemon.shm)
     check_exists(spec, Existing(None))
     optimizer.close()
+
+
+def _train_thawing(daemon, job):
+    """Trains a job whose last parameter was added when it was thawed."""
+    model = small_model()
+    model[3].bias.requires_grad_(False)
+    optimizer = optstate.AdamW(model.named_parameters(), job=job, endpoint=daemon.shm)
+    for step in range(2):
+        model[3].bias.requires_grad_(step == 1)
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    optimizer.close()
+
+
+def test_a_job_with_other_groups_is_not_made_anew(daemon, job, monkeypatch):
+    """It is deleted when the optimizer has found that it has other groups than the script."""
+    _train_thawing(daemon, job)
+    again = optstate.AdamW(small_model().named_parameters(), job=job, endpoint=daemon.shm)
+    assert again.committed_step == 2
+    again.close()
+    asked = []
+
+    def deletes(spec, existing):
+        check_exists(spec, existing)
+        if existing is not None:
+            asked.append(spec.job)
+            daemon.run_optctl("delete", "job", job)
+
+    monkeypatch.setattr(opening, "check_exists", deletes)
+    with pytest.raises(optstate.NotFoundError, match=f'no job "{job}" any more'):
+        optstate.AdamW(small_model().named_parameters(), job=job, endpoint=daemon.shm)
+    assert asked == [job]
 
 
 def test_reload_states_makes_no_job(daemon, job):

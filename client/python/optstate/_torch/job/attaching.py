@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from optstate import errors
 from optstate._torch.frozen import groups_as_in, parameters_in_job
 from optstate._torch.job.attachment import Attachment
-from optstate._torch.job.opening import Existing
+from optstate._torch.job.opening import Existing, gone
 from optstate._torch.nodes.norm_members import NormMembers
 from optstate._torch.nodes.places import node_name
 from optstate._torch.ranks import Ranks
@@ -128,4 +128,8 @@ def open_attachment(
         assert theirs is not None
         # The groups are those of a job that is there, and are not to begin another one.
         there = existing or Existing(_known_endpoint(settings.endpoint))
-        return opened(theirs, there), theirs
+        attachment = opened(theirs, there)
+        if existing is None and any(everyone.gather(attachment.session.created)):
+            attachment.close()
+            raise gone(job) from None
+        return attachment, theirs
