@@ -146,7 +146,7 @@ def test_the_rules_of_nodes_with_other_shards():
     ):
         with pytest.raises(Unresolvable):
             resolve(*positions)
-    # What nodes that hold the same have done is compared.
+    # Steps of nodes that hold the same are compared.
     with pytest.raises(Unresolvable):
         resolution.resolve([_at(8, 9), _at(8, 10), _at(8, 9, True)], ["a", "b", "c"], [0, 1, 0])
     three = [_at(8, 9), _at(7, 2, prepared=other), _at(7, 1, prepared=Step(8, 11))]
