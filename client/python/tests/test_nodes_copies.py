@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import signal
 
 import nodes as on_nodes
 import optstate
 import pytest
 import ranks
 import torch
+from optstate import _optctl
 from optstate._torch.nodes import copied_state, copy_note, copying, new_copy
 from optstate._torch.nodes.copy_note import CopyNote
 from optstate._torch.optimizer_info import infos
@@ -282,6 +285,35 @@ def test_a_trainer_that_is_killed_while_it_copies(where, nodes, job):
         running.kill(1, 0)
     for begun, found, _ in ranks.run(_train, 2, endpoints, 1, job, "AdamW", 6):
         assert begun == 4 and found == expected[1]
+    assert nodes[1].jobs().count(copy_note.job_of_note(job)) == 0
+
+
+def _engine_dies(connection, rank, endpoints, job):
+    """The engine of the copy is killed once, while it is loaded; returns how many pieces it got."""
+    copied_state._PIECE_ELEMENTS = 1
+    take, taken = new_copy.NewCopy.take, []
+
+    def dying(self, piece, flat):
+        taken.append(piece)
+        if len(taken) == 3:
+            described = _optctl.ask(endpoints[rank], "describe", "job", job)
+            os.kill(int(described["engine_pid"]), signal.SIGKILL)
+        take(self, piece, flat)
+
+    new_copy.NewCopy.take = dying
+    return _train(connection, rank, endpoints, 1, job, "AdamW", 6), len(taken)
+
+
+def test_an_engine_that_dies_while_it_is_loaded_is_a_delay(nodes, job):
+    endpoints = _endpoints(nodes)
+    expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "AdamW", 6)[0]
+    ranks.run(_train, 2, endpoints, 1, job, "AdamW", 4)
+    _lose(nodes[1], job)
+    found = ranks.run(_engine_dies, 2, endpoints, job)
+    for (begun, state, _), _ in found:
+        assert begun == 4 and state == expected[1]
+    # Six parameters with a master and two arrays each.
+    assert found[1][1] > 3 * 6
     assert nodes[1].jobs().count(copy_note.job_of_note(job)) == 0
 
 

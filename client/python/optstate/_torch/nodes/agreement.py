@@ -153,7 +153,7 @@ class NodeAgreement:
 
         FailedPreconditionError, on all ranks: they cannot be; it names the nodes.
         """
-        for _ in range(_ROUNDS_MAX):
+        for rounds_left in reversed(range(_ROUNDS_MAX)):
             found = self._positions(spec)
             try:
                 verdicts = self._resolve(found)
@@ -161,8 +161,15 @@ class NodeAgreement:
                 raise errors.FailedPreconditionError(f'job "{spec.job}": {error}') from None
             if verdicts:
                 self._bring(spec, found, verdicts)
-            elif not self._give(spec, found):
-                return
+                continue
+            try:
+                if not self._give(spec, found):
+                    return
+            except Exception as failure:
+                # An engine that dies while it is loaded is a delay.
+                is_over = rounds_left == 0 or not isinstance(failure, errors.AbortedError)
+                if any(self._ranks.gather(is_over)):
+                    raise
         raise errors.AbortedError(
             f'the nodes of job "{spec.job}" do not settle: other ranks still take steps of it'
         )
