@@ -35,7 +35,7 @@ import optstate
 from daemon import Daemon
 from node_job import Generation, Setting, undisturbed
 from optstate import _native
-from optstate._torch.nodes.copying import position_on_node
+from optstate._torch.nodes.copy_note import position_on_node
 from optstate.job_position import find_position
 from optstate.session_spec import SessionSpec
 from ranks import RECEIVE_TIMEOUT_S
@@ -240,6 +240,8 @@ class Campaign:
         ends_others: a launcher ends the other ranks, which may not know each other yet.
         """
         victim = self._random.choices(list(VICTIMS), WEIGHTS)[0]
+        if "memory" in VICTIMS[victim] and self._memory_is_lost:
+            victim = "node"  # the other one has what is left of the job
         parts = VICTIMS[victim]
         nodes = self._random.choice([[0], [1], [0, 1]])
         if "memory" in parts or parts == ("rank",):
@@ -336,7 +338,9 @@ class Campaign:
             return False
         assert len(self._ranks.ended) == self._setting.world_size
         assert len(lost) == len(said), f"ranks were told different things: {said}"
-        may_be_told = self._may_be_lost or self._memory_is_lost or not self._has_stepped
+        may_be_told = self._may_be_lost or not self._has_stepped
+        if self._setting.across_nodes == "sharded":  # else the other node has the same
+            may_be_told |= self._memory_is_lost
         assert may_be_told, f"nothing was lost, but: {said}"
         assert all(re.search(r"step \d+", text) for text in said), said
         self.found["could not go on"] += 1

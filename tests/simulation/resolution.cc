@@ -84,7 +84,8 @@ absl::StatusOr<std::map<uint32_t, Verdict>> ResolvePositions(
   }
   if (!verdicts.empty()) return verdicts;
   for (const NodePosition& position : there) {
-    if (position.committed.digest != ahead.digest) {
+    if (position.committed.digest != ahead.digest ||
+        position.committed.found_inf != ahead.found_inf) {
       return Unresolvable(positions, latest,
                           "they have taken different steps of one number");
     }

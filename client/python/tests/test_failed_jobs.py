@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import types
 
+import nodes as on_nodes
 import optstate
 import pytest
 import ranks
 import torch
-from optstate._torch.job import failed
+from optstate._torch.job import failed, opening
 from optstate._torch.job.opening import Existing, check_exists
 from optstate.session import Session
 from optstate.session_spec import SessionSpec
 from training import bits, loss_of, small_model
+
+nodes = on_nodes.nodes
 
 
 def _state(optimizer):
@@ -69,6 +72,39 @@ def test_a_failed_job_is_not_extended(world_size, thaws, daemon, job):
         assert begun == [] and kept
 
 
+def _extends_on_nodes(connection, rank, endpoints, job):
+    """The job has failed on the last node alone: the other's ranks are told too."""
+    endpoint = on_nodes.enter(rank, endpoints, 1)
+    model = small_model()
+    optimizer = optstate.AdamW(
+        model.named_parameters(), job=job, endpoint=endpoint, across_nodes="replicated"
+    )
+    fetch_numbers = failed.fetch_numbers
+
+    def fails(session, which, count):
+        if rank == len(endpoints) - 1:
+            raise optstate.DataLossError(f'job "{job}" cannot go on')
+        return fetch_numbers(session, which, count)
+
+    failed.fetch_numbers = fails
+    new = torch.nn.Parameter(torch.ones(3))
+    try:
+        optimizer.add_param_group({"params": [("new", new)]})
+    except optstate.DataLossError as error:
+        return str(error)
+    finally:
+        failed.fetch_numbers = fetch_numbers
+        optimizer.close()
+    return ""
+
+
+def test_a_job_that_failed_on_one_node_is_extended_on_none(nodes, job):
+    endpoints = [each.shm for each in nodes]
+    for said in ranks.run(_extends_on_nodes, 2, endpoints, job):
+        assert f"optctl recover job {job}" in said
+    assert all(len(each.parameters(job)) == 6 for each in nodes)
+
+
 class _Failed:
     """A session whose daemon refuses a fetch with this error."""
 
@@ -99,6 +135,39 @@ def test_a_job_that_must_exist_is_not_made(daemon, job):
     optimizer = optstate.AdamW(small_model().parameters(), job=job, endpoint=daemon.shm)
     check_exists(spec, Existing(None))
     optimizer.close()
+
+
+def _train_thawing(daemon, job):
+    """Trains a job whose last parameter was added when it was thawed."""
+    model = small_model()
+    model[3].bias.requires_grad_(False)
+    optimizer = optstate.AdamW(model.named_parameters(), job=job, endpoint=daemon.shm)
+    for step in range(2):
+        model[3].bias.requires_grad_(step == 1)
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    optimizer.close()
+
+
+def test_a_job_with_other_groups_is_not_made_anew(daemon, job, monkeypatch):
+    """It is deleted when the optimizer has found that it has other groups than the script."""
+    _train_thawing(daemon, job)
+    again = optstate.AdamW(small_model().named_parameters(), job=job, endpoint=daemon.shm)
+    assert again.committed_step == 2
+    again.close()
+    asked = []
+
+    def deletes(spec, existing):
+        check_exists(spec, existing)
+        if existing is not None:
+            asked.append(spec.job)
+            daemon.run_optctl("delete", "job", job)
+
+    monkeypatch.setattr(opening, "check_exists", deletes)
+    with pytest.raises(optstate.NotFoundError, match=f'no job "{job}" any more'):
+        optstate.AdamW(small_model().named_parameters(), job=job, endpoint=daemon.shm)
+    assert asked == [job]
 
 
 def test_reload_states_makes_no_job(daemon, job):

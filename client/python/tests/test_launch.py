@@ -34,6 +34,21 @@ def dying(self, *args, **kwargs):
 Stepping.step = dying
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
+# Runs a program whose ranks meet, and then fail, once.
+MEETS_TWICE = """
+import os, sys
+from torch.distributed.rendezvous import rendezvous
+
+store, rank, _ = next(rendezvous("env://"))
+is_first_attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+if is_first_attempt and rank == 0:
+    store.set("address", "of a rank that is gone")
+    sys.exit(1)
+if is_first_attempt:
+    store.wait(["never"])
+if rank == 0:
+    print("the former address is there:", store.check(["address"]), flush=True)
+"""
 
 
 @pytest.fixture
@@ -80,10 +95,14 @@ def test_torchrun_goes_on_where_the_job_is(environment):
     assert whole[0] == (0, 20, twenty[0][2])
 
 
-@pytest.mark.skipif(
-    "OPTSTATE_TEST_RESTARTS" not in os.environ,
-    reason="gloo's ranks may hang as they meet again: set OPTSTATE_TEST_RESTARTS to try",
-)
+def test_ranks_that_are_started_again_meet_in_a_new_store(environment, tmp_path):
+    """In one that a former attempt has used they find addresses of ranks that are gone."""
+    program = tmp_path / "meets.py"
+    program.write_text(MEETS_TWICE)
+    said = _run([LAUNCH / "torchrun" / "start-elastic", program], environment)
+    assert "the former address is there: False" in said
+
+
 def test_torchrun_starts_ranks_again(environment, tmp_path):
     dies = tmp_path / "dies.py"
     dies.write_text(DIES_ONCE)

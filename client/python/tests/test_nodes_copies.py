@@ -3,18 +3,22 @@ Afterwards all nodes have the bits of an undisturbed run, to the last array."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
+import signal
 
 import nodes as on_nodes
 import optstate
 import pytest
 import ranks
 import torch
-from optstate._torch.nodes import copied_state, copy_note, copying
-from optstate._torch.nodes.copy_note import Copy, CopyNote, meaning_of
-from optstate._torch.nodes.resolution import Position, Step
-from optstate.job_position import NodesNorm
-from optstate.session_spec import LossScalerState, SessionSpec
+from optstate import _optctl
+from optstate._torch.nodes import copied_state, copy_note, copying, new_copy
+from optstate._torch.nodes.copy_note import CopyNote
+from optstate._torch.optimizer_info import infos
+from optstate.session import Session
+from optstate.session_spec import ParameterSpec, SessionSpec
 from training import bits, loss_of, small_model
 
 nodes = on_nodes.nodes
@@ -27,6 +31,8 @@ CASES = {
     "bfloat16": {},
     "split": {"master": "split"},
     "state": {"state_dtype": "bfloat16"},
+    "eight": {"state_dtype": "dynamic8"},
+    "Lion": {"state_dtype": "dynamic8"},
     "accumulate": {"accumulate": True},
     "scaler": {"loss_scaler": SCALER},
     "static": {"loss_scaler": optstate.LossScaler(init_scale=8.0, dynamic=False)},
@@ -126,6 +132,52 @@ def test_several_ranks_on_each_node(nodes, job):
         assert begun == 4 and found == expected[1]
 
 
+def test_two_of_three_nodes_are_lost(nodes, daemon, job):
+    endpoints = _endpoints([*nodes, daemon])
+    expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "scaler", 7)[0]
+    ranks.run(_train, 3, endpoints, 1, job, "scaler", 4)
+    for lost in (nodes[0], daemon):
+        _lose(lost, job)
+    for begun, found, _ in ranks.run(_train, 3, endpoints, 1, job, "scaler", 7):
+        assert begun == 4 and found == expected[1]
+
+
+def _thaws(connection, rank, endpoints, per_node, job, until):
+    """Trains; the last parameter is frozen for two steps, and then extends the job."""
+    endpoint = on_nodes.enter(rank, endpoints, per_node)
+    model = small_model()
+    parameters = list(model.named_parameters())
+
+    def freeze(step):
+        parameters[-1][1].requires_grad_(step >= 2)
+
+    freeze(until - 2)  # it is thawed in the first run alone
+    optimizer = optstate.AdamW(
+        parameters, lr=0.01, job=job, endpoint=endpoint, across_nodes="replicated"
+    )
+    begun = optimizer.committed_step
+    for step in range(begun, until):
+        freeze(step)
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    state = optimizer.state_dict()["state"]
+    arrays = [value for _, entry in sorted(state.items()) for value in entry.values()]
+    found = bits([each for _, each in parameters]), bits(arrays)
+    optimizer.close()
+    return begun, found
+
+
+def test_a_job_that_was_extended(nodes, job):
+    """The ranks ask for one group, and the job has two. Rank 0's node has no job to ask."""
+    one, other = _endpoints(nodes)
+    ranks.run(_thaws, 1, [other], 1, f"{job}-whole", 3)
+    [(_, expected)] = ranks.run(_thaws, 1, [other], 1, f"{job}-whole", 6)
+    ranks.run(_thaws, 1, [other], 1, job, 3)
+    for begun, found in ranks.run(_thaws, 2, [one, other], 1, job, 6):
+        assert begun == 3 and found == expected
+
+
 def test_one_node_becomes_two(nodes, job):
     """One node takes a step in one phase, which has no digest."""
     endpoints = _endpoints(nodes)
@@ -159,27 +211,28 @@ def _small_pieces(connection, rank, endpoints, job):
     return _train(connection, rank, endpoints, 1, job, "AdamW", 4)
 
 
-def test_pieces_are_cut_by_size(monkeypatch):
-    from optstate._torch.optimizer_info import infos
-    from optstate.session_spec import ParameterSpec
+def _small_parts(connection, rank, endpoints, job):
+    """Each array is broadcast in parts; the second ranks of the nodes have memory for one."""
+    copied_state._PIECE_ELEMENTS = 1
+    copying.BROADCAST_ELEMENTS = 7
+    sizes = []
+    memory = copying._memory
+    copying._memory = lambda numel: sizes.append(numel) or memory(numel)
+    begun, found, _ = _train(connection, rank, endpoints, 2, job, "AdamW", 4)
+    return begun, found, max(sizes, default=0)
 
-    shapes = [(3,), (2, 5), (), (0,), (4,)]
-    spec = SessionSpec(
-        job="gpt",
-        optimizer=infos()["adam"].kind,
-        group_options=[0],
-        parameters=[ParameterSpec(str(s), s, math.prod(s), 1, 1, 0) for s in shapes],
-    )
-    whole = [each for piece in copied_state.pieces_of(spec) for each in piece]
-    assert {index for _, index, _ in whole} == set(range(len(shapes)))
-    for limit in (1, 10, 11, 1 << 20):
-        monkeypatch.setattr(copied_state, "_PIECE_ELEMENTS", limit)
-        pieces = list(copied_state.pieces_of(spec))
-        assert [each for piece in pieces for each in piece] == whole
-        assert all(len(p) == 1 or copied_state.numel_of(p) <= limit for p in pieces)
-    values = [torch.randn(shape) for _, _, shape in whole]
-    parts = copied_state.split(whole, copied_state.join(values))
-    assert all(map(torch.equal, parts, values))
+
+def test_large_arrays_are_broadcast_in_parts(nodes, job):
+    endpoints = _endpoints(nodes)
+    expected = ranks.run(_train, 4, endpoints, 2, f"{job}-whole", "AdamW", 4)[0]
+    ranks.run(_train, 4, endpoints, 2, job, "AdamW", 2)
+    _lose(nodes[1], job)
+    most = []
+    for begun, found, size in ranks.run(_small_parts, 4, endpoints, job):
+        assert begun == 2 and found == expected[1]
+        most.append(size)
+    # Rank 0 reads, and rank 2 makes the copy.
+    assert most == [0, 7, 128, 7]
 
 
 # Trainers that are killed while they copy.
@@ -189,7 +242,7 @@ def _stops(connection, rank, endpoints, job, where):
     """Stops the rank that makes the copy, at this point."""
     name, at = where
     called = 0
-    method = getattr(copying._NewCopy, name)
+    method = getattr(new_copy.NewCopy, name)
 
     def stopping(self, *arguments):
         nonlocal called
@@ -203,14 +256,23 @@ def _stops(connection, rank, endpoints, job, where):
             connection.recv()
         return method(self, *arguments)
 
-    setattr(copying._NewCopy, name, stopping)
+    setattr(new_copy.NewCopy, name, stopping)
     copied_state._PIECE_ELEMENTS = 1
     return _train(connection, rank, endpoints, 1, job, "AdamW", 6)
 
 
 @pytest.mark.parametrize(
     "where",
-    [("begin", 1), ("take", 1), ("take", 5), ("finish_load", 1), ("take_steps", 1), ("end", 1)],
+    [
+        ("begin", 1),
+        ("_write_note", 1),  # the job is made, and nothing says that it is a copy
+        ("take", 1),
+        ("take", 5),
+        ("finish_load", 1),
+        ("check", 1),
+        ("take_steps", 1),
+        ("end", 1),
+    ],
     ids=lambda where: "-".join(map(str, where)),
 )
 def test_a_trainer_that_is_killed_while_it_copies(where, nodes, job):
@@ -223,6 +285,35 @@ def test_a_trainer_that_is_killed_while_it_copies(where, nodes, job):
         running.kill(1, 0)
     for begun, found, _ in ranks.run(_train, 2, endpoints, 1, job, "AdamW", 6):
         assert begun == 4 and found == expected[1]
+    assert nodes[1].jobs().count(copy_note.job_of_note(job)) == 0
+
+
+def _engine_dies(connection, rank, endpoints, job):
+    """The engine of the copy is killed once, while it is loaded; returns how many pieces it got."""
+    copied_state._PIECE_ELEMENTS = 1
+    take, taken = new_copy.NewCopy.take, []
+
+    def dying(self, piece, flat):
+        taken.append(piece)
+        if len(taken) == 3:
+            described = _optctl.ask(endpoints[rank], "describe", "job", job)
+            os.kill(int(described["engine_pid"]), signal.SIGKILL)
+        take(self, piece, flat)
+
+    new_copy.NewCopy.take = dying
+    return _train(connection, rank, endpoints, 1, job, "AdamW", 6), len(taken)
+
+
+def test_an_engine_that_dies_while_it_is_loaded_is_a_delay(nodes, job):
+    endpoints = _endpoints(nodes)
+    expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "AdamW", 6)[0]
+    ranks.run(_train, 2, endpoints, 1, job, "AdamW", 4)
+    _lose(nodes[1], job)
+    found = ranks.run(_engine_dies, 2, endpoints, job)
+    for (begun, state, _), _ in found:
+        assert begun == 4 and state == expected[1]
+    # Six parameters with a master and two arrays each.
+    assert found[1][1] > 3 * 6
     assert nodes[1].jobs().count(copy_note.job_of_note(job)) == 0
 
 
@@ -248,6 +339,78 @@ def test_a_half_made_copy_is_no_job(nodes, job):
     assert "was being copied to this node for step 4" in said and "half made" in said
     # The node alone knows what it has, and has nothing.
     assert ranks.run(_alone, 1, endpoints[1], job, "replicated") == [0]
+
+
+def _trains_alone(connection, rank, endpoint, job, steps):
+    """Trains a new job without looking for what other nodes have."""
+    model = small_model()
+    optimizer = optstate.AdamW(model.named_parameters(), job=job, endpoint=endpoint)
+    assert optimizer.committed_step == 0
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    optimizer.close()
+
+
+@pytest.mark.parametrize("steps", [0, 2, 4])
+def test_a_note_says_nothing_about_a_job_that_was_made_since(steps, nodes, job):
+    """An operator deletes a half made copy, and another job of its name is trained there."""
+    endpoints = _endpoints(nodes)
+    ranks.run(_train, 2, endpoints, 1, job, "AdamW", 4)
+    _lose(nodes[1], job)
+    with ranks.running(_stops, 2, endpoints, job, ("take_steps", 1)) as running:
+        assert running.hear(1) == "stopped"
+        running.kill(1, 0)
+    _lose(nodes[1], job)
+    ranks.run(_trains_alone, 1, endpoints[1], job, steps)
+    for said in ranks.run(_both, 2, endpoints, job):
+        assert "node0: step 4" in str(said) and f"node1: step {steps}" in str(said)
+    assert nodes[1].jobs() == [job]
+    assert int(nodes[1].optctl("describe", "job", job).get("committed_step", 0)) == steps
+
+
+SPEC = SessionSpec(
+    job="gpt",
+    optimizer=0,
+    group_options=[0],
+    parameters=[ParameterSpec("weight", (4,), 4, 1, 1, 0)],
+)
+
+
+def test_undo_leaves_what_another_script_has_made(daemon, job):
+    spec = dataclasses.replace(SPEC, job=job, optimizer=infos()["sgd"].kind, endpoint=daemon.shm)
+    note = CopyNote(3, 5, False, 1, "")
+    copy = new_copy.NewCopy(spec, note, copied_state.Numbers([0], (), None))
+    copy.begin()
+    assert copy_note.read_note(spec) == note._replace(made_at=copy_note.made_at(spec))
+    copy.close()
+    copy_note.delete_job(spec, job)
+    session = Session.open(spec)
+    assert session.created
+    copy.undo()
+    assert job in daemon.jobs() and copy_note.job_of_note(job) not in daemon.jobs()
+    session.close()
+
+
+def test_a_job_is_copied_by_one_script(daemon, job, monkeypatch):
+    """The second one that comes takes neither the job nor the note from the first."""
+    spec = dataclasses.replace(SPEC, job=job, optimizer=infos()["sgd"].kind, endpoint=daemon.shm)
+    numbers = copied_state.Numbers([0], (), None)
+    first, second = (
+        new_copy.NewCopy(spec, CopyNote(3, 5, False, 1, ""), numbers) for _ in range(2)
+    )
+    first.begin()
+    with monkeypatch.context() as patched:
+        patched.setattr(copy_note, "_DELETED_WITHIN_S", 0.0)
+        with pytest.raises(optstate.FailedPreconditionError, match="1 ranks attached"):
+            second.begin()
+    second.undo()
+    assert copy_note.read_note(spec) is not None and job in daemon.jobs()
+    with pytest.raises(optstate.FailedPreconditionError, match="another script copies"):
+        copy_note.write_note(spec, CopyNote(3, 5, False, 1, str(copy_note.made_at(spec))))
+    first.undo()
+    assert job not in daemon.jobs() and copy_note.job_of_note(job) not in daemon.jobs()
 
 
 def test_a_whole_copy_that_has_not_stepped_yet(nodes, job):
@@ -301,95 +464,3 @@ def test_a_copy_of_other_bits_is_removed(nodes, job):
     expected = ranks.run(_train, 2, endpoints, 1, f"{job}-whole", "AdamW", 5)[0]
     for begun, found, _ in ranks.run(_train, 2, endpoints, 1, job, "AdamW", 5):
         assert begun == 3 and found == expected[1]
-
-
-# The rules, without a daemon.
-
-NOTE = CopyNote(step=7, digest=0xABC, found_inf=False, loads_finished=2)
-
-
-def _at(step, *, digest=0, found_inf=True, norm=0.0, loads=2, prepared=None):
-    return Position(
-        Step(step, digest, found_inf, norm=NodesNorm(norm, 1.0)),
-        prepared=prepared,
-        loads_finished=loads,
-    )
-
-
-@pytest.mark.parametrize(
-    ("position", "expected"),
-    [
-        (None, Copy.NONE),
-        (_at(0, found_inf=False, loads=0), Copy.HALF_MADE),
-        (_at(0, found_inf=False), Copy.HALF_MADE),
-        (_at(6), Copy.HALF_MADE),
-        (_at(6, found_inf=False), Copy.HALF_MADE),  # a step without gradients
-        (_at(6, found_inf=False, norm=1.5), Copy.ANOTHER),
-        (_at(6, digest=5), Copy.ANOTHER),
-        (_at(6, prepared=Step(7, 3)), Copy.ANOTHER),
-        (_at(7), Copy.WHOLE),
-        (_at(7, loads=3), Copy.WHOLE),
-        (_at(7, prepared=Step(8, 3)), Copy.WHOLE),
-        (_at(7, digest=5), Copy.ANOTHER),
-        (_at(8, digest=5), Copy.OUTGROWN),
-    ],
-)
-def test_what_a_job_beside_a_note_is(position, expected):
-    assert meaning_of(NOTE, position) is expected
-
-
-def test_a_whole_copy_counts_as_what_it_was_made_of():
-    found = copy_note.as_copied(NOTE, _at(7))
-    assert (found.committed.step, found.committed.digest) == (7, 0xABC)
-    assert not found.committed.found_inf and found.loads_finished == 2
-    match = copy_note._NAME.fullmatch(NOTE.name)
-    assert match is not None and match[2] == f"{0xABC:016x}"
-
-
-def _of_eight_bits(connection, rank, endpoints, job, until):
-    try:
-        kwargs = {"state_dtype": "dynamic8"}
-        model, _, optimizer = _make(rank, endpoints, 1, job, "AdamW", kwargs)
-    except optstate.UnimplementedError as error:
-        return str(error)
-    for step in range(until):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-    optimizer.close()
-    return ""
-
-
-def test_state_of_8_bits_is_not_copied(nodes, job):
-    endpoints = _endpoints(nodes)
-    assert ranks.run(_of_eight_bits, 2, endpoints, job, 2) == ["", ""]
-    _lose(nodes[1], job)
-    for said in ranks.run(_of_eight_bits, 2, endpoints, job, 0):
-        assert 'state_dtype="dynamic8"' in said and "node1 has no such job" in said
-    assert [each.jobs() for each in nodes] == [[job], []]
-
-
-def test_names_of_notes_fit():
-    assert copy_note.job_of_note("gpt") == "gpt.optstate-copy"
-    longest = copy_note.job_of_note("x" * 128)
-    assert len(longest) <= 128 and longest != copy_note.job_of_note("y" * 128)
-
-
-@pytest.mark.parametrize(
-    ("state", "steps", "expected"),
-    [
-        (LossScalerState(64.0, 0, 3), 0, (0, 0)),
-        (LossScalerState(64.0, 2, 1), 4, (2, 2)),
-        (LossScalerState(64.0, 2, 1), 3, None),
-        (LossScalerState(64.0, 0, 4), 9, None),
-        (LossScalerState(64.0, 0, 3), 1 << 24, None),
-        (None, 9, None),
-    ],
-)
-def test_the_last_steps_of_a_loss_scaler(state, steps, expected):
-    spec = SessionSpec(job="gpt", optimizer=0, group_options=[], parameters=[], loss_scaler=SCALER)
-    if expected is None:
-        with pytest.raises(optstate.UnimplementedError, match='job "gpt"'):
-            copying._last_steps(spec, state, steps)
-    else:
-        assert copying._last_steps(spec, state, steps) == expected

@@ -146,7 +146,9 @@ def test_the_rules_of_nodes_with_other_shards():
     ):
         with pytest.raises(Unresolvable):
             resolve(*positions)
-    # The digests of nodes that hold the same are compared.
+    # Steps of nodes that hold the same are compared.
+    with pytest.raises(Unresolvable):
+        resolution.resolve([_at(8, 9), _at(8, 10), _at(8, 9, True)], ["a", "b", "c"], [0, 1, 0])
     three = [_at(8, 9), _at(7, 2, prepared=other), _at(7, 1, prepared=Step(8, 11))]
     with pytest.raises(Unresolvable):
         resolution.resolve(three, ["a", "b", "c"], [0, 1, 0])
@@ -189,6 +191,8 @@ def test_the_rules():
         [_at(9, 9), _at(7, prepared=Step(8, 9))],
         [_at(8, 9), None],
         [_at(8, 9), _at(8, 10)],
+        [_at(8, 9), _at(8, 9, True)],  # one has skipped it
+        [_at(8, 0), _at(8, 0, True)],  # each was alone
         [_at(8, 9, loads_finished=1), _at(8, 9, loads_finished=2)],
         [_at(0, 0, loads_finished=1), _at(0, 0, loads_finished=2)],
     ],

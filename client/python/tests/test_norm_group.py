@@ -11,6 +11,8 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from optstate._torch.nodes import copied_state, copy_note
+from optstate.session_spec import SessionSpec
 from training import bits, loss_of, small_model
 
 STEPS = 5
@@ -73,15 +75,26 @@ def _outcome(optimizer):
     return last.gradient_norm, last.clip_coefficient, last.applied
 
 
-def _train(connection, rank, endpoints, per_node, job, jobs, case="", kwargs=MAX_NORM, pause=None):
-    """Trains to STEPS; returns bits of all stages' parameters, and outcomes."""
+def _train(
+    connection,
+    rank,
+    endpoints,
+    per_node,
+    job,
+    jobs,
+    case="",
+    kwargs=MAX_NORM,
+    pause=None,
+    until=STEPS,
+):
+    """Trains to a step; returns bits of all stages' parameters, and outcomes."""
     endpoint = on_nodes.enter(rank, endpoints, per_node)
     model, optimizer = _open(rank, endpoint, job, jobs, kwargs)
     _exchange(model, rank, jobs)
     if pause is not None:
         pause(connection, rank, optimizer)
     outcomes = []
-    for step in range(optimizer.committed_step, STEPS):
+    for step in range(optimizer.committed_step, until):
         _backward(model, step, case)
         optimizer.step()
         outcomes.append(_outcome(optimizer))
@@ -165,6 +178,78 @@ def test_jobs_on_several_nodes(nodes, daemon, job):
     jobs = ((0, 2), (1, 3))
     _assert_same(ranks.run(_train, 4, endpoints, 2, job, jobs, "", kwargs), expected)
     assert [sorted(each.jobs()) for each in nodes] == [[f"{job}-0", f"{job}-1"]] * 2
+
+
+def _lose(node, job):
+    for stage in range(len(STAGES)):
+        name = f"{job}-{stage}"
+        copy_note.delete_job(
+            SessionSpec(job=name, optimizer=0, group_options=[], parameters=[], endpoint=node.shm),
+            name,
+        )
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"state_dtype": "dynamic8"}])
+def test_a_node_that_lost_its_part_of_each_job(options, lost, nodes, daemon, job):
+    """Each job is copied by its own ranks; then all go on together."""
+    kwargs = {**MAX_NORM, **options}
+    expected = _one_job(daemon, job, kwargs=kwargs)
+    endpoints, jobs = [each.shm for each in nodes], ((0, 2), (1, 3))
+    kwargs["across_nodes"] = "replicated"
+    ranks.run(_train, 4, endpoints, 2, job, jobs, "", kwargs, None, 3)
+    _lose(nodes[lost], job)
+    found = ranks.run(_train, 4, endpoints, 2, job, jobs, "", kwargs)
+    _assert_same(found, expected)
+    assert [len(outcomes) for _, outcomes, _ in found] == [STEPS - 3] * 4
+    assert [sorted(each.jobs()) for each in nodes] == [[f"{job}-0", f"{job}-1"]] * 2
+
+
+def test_one_of_the_jobs_is_lost_on_a_node(nodes, daemon, job):
+    """The ranks of the other job have nothing to copy, and wait. A step that was prepared when the
+    ranks were killed is taken, or not, by all."""
+    expected = _one_job(daemon, job)
+    endpoints, jobs = [each.shm for each in nodes], ((0, 2), (1, 3))
+    kwargs = {"across_nodes": "replicated", **MAX_NORM}
+    args = (endpoints, 2, job, jobs, "", kwargs)
+    with ranks.running(_train, 4, *args, on_nodes.stops_when_noted) as running:
+        for rank in range(4):
+            assert running.hear(rank) == "stopped"
+        running.kill(0, 1, 2, 3)
+    copy_note.delete_job(
+        SessionSpec(
+            job=f"{job}-1", optimizer=0, group_options=[], parameters=[], endpoint=endpoints[1]
+        ),
+        f"{job}-1",
+    )
+    found = ranks.run(_train, 4, *args)
+    _assert_same(found, expected)
+    assert [len(outcomes) for _, outcomes, _ in found] == [STEPS - 3] * 4
+
+
+def _fails_to_copy(connection, rank, endpoints, job, jobs):
+    """The copy of the second job is found to have other bits."""
+    if rank == 3:
+        checked = copied_state.sums_of
+        copied_state.sums_of = lambda values: [each + 1 for each in checked(values)]
+    kwargs = {"across_nodes": "replicated", **MAX_NORM}
+    try:
+        _train(connection, rank, endpoints, 2, job, jobs, "", kwargs)
+    except optstate.DataLossError as error:
+        return str(error)
+    return ""
+
+
+def test_a_copy_that_fails_is_an_error_in_all_jobs(nodes, daemon, job):
+    """The next start copies what is lacking."""
+    endpoints, jobs = [each.shm for each in nodes], ((0, 2), (1, 3))
+    kwargs = {"across_nodes": "replicated", **MAX_NORM}
+    ranks.run(_train, 4, endpoints, 2, job, jobs, "", kwargs, None, 3)
+    _lose(nodes[1], job)
+    for said in ranks.run(_fails_to_copy, 4, endpoints, job, jobs):
+        assert "other bits than the job" in said
+    assert f"{job}-1" not in nodes[1].jobs()
+    _assert_same(ranks.run(_train, 4, endpoints, 2, job, jobs, "", kwargs), _one_job(daemon, job))
 
 
 def _duplicated(connection, rank, endpoint, job, lists):

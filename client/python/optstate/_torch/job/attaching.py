@@ -14,8 +14,9 @@ from typing import Any, Protocol
 from optstate import errors
 from optstate._torch.frozen import groups_as_in, parameters_in_job
 from optstate._torch.job.attachment import Attachment
-from optstate._torch.job.opening import Existing
+from optstate._torch.job.opening import Existing, gone
 from optstate._torch.nodes.norm_members import NormMembers
+from optstate._torch.nodes.places import node_name
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
 from optstate.session_spec import SessionSpec
@@ -64,6 +65,16 @@ def _known_endpoint(endpoint: str | None) -> str | None:
     return next((a.session.endpoint for a in attachments if a and a.is_embedded), endpoint)
 
 
+def _parameters_of(job: str, ranks: Ranks, settings: Settings) -> list[tuple[str, int]]:
+    """Returns parameters_in_job() of the first node that has the job. Collective."""
+    nodes = ranks.gather(node_name())
+    in_job: list[tuple[str, int]] = []
+    if nodes.index(nodes[ranks.rank]) == ranks.rank:
+        in_job = parameters_in_job(job, _known_endpoint(settings.endpoint))
+    has_it = ranks.gather(bool(in_job))
+    return ranks.object_from(in_job, has_it.index(True) if any(has_it) else 0)
+
+
 def open_attachment(
     groups: ParamGroups,
     param_groups: ParamGroups,
@@ -108,10 +119,7 @@ def open_attachment(
             raise
         if not all(everyone.gather(isinstance(failure, errors.FailedPreconditionError))):
             raise
-        in_job: list[tuple[str, int]] = []
-        if ranks.rank == 0:
-            in_job = parameters_in_job(job, _known_endpoint(settings.endpoint))
-        in_job = ranks.from_first(in_job)
+        in_job = _parameters_of(job, ranks, settings)
         theirs = groups_as_in(in_job, param_groups, groups, names_by_id)
         was_extended = len({number for _, number in in_job}) > len(param_groups)
         has_frozen = groups is not param_groups
@@ -120,4 +128,8 @@ def open_attachment(
         assert theirs is not None
         # The groups are those of a job that is there, and are not to begin another one.
         there = existing or Existing(_known_endpoint(settings.endpoint))
-        return opened(theirs, there), theirs
+        attachment = opened(theirs, there)
+        if existing is None and any(everyone.gather(attachment.session.created)):
+            attachment.close()
+            raise gone(job) from None
+        return attachment, theirs

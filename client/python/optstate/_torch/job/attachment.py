@@ -22,6 +22,7 @@ from optstate._torch.job.session_specs import session_spec
 from optstate._torch.layout import optimizer_info, parameter_specs
 from optstate._torch.names import quoted
 from optstate._torch.nodes.norm_members import NormMembers
+from optstate._torch.nodes.together import raised_on_all
 from optstate._torch.optimizer_info import by_kind
 from optstate._torch.parameters.memory import Trained
 from optstate._torch.parameters.parameters import Parameters
@@ -431,8 +432,10 @@ class Attachment:
         """Wraps an agreement of the ranks before a load. A rank that steps instead would never
         reach it: the daemon refuses that step, because this rank has begun a load.
 
-        Raises the error of a job that has failed, which would drop its state for the load."""
-        refuse_failed(self.session, self.job, len(self._spec.parameters))
+        Raises the error of a job that has failed, which would drop its state for the load; on all
+        ranks when it has failed on some of several nodes."""
+        with raised_on_all(self._ranks if self._places.several else None):
+            refuse_failed(self.session, self.job, len(self._spec.parameters))
         if self._ranks.world_size == 1:
             yield
             return

@@ -10,7 +10,7 @@ from typing import Callable, NamedTuple
 
 from optstate import errors
 from optstate._torch.nodes.agreement import NodeAgreement
-from optstate._torch.nodes.copying import refuse_half_made
+from optstate._torch.nodes.copy_note import refuse_half_made
 from optstate._torch.nodes.places import Places
 from optstate._torch.ranks import Ranks
 from optstate.held_session import HeldSession
@@ -54,11 +54,19 @@ def _open(spec: SessionSpec, take_over: Callable[[SessionSpec], bool]) -> Sessio
     return kind.open(spec)
 
 
+def gone(job: str) -> errors.NotFoundError:
+    """Returns the error of a job that must exist and does not."""
+    return errors.NotFoundError(
+        f'there is no job "{job}" any more: it was deleted meanwhile, and its state with it. No new'
+        " one is made in its place: start again from a checkpoint"
+    )
+
+
 def check_exists(spec: SessionSpec, existing: Existing | None) -> None:
     """Raises NotFoundError when the job of `spec` is one that must exist and does not.
 
     A job that is deleted between this and the opening is made anew all the same: sessions say so
-    (Session.created), and who asks for an existing job looks at that too.
+    (Session.created), and what asks for an existing job looks at that too.
     """
     if existing is None:
         return
@@ -68,10 +76,7 @@ def check_exists(spec: SessionSpec, existing: Existing | None) -> None:
     except errors.UnimplementedError:  # an earlier build's daemon, which does not say
         return
     if found is None:
-        raise errors.NotFoundError(
-            f'there is no job "{spec.job}" any more: it was deleted meanwhile, and its state with'
-            " it. No new one is made in its place: start again from a checkpoint"
-        )
+        raise gone(spec.job)
 
 
 def open_together(

@@ -153,7 +153,7 @@ class NodeAgreement:
 
         FailedPreconditionError, on all ranks: they cannot be; it names the nodes.
         """
-        for _ in range(_ROUNDS_MAX):
+        for rounds_left in reversed(range(_ROUNDS_MAX)):
             found = self._positions(spec)
             try:
                 verdicts = self._resolve(found)
@@ -161,8 +161,15 @@ class NodeAgreement:
                 raise errors.FailedPreconditionError(f'job "{spec.job}": {error}') from None
             if verdicts:
                 self._bring(spec, found, verdicts)
-            elif self._copies is None or not self._copies.give(spec, found):
-                return
+                continue
+            try:
+                if not self._give(spec, found):
+                    return
+            except Exception as failure:
+                # An engine that dies while it is loaded is a delay.
+                is_over = rounds_left == 0 or not isinstance(failure, errors.AbortedError)
+                if any(self._ranks.gather(is_over)):
+                    raise
         raise errors.AbortedError(
             f'the nodes of job "{spec.job}" do not settle: other ranks still take steps of it'
         )
@@ -188,6 +195,10 @@ class NodeAgreement:
         if self._copies is not None:  # a node without the job gets what the others settle on
             return resolution.resolve_present(positions, self._places.nodes)
         return resolution.resolve(positions, self._places.nodes, self._kinds)
+
+    def _give(self, spec: SessionSpec, positions: Sequence[Position | None]) -> bool:
+        """Copies the job to the nodes that lack it; returns whether there was one. Collective."""
+        return self._copies is not None and self._copies.give(spec, positions)
 
     def _decide(self, votes: Sequence[Step | None]) -> Verdict:
         return resolution.decide(votes, self._kinds_of_votes)
@@ -292,8 +303,8 @@ class NodeAgreement:
                 is_brought = self._all_dropped(session, is_brought, votes[self._places.rank])
             if is_brought:
                 self._undecided = 0
-        if verdict is not Verdict.ABORT and error is None and self._copies is not None:
-            self._copies.note_step()
+        if verdict is not Verdict.ABORT and error is None:
+            self._note_step()
         if verdict is not Verdict.ABORT:
             if error is not None:
                 raise error
@@ -303,6 +314,11 @@ class NodeAgreement:
             return outcome
         self._ranks.agree(error)
         raise errors.FailedPreconditionError(self._difference(votes))
+
+    def _note_step(self) -> None:
+        """Notes that all nodes have taken a step together."""
+        if self._copies is not None:
+            self._copies.note_step()
 
     def _clip(self, session: Session, outcome: StepOutcome) -> StepOutcome:
         """Has every node note the norm of all nodes' gradients for the step that all have

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,11 +12,13 @@ import torch
 from optstate import _native, errors
 from optstate._torch.optimizer_info import by_kind
 from optstate._torch.state.arrays import ArrayTransfer
-from optstate._torch.tensors import bits_sum
+from optstate._torch.tensors import in_memory
 from optstate.session_spec import LossScalerState, SessionSpec
 
 # Elements of one piece, each 4 bytes. A larger array is a piece of its own.
 _PIECE_ELEMENTS = 16 << 20
+# Elements that are broadcast at once, by a group whose backend copies them to a device and back.
+BROADCAST_ELEMENTS = 16 << 20
 
 # A state array, the parameter that it is of, and its shape.
 Wanted = tuple[int, int, tuple[int, ...]]
@@ -82,22 +85,25 @@ def split(piece: Piece, flat: torch.Tensor) -> list[torch.Tensor]:
 
 
 def join(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([each.reshape(-1) for each in values])
+    """Returns arrays one after the other; a single one in its own memory."""
+    flat = [each.reshape(-1) for each in values]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def sums_of(values: Sequence[torch.Tensor]) -> list[int]:
-    return [bits_sum(each) for each in values]
+    """Returns checksums of the arrays' bits."""
+    return [zlib.crc32(in_memory(each).reshape(-1).view(torch.uint8).numpy()) for each in values]
 
 
-def check_copied(
+def checked(
     arrays: ArrayTransfer,
     spec: SessionSpec,
     numbers: Numbers,
     expected: Sequence[int],
-) -> None:
-    """Raises DataLossError when a job does not have the bits that were loaded into it.
+) -> Iterator[None]:
+    """Compares what a job has with what was loaded into it, piece by piece.
 
-    expected: sums of the bits of all arrays, in the order of pieces_of().
+    expected: sums_of() all arrays, in the order of pieces_of(). DataLossError: it has other bits.
     """
     found = fetch_numbers_of(arrays, spec, numbers.scaler)
     if found != numbers:
@@ -112,3 +118,4 @@ def check_copied(
                     f'the copy of job "{spec.job}" has other bits than the job in array {array} of'
                     f' parameter "{spec.parameters[index].name}": it is removed'
                 )
+        yield

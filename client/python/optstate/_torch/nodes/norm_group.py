@@ -5,6 +5,9 @@ They take each step together, as nodes do that hold different parameters: all pr
 sums of squares are added, each daemon notes the norm, and then all commit. So a step is taken by
 all jobs or by none, whoever dies when, and a job that skips a step has all skip it. What attaches
 settles all jobs together, by the rules of resolution.py.
+
+A job whose nodes all hold the same (across_nodes="replicated") is copied to one of them that lacks
+it, by its own ranks, while those of the other jobs wait.
 """
 
 from __future__ import annotations
@@ -61,8 +64,9 @@ class NormGroup(NodeAgreement):
         # The first node of the job that holds the same, as a rank of norm_group.
         kind = 0 if kinds is None else kinds[places.node_of[places.rank]]
         place_in_job = places.first_ranks[kind]
-        found = ranks.gather((place_in_job, sorted(duplicates), sorted(shapes)))
-        _check_duplicates(members, [each[1:] for each in found])
+        can_be_copied = of_job._copies is not None
+        found = ranks.gather((place_in_job, sorted(duplicates), sorted(shapes), can_be_copied))
+        _check_duplicates(members, [each[1:3] for each in found])
         rank_at = {
             (job, place): rank
             for rank, (job, place) in enumerate(zip(members.job_numbers, members.places_in_job))
@@ -75,6 +79,10 @@ class NormGroup(NodeAgreement):
         self._jobs_of_votes: Sequence[Hashable] = members.job_numbers
         self._jobs = [members.job_numbers[rank] for rank in here.first_ranks]
         self._of_job = of_job
+        # The units of this rank's job, in the order of its nodes.
+        of_nodes = [rank_at[(members.job_numbers[ranks.rank], r)] for r in places.first_ranks]
+        self._units = [unit_of[rank] for rank in of_nodes]
+        self._can_be_copied = [found[rank][3] for rank in here.first_ranks]
         self._is_on_several_nodes = places.several
         self._duplicates = frozenset(duplicates)
         self._has_duplicates = any(each[1] for each in found)
@@ -146,7 +154,9 @@ class NormGroup(NodeAgreement):
     def _positions(self, spec: SessionSpec) -> list[Position | None]:
         # An embedded daemon begins with the session.
         is_new = (spec.endpoint or os.environ.get("OPTSTATE_ENDPOINT")) == "embedded"
-        return self.on_first(lambda: None if is_new else position_of(spec))
+        copies = self._of_job._copies
+        ask = position_of if copies is None else copies.position
+        return self.on_first(lambda: None if is_new else ask(spec))
 
     def _clip_numbers(self) -> list[int]:
         return [self._clip_options]
@@ -155,7 +165,53 @@ class NormGroup(NodeAgreement):
         return resolution.decide(votes, self._kinds_of_votes, self._jobs_of_votes)
 
     def _resolve(self, positions: Sequence[Position | None]) -> dict[int, Verdict]:
-        return resolution.resolve(positions, self._places.nodes, self._kinds, self._jobs)
+        # A unit that gets its job from another one takes part when it has it.
+        assert self._kinds is not None
+        kinds = self._kinds
+        had = {kind for kind, position in zip(kinds, positions) if position is not None}
+        there = [
+            unit
+            for unit, position in enumerate(positions)
+            if position is not None or not (self._can_be_copied[unit] and kinds[unit] in had)
+        ]
+        verdicts = resolution.resolve(
+            [positions[unit] for unit in there],
+            [self._places.nodes[unit] for unit in there],
+            [kinds[unit] for unit in there],
+            [self._jobs[unit] for unit in there],
+        )
+        return {there[place]: verdict for place, verdict in verdicts.items()}
+
+    def _give(self, spec: SessionSpec, positions: Sequence[Position | None]) -> bool:
+        copies = self._of_job._copies
+        work = None
+        if copies is not None:
+            work = copies.giving(spec, [positions[unit] for unit in self._units])
+        if not self._ranks.any(work is not None):
+            return False
+        error: Exception | None = None
+        try:
+            is_over = False
+            while not is_over:
+                left = 0
+                try:
+                    if work is not None:
+                        next(work)
+                        left = 1
+                except StopIteration:
+                    work = None
+                except Exception as failure:
+                    error, left = failure, -1
+                everyones = [of_rank[0] for of_rank in self._ranks.gather_numbers([left])]
+                is_over = min(everyones) < 0 or not any(everyones)
+        finally:
+            if work is not None:
+                work.close()  # some other job was not copied, so that none is
+        self.agree(error)
+        return True
+
+    def _note_step(self) -> None:
+        self._of_job._note_step()
 
 
 def _check_duplicates(

@@ -132,7 +132,11 @@ def resolve(
         verdicts[node] = Verdict.SKIP if was_skipped else _commit(prepared, is_split)
     if behind:
         return verdicts
-    if any(p.committed.digest != ahead[kind].digest for kind, p in zip(kinds, there)):
+    # A step that only some of the nodes that hold the same have skipped is of several runs.
+    if any(
+        (p.committed.digest, p.committed.found_inf) != (ahead[kind].digest, ahead[kind].found_inf)
+        for kind, p in zip(kinds, there)
+    ):
         raise Unresolvable(_describe(there, positions, names, latest))
     # All nodes take a step in two phases and skip it alike, or these are jobs of several runs.
     if len({(step.digest == 0, step.found_inf) for step in ahead.values()}) > 1:

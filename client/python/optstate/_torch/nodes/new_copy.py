@@ -1,0 +1,240 @@
+"""The copy of a job that the first rank of a node makes; copying.py says which, and of what."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from optstate import _native, errors
+from optstate._torch.nodes.copied_state import (
+    Numbers,
+    Piece,
+    checked,
+    load_numbers,
+    split,
+)
+from optstate._torch.nodes.copy_note import (
+    CopyNote,
+    delete_job,
+    has_nothing,
+    made_at,
+    read_note,
+    remove_note,
+    write_note,
+)
+from optstate._torch.nodes.eight_bits import restore_scales
+from optstate._torch.nodes.positions import position_of
+from optstate._torch.optimizer_info import by_kind
+from optstate._torch.state.arrays import ArrayTransfer
+from optstate.session import Session
+from optstate.session_spec import LossScaler, LossScalerState, SessionSpec
+
+# Limits of a loss scaler: with them it keeps its scale through steps that are skipped.
+_HYSTERESIS_MAX = (1 << 24) - 1
+_GROWTH_INTERVAL_MAX = (1 << 32) - 1
+
+
+class NewCopy:
+    """A copy that is being made: begin(), take() each piece, finish_load(), then check() and
+    take_steps() until nothing is left, end(). undo() at any time instead.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, spec: SessionSpec, note: CopyNote, numbers: Numbers) -> None:
+        """spec: of this rank's session, which the copy is made without. note: its aim.
+
+        UnimplementedError: no steps bring a loss scaler to where the job's is."""
+        # Ranks of which none is attached may have other numbers of them than the job.
+        self._spec = dataclasses.replace(
+            spec, rank=0, world_size=1, local_world_size=1, two_phase=False
+        )
+        self._note = note
+        self._numbers = numbers
+        self._session: Session | None = None
+        self._has_made = False
+        self._made_at: str | None = None
+        self._unchecked: Iterator[None] = iter(())
+        # The last steps, which bring the loss scaler to where the job's is.
+        self._last_skipped, self._last_good = last_steps(spec, numbers.scaler, note.step)
+        self._steps_left = note.step
+        self._groups = _hyperparams(spec)
+
+    @property
+    def _last(self) -> int:
+        return self._last_skipped + self._last_good
+
+    def begin(self) -> None:
+        """Makes the job and its note, and begins to load it.
+
+        FailedPreconditionError: there is such a job by now, or ranks are attached to one that has
+        nothing.
+        """
+        spec, scaler = self._spec, self._spec.loss_scaler
+        if self._numbers.scaler is not None:
+            assert scaler is not None
+            scale = self._numbers.scaler.loss_scale
+            spec = dataclasses.replace(
+                spec,
+                loss_scaler=_idle(scaler),
+                loss_scaler_state=LossScalerState(scale, 0, _HYSTERESIS_MAX),
+            )
+        position = position_of(spec)
+        if position is not None and has_nothing(position):
+            delete_job(spec, spec.job)
+        # The one script that makes the job is the one that copies it.
+        self._session = Session.open(spec)
+        if not self._session.created:
+            raise errors.FailedPreconditionError(
+                f'job "{spec.job}" was made by another script while it was to be copied to this'
+                " node: end that one, and start the ranks of all nodes again"
+            )
+        self._has_made = True
+        self._write_note()
+        self._arrays = ArrayTransfer(self._session, self._spec.parameters)
+        self._session.begin_load()
+
+    def _write_note(self) -> None:
+        self._made_at = made_at(self._spec)
+        if self._made_at is None:
+            raise errors.UnavailableError(
+                f'job "{self._spec.job}" was deleted while it was copied to this node: start the'
+                " ranks again"
+            )
+        self._note = self._note._replace(made_at=self._made_at)
+        remove_note(self._spec)  # about a copy that is gone
+        write_note(self._spec, self._note)
+
+    def take(self, piece: Piece, flat: torch.Tensor) -> None:
+        """Loads a piece; flat has its arrays one after the other, and is changed."""
+        has_codes = self._spec.state_format == _native.STATE_FORMATS["dynamic8"]
+        for (array, index, _), value in zip(piece, split(piece, flat)):
+            if has_codes and array != _native.MASTER:
+                restore_scales(value)
+            self._arrays.load_array(array, index, value)
+        self._arrays.flush_loads()
+
+    def finish_load(self, sums: Sequence[int]) -> None:
+        """Makes what was loaded the job's state. sums: of the arrays' bits, in the order of
+        pieces_of(), where they came from."""
+        load_numbers(self._arrays, self._numbers)
+        self._arrays.flush_loads()
+        self._attached().finish_load()
+        self._unchecked = self._checking(sums)
+
+    def _checking(self, sums: Sequence[int]) -> Iterator[None]:
+        yield from checked(self._arrays, self._spec, self._numbers, sums)
+        session = self._attached()
+        for _ in range(self._note.loads_finished - 1):
+            session.begin_load()
+            session.finish_load()
+            yield
+
+    def check(self, within_s: float) -> int:
+        """Compares the state with its sums, for about this time; returns whether some is left.
+
+        DataLossError: it has other bits.
+        """
+        until = time.monotonic() + within_s
+        for _ in self._unchecked:
+            if time.monotonic() >= until:
+                return 1
+        return 0
+
+    def take_steps(self, within_s: float) -> int:
+        """Takes steps for about this time; returns how many are left."""
+        until = time.monotonic() + within_s
+        while self._steps_left and time.monotonic() < until:
+            if self._steps_left == self._last and self._numbers.scaler is not None:
+                self._scale_as_the_job()
+            session = self._attached()
+            is_good = self._steps_left <= self._last_good
+            session.commit(session.committed_step + 1, self._groups, found_inf=not is_good)
+            self._steps_left -= 1
+        return self._steps_left
+
+    def end(self) -> None:
+        """Leaves the copy, which is whole.
+
+        DataLossError: it is not where the job is."""
+        session = self._attached()
+        if self._last and self._numbers.scaler is not None:
+            found = session.loss_scaler_state()
+            if found != self._numbers.scaler:
+                raise errors.DataLossError(
+                    f'the loss scaler of the copy of job "{self._spec.job}" is at {found}, that of'
+                    f" the job at {self._numbers.scaler}: the copy is removed"
+                )
+        assert session.committed_step == self._note.step
+        self.close()
+
+    def undo(self) -> None:
+        """Removes what was made of the copy, as far as its daemon answers; the note has the next
+        trainer remove the rest. What another script has made meanwhile stays."""
+        with contextlib.suppress(errors.OptstateError):
+            self.close()
+            if not self._has_made:
+                return
+            if self._made_at is None or made_at(self._spec) == self._made_at:
+                delete_job(self._spec, self._spec.job)
+            if read_note(self._spec) == self._note:
+                remove_note(self._spec)
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._session = None
+
+    def _attached(self) -> Session:
+        assert self._session is not None
+        return self._session
+
+    def _scale_as_the_job(self) -> None:
+        """Attaches with the job's own loss scaler, which keeps the scale that the copy has."""
+        self.close()
+        self._session = Session.open(dataclasses.replace(self._spec, loss_scaler_state=None))
+
+
+def _idle(scaler: LossScaler) -> LossScaler:
+    """Returns a scaler whose scale no skipped step changes, and that another one replaces which
+    then keeps the scale."""
+    return dataclasses.replace(
+        scaler, hysteresis=_HYSTERESIS_MAX, growth_interval=_GROWTH_INTERVAL_MAX
+    )
+
+
+def last_steps(
+    spec: SessionSpec, state: LossScalerState | None, step_count: int
+) -> tuple[int, int]:
+    """Returns how many skipped steps, and then good ones, bring a scaler that has just been given
+    its scale to this state."""
+    scaler = spec.loss_scaler
+    if scaler is None or not scaler.dynamic:
+        return 0, 0
+    if state is None:
+        raise errors.UnimplementedError(
+            f'the daemon that has job "{spec.job}" does not say where its loss scaler is, so that'
+            " the job cannot be copied to another node: upgrade optstated on all nodes"
+        )
+    skipped, good = scaler.hysteresis - state.hysteresis_left, state.good_steps
+    if skipped < 0 or skipped + good > step_count or step_count - skipped - good >= _HYSTERESIS_MAX:
+        raise errors.UnimplementedError(
+            f'the loss scaler of job "{spec.job}" is at {state} after {step_count} steps, to where'
+            " steps alone do not bring it, so that the job cannot be copied to another node: delete"
+            " the job on all nodes (optctl delete job) and begin it again from a checkpoint"
+        )
+    return skipped, good
+
+
+def _hyperparams(spec: SessionSpec) -> ctypes.Array:
+    """Returns valid hyperparameters for steps that update nothing."""
+    defaults = by_kind(spec.optimizer).defaults
+    groups = _native.array_of(_native.Hyperparams, len(spec.group_options))
+    for group in groups:
+        group.value[: len(defaults)] = defaults
+    return groups
