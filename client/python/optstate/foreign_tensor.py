@@ -154,7 +154,8 @@ def check_writable(tensor: ForeignTensor, what: str) -> None:
         raise errors.InvalidArgumentError(
             f"{what} gives a copy of its memory by __dlpack__(): values would be lost with it"
         )
-    if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.strides)):
+    repeats = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.strides))
+    if tensor.numel and repeats:
         raise errors.InvalidArgumentError(
             f"{what} has several elements in one place (strides {tensor.strides}): values cannot"
             " be written to it"
