@@ -113,13 +113,20 @@ def fraction_in_force(daemon, job):
 def test_a_job_gets_the_fastest_and_keeps_its_bits(device_daemon, monkeypatch, caplog, options):
     caplog.set_level(logging.INFO, logger="optstate")
     job = f"auto-{len(options)}"
-    tried = []
+    in_force, measured = [], []
+    set_fraction = offload.set_fraction
+
+    def noting(attachment, fraction):
+        set_fraction(attachment, fraction)
+        in_force.append(fraction_in_force(device_daemon, job))
+        assert in_force[-1] == fraction
 
     def update_seconds(_):
         # A device twice as fast as the CPU, behind a slow link.
-        tried.append(fraction_in_force(device_daemon, job))
-        return shared(1.0, 0.5, overhead=0.1)(tried[-1])
+        measured.append(in_force[-1])
+        return shared(1.0, 0.5, overhead=0.1)(in_force[-1])
 
+    monkeypatch.setattr(offload, "set_fraction", noting)
     monkeypatch.setattr(offload, "update_seconds", update_seconds)
     ours, others = model_of(), model_of()
     tuned = optstate.AdamW(
@@ -136,8 +143,8 @@ def test_a_job_gets_the_fastest_and_keeps_its_bits(device_daemon, monkeypatch, c
         train(ours, tuned, range(step, step + 1))
         train(others, plain, range(step, step + 1))
         assert same(ours, others)
-    assert fraction_in_force(device_daemon, job) == pytest.approx(0.333, abs=0.03)
-    assert len(set(tried)) > 3 and len(tried) <= STEPS_MAX  # it has stopped looking
+    assert in_force[-1] == pytest.approx(0.333, abs=0.03)
+    assert len(set(in_force)) > 3 and len(measured) <= STEPS_MAX  # it has stopped looking
     (found,) = (each for each in caplog.messages if "is the fastest of" in each)
     assert f'job "{job}"' in found and "the CPU alone takes 1000 ms" in found
     tuned.close()
