@@ -188,8 +188,8 @@ OPTSTATE_OP void StoreHalfStates(const TileElements& tile, int array, size_t i,
   StoreVector(halves, static_cast<uint16_t*>(tile.state[array]) + i);
 }
 
-// Stores all states of a rule. Random bits, which take a GPU as much time as
-// the rule itself, are drawn once for the two arrays of a stream.
+// Stores all states of a rule. Random bits are most of what a store of halves
+// computes, so they are drawn once for the two arrays of a stream.
 template <class Rule>
 OPTSTATE_OP void StoreStates(const TileElements& tile, size_t i,
                              const Lanes& state0, const Lanes& state1,
