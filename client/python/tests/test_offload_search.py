@@ -126,8 +126,6 @@ def test_a_job_gets_the_fastest_and_keeps_its_bits(device_daemon, monkeypatch, c
         measured.append(in_force[-1])
         return shared(1.0, 0.5, overhead=0.1)(in_force[-1])
 
-    monkeypatch.setattr(offload, "set_fraction", noting)
-    monkeypatch.setattr(offload, "update_seconds", update_seconds)
     ours, others = model_of(), model_of()
     tuned = optstate.AdamW(
         ours.parameters(),
@@ -139,6 +137,9 @@ def test_a_job_gets_the_fastest_and_keeps_its_bits(device_daemon, monkeypatch, c
         **options,
     )
     plain = optstate.AdamW(others.parameters(), lr=0.01, endpoint=device_daemon.shm)
+    # The class of the optimizer, which is imported when it is first asked for, has its own.
+    monkeypatch.setattr(offload, "set_fraction", noting)
+    monkeypatch.setattr(offload, "update_seconds", update_seconds)
     for step in range(STEPS_MAX + 2):
         train(ours, tuned, range(step, step + 1))
         train(others, plain, range(step, step + 1))
