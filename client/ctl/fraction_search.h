@@ -19,8 +19,8 @@ namespace optstate::ctl {
 // The search of the Python package (fraction_search.py) is the same.
 class FractionSearch {
  public:
-  // Of the steps with a fraction the first one fills buffers and moves records,
-  // and does not count; of the others the fastest does.
+  // The first step with a fraction fills buffers and moves records, and does
+  // not count. The fastest of those behind it does.
   static constexpr size_t kSettlingSteps = 1;
   static constexpr size_t kMeasuredSteps = 2;
   static constexpr size_t kTriedMax = 12;

@@ -70,7 +70,7 @@ TEST(FractionSearchTest, TheCpuAloneStaysWhereNothingIsGained) {
 TEST(FractionSearchTest, DisturbedStepsDoNotCount) {
   size_t steps = 0;
   const FractionSearch search = Searched([&](double fraction) {
-    // Of three steps with a fraction the first and the second take longer.
+    // The first and the second of three steps with a fraction take longer.
     return ++steps % 3 == 0 ? Shared(1, 0)(fraction) : 50;
   });
   EXPECT_NEAR(search.fraction(), 0.5, 0.03);

@@ -55,9 +55,7 @@ def storage(
     )
 
 
-def _first_fraction(
-    fraction: float | str | None, device_budget: int | str | None
-) -> float | None:
+def _first_fraction(fraction: float | str | None, device_budget: int | str | None) -> float | None:
     """Returns the fraction that a new job begins with; None: 1, or what a job has."""
     if fraction == "auto":
         # Records stay on devices that update something.
