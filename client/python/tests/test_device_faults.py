@@ -222,8 +222,8 @@ def test_construction_has_no_whole_parameter_in_memory(daemon, job):
 
 @pytest.mark.parametrize("how", ["reload_states", "load_state_dict"])
 def test_a_reload_does_not_synchronise_the_device(seed, sleep_daemon, job, how):
-    """What wakes a job compares its parameters with the device's, and waits for these copies alone,
-    not for those of parameters that it starts; loading state waits for nothing."""
+    """Waking a job compares its parameters with the device's, and waits for these copies alone, not
+    for those of parameters that it starts; loading state waits for nothing."""
 
     def reloaded(device):
         def train_it(model, optimizer):

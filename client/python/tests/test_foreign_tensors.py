@@ -34,7 +34,7 @@ class OnlyDlpack:
 
 
 class OlderDlpack(OnlyDlpack):
-    """The same from before DLPack 1, without a version and flags."""
+    """An object from before DLPack 1, without a version and flags."""
 
     def __dlpack__(self):
         return self.tensor.__dlpack__()
@@ -58,7 +58,7 @@ class OnCuda:
 
 
 class DlpackOnCuda:
-    """The same with DLPack, whose capsule is not to be asked for where nothing can take it."""
+    """Such a tensor with DLPack, whose capsule is not asked for where nothing can take it."""
 
     def __dlpack__(self, **_):
         raise BufferError("there is no such device")
