@@ -108,7 +108,7 @@ absl::Status SetOffloadFraction(absl::string_view value,
     return absl::InvalidArgumentError(
         absl::StrCat("offload_fraction is \"", value,
                      "\": give the part of the elements that the CPU updates, "
-                     "from 0 to 1"));
+                     "from 0 to 1; or auto, by itself"));
   }
   request->set_offload_fraction(fraction);
   return absl::OkStatus();

@@ -1,8 +1,10 @@
 // optctl describe device and get devices, against real daemons with emulated
 // devices and without any.
 
+#include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -83,6 +85,32 @@ TEST_F(OptctlDeviceTest, WhatChangesWhileItTrainsIsSeen) {
   EXPECT_EQ(Devices().devices(0).jobs(0).offload_fraction(), 0.5);
   ASSERT_EQ(Optctl("set job gpt offload_fraction=1").exit_code, kExitOk);
   EXPECT_EQ(Devices().devices(0).jobs_size(), 0) << "the buffers are freed";
+}
+
+TEST_F(OptctlDeviceTest, AutoTriesFractionsWhileItTrains) {
+  const auto session = Train("gpt");
+  std::atomic<bool> has_ended = false;
+  std::thread trainer([&] {
+    for (uint64_t step = 2; !has_ended; ++step) {
+      EXPECT_TRUE(Step(*session, step).ok()) << step;
+    }
+  });
+  const Ran ran = Optctl("set job gpt offload_fraction=auto");
+  has_ended = true;
+  trainer.join();
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
+  EXPECT_TRUE(absl::StrContains(ran.output, " is the fastest of "))
+      << ran.output;
+  EXPECT_TRUE(absl::StrContains(ran.output, "% by devices")) << ran.output;
+}
+
+TEST_F(OptctlDeviceTest, AutoIsSetByItselfAndNeedsADevice) {
+  const auto session = Train("gpt");
+  const Ran both = Optctl("set job gpt offload_fraction=auto device_budget=0");
+  EXPECT_EQ(both.exit_code, kExitUsage) << both.output;
+  EXPECT_TRUE(absl::StrContains(both.output, "by itself")) << both.output;
+  const Ran unknown = Optctl("set job nobody offload_fraction=auto");
+  EXPECT_EQ(unknown.exit_code, kExitNotFound) << unknown.output;
 }
 
 TEST_F(OptctlDeviceTest, RecordsMayStayThere) {

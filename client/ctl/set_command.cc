@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <memory>
@@ -7,9 +8,13 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "client/ctl/access_settings.h"
 #include "client/ctl/command.h"
+#include "client/ctl/fraction_search.h"
+#include "client/ctl/interrupt.h"
 #include "client/ctl/job_settings.h"
+#include "client/ctl/offload_search.h"
 #include "client/ctl/progress_line.h"
 #include "proto/types/status_macros.h"
 
@@ -18,6 +23,12 @@ namespace {
 
 // Interval at which optctl asks how far records have been written anew.
 constexpr auto kLookInterval = std::chrono::milliseconds(200);
+
+// Interval at which optctl asks whether a job has taken a step.
+constexpr absl::Duration kStepInterval = absl::Milliseconds(50);
+
+// Has optctl find the fraction by measurement.
+constexpr char kAutoOffload[] = "offload_fraction=auto";
 
 // Says what becomes of a change of which optctl has heard nothing for too long.
 absl::Status WithRest(const std::string& name, const absl::Status& status) {
@@ -111,8 +122,42 @@ absl::Status SetAccess(const Context& context, const std::string& name,
       absl::StrCat("job ", name, ": ", AccessText(request.access()), "\n"));
 }
 
+// Tries fractions while the job trains, shows how far that is, and leaves the
+// fastest one set.
+absl::Status TuneOffload(const Context& context, const std::string& name) {
+  OPTSTATE_ASSIGN_OR_RETURN(const Interrupt interrupt, Interrupt::Install());
+  OPTSTATE_ASSIGN_OR_RETURN(const auto client, context.Connect());
+  ProgressLine line(context.machine_readable());
+  v1::SetJobReply reply;
+  OffloadControls controls;
+  controls.look = [&] { return client->GetJob(name, /*memory=*/false); };
+  controls.set = [&](double fraction) -> absl::Status {
+    v1::SetJobRequest request;
+    request.set_name(name);
+    request.set_offload_fraction(fraction);
+    OPTSTATE_ASSIGN_OR_RETURN(reply, client->SetJob(request));
+    return absl::OkStatus();
+  };
+  controls.await = [&] { return interrupt.Await(kStepInterval); };
+  controls.show = [&](const std::string& text) { line.Show("", text); };
+  const absl::StatusOr<FractionSearch> found = SearchOffload(name, controls);
+  OPTSTATE_RETURN_IF_ERROR(line.End(""));
+  OPTSTATE_RETURN_IF_ERROR(found.status());
+  return PrintDone(context, reply,
+                   absl::StrCat("job ", name, ": ", OffloadSearchText(*found),
+                                "; ", JobSettingsText(reply), "\n"));
+}
+
 absl::Status Run(const Context& context, const std::string& name,
                  const std::vector<std::string>& settings) {
+  if (std::find(settings.begin(), settings.end(), kAutoOffload) !=
+      settings.end()) {
+    if (settings.size() == 1) return TuneOffload(context, name);
+    return absl::InvalidArgumentError(
+        absl::StrCat(kAutoOffload,
+                     " takes many steps, and is set by itself: set the others "
+                     "before or after it"));
+  }
   OPTSTATE_ASSIGN_OR_RETURN(const std::optional<AccessChange> access,
                             ParseAccessChange(settings));
   if (access.has_value()) return SetAccess(context, name, *access);
@@ -135,7 +180,8 @@ void AddSetCommand(CLI::App& app, Context& context) {
       "host_budget=8GiB: memory for the records of a job on disk; "
       "durability=\"every 50\": how often a durable job is made durable; "
       "offload_fraction=0.3: the part of the elements that the CPU updates, "
-      "the daemon's devices the others; "
+      "the daemon's devices the others; by itself offload_fraction=auto: tries "
+      "some while the job trains, and keeps the fastest (Ctrl-C: so far); "
       "device_budget=8GiB: the memory of each device for records that stay "
       "there, 0 for none; "
       "directory_weights=3,1 or auto: which part of the records each of the "

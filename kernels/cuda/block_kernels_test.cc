@@ -85,6 +85,23 @@ TEST_P(BlockUpdateTest, IsWhatEveryTargetDoes) {
   }
 }
 
+// Within one vector the flat position passes a multiple of 2^32, from where on
+// random bits have another key.
+TEST_P(BlockUpdateTest, LanesOfAVectorHaveTheirOwnKeys) {
+  const UpdateKernelKey& key = GetParam();
+  std::mt19937 random(TestSeed());
+  const UpdateFactors factors = cpu::FirstFactors(key);
+  constexpr uint64_t kBegin = kFlatBegin - 1;
+  static_assert(kBegin % scalar::kVectorElements != 0);
+  const auto elements = cpu::RandomElements(1000, &random);
+  EXPECT_EQ(cpu::Apply({.target = cpu::PlainTarget(),
+                        .flat_begin = kBegin,
+                        .apply = &ApplyVectors<Order::kUp, 4096>},
+                       key, factors, elements),
+            cpu::Apply({.target = cpu::PlainTarget(), .flat_begin = kBegin},
+                       key, factors, elements));
+}
+
 INSTANTIATE_TEST_SUITE_P(Keys, BlockUpdateTest,
                          testing::ValuesIn(cpu::AllKeys()),
                          [](const auto& key) {

@@ -155,19 +155,69 @@ OPTSTATE_OP void LoadStates(const TileElements& tile, int array, size_t i,
   LoadLanes<DType::kBFloat16>(tile.state[array], i, state);
 }
 
-OPTSTATE_OP void StoreStates(const TileElements& tile, int array, size_t i,
-                             const Lanes& state) {
-  if (tile.state_format == StateFormat::kFloat32) {
-    return StoreLanes<DType::kFloat32>(state, tile.state[array], i);
+// The random bits of the lanes in one stream.
+using LaneBits = uint32_t[kVectorElements];
+
+OPTSTATE_OP void DrawLanes(const TileElements& tile, int stream, size_t i,
+                           LaneBits& bits) {
+  const ops::FloatTag d;
+  const uint64_t flat = tile.flat + i;
+  if (OPTSTATE_UNLIKELY(flat >> 32 != (flat + kVectorElements - 1) >> 32)) {
+    for (uint64_t k = 0; k < kVectorElements; ++k) {
+      bits[k] = RandomVector(d, tile.random, stream, flat + k);
+    }
+    return;
   }
+  // All lanes have one key.
+  const RandomKey key =
+      tile.random.key[stream][flat >> 32 != tile.random.high ? 1 : 0];
+  const auto low = static_cast<uint32_t>(flat);
+  for (uint64_t k = 0; k < kVectorElements; ++k) {
+    bits[k] = MixBits(ops::RebindToUnsigned<ops::FloatTag>(),
+                      low + static_cast<uint32_t>(k), key.first, key.second);
+  }
+}
+
+OPTSTATE_OP void StoreHalfStates(const TileElements& tile, int array, size_t i,
+                                 const Lanes& state, const LaneBits& bits) {
   const ops::FloatTag d;
   VectorOf<uint16_t> halves;
   for (uint64_t k = 0; k < kVectorElements; ++k) {
-    const uint32_t bits =
-        RandomVector(d, tile.random, RandomStreamOf(array), tile.flat + i + k);
-    StoreRounded(d, state[k], bits, array, halves.lane + k);
+    StoreRounded(d, state[k], bits[k], array, halves.lane + k);
   }
   StoreVector(halves, static_cast<uint16_t*>(tile.state[array]) + i);
+}
+
+// Stores all states of a rule. Random bits are most of what a store of halves
+// computes, so they are drawn once for the two arrays of a stream.
+template <class Rule>
+OPTSTATE_OP void StoreStates(const TileElements& tile, size_t i,
+                             const Lanes& state0, const Lanes& state1,
+                             const Lanes& state2) {
+  if (tile.state_format == StateFormat::kFloat32) {
+    if constexpr (HasState<Rule>(0)) {
+      StoreLanes<DType::kFloat32>(state0, tile.state[0], i);
+    }
+    if constexpr (HasState<Rule>(1)) {
+      StoreLanes<DType::kFloat32>(state1, tile.state[1], i);
+    }
+    if constexpr (HasState<Rule>(2)) {
+      StoreLanes<DType::kFloat32>(state2, tile.state[2], i);
+    }
+    return;
+  }
+  if constexpr (HasState<Rule>(0) || HasState<Rule>(1)) {
+    static_assert(RandomStreamOf(0) == RandomStreamOf(1));
+    LaneBits bits;
+    DrawLanes(tile, RandomStreamOf(0), i, bits);
+    if constexpr (HasState<Rule>(0)) StoreHalfStates(tile, 0, i, state0, bits);
+    if constexpr (HasState<Rule>(1)) StoreHalfStates(tile, 1, i, state1, bits);
+  }
+  if constexpr (HasState<Rule>(2)) {
+    LaneBits bits;
+    DrawLanes(tile, RandomStreamOf(2), i, bits);
+    StoreHalfStates(tile, 2, i, state2, bits);
+  }
 }
 
 OPTSTATE_OP bool IsAligned(const void* array, uint64_t bytes) {
@@ -219,9 +269,7 @@ OPTSTATE_OP void UpdateVector(const GradientScale& scale, const Rule& rule,
                         state0[k], state1[k], state2[k]);
   }
   StoreMasters(tile, i, master);
-  if constexpr (HasState<Rule>(0)) StoreStates(tile, 0, i, state0);
-  if constexpr (HasState<Rule>(1)) StoreStates(tile, 1, i, state1);
-  if constexpr (HasState<Rule>(2)) StoreStates(tile, 2, i, state2);
+  StoreStates<Rule>(tile, i, state0, state1, state2);
 }
 
 }  // namespace optstate::kernels::scalar

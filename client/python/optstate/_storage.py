@@ -32,7 +32,7 @@ def storage(
     host_budget: int | str | None,
     durability: str | None,
     sub_group_size: int | None,
-    offload_fraction: float | None = None,
+    offload_fraction: float | str | None = None,
     device_budget: int | str | None = None,
 ) -> Storage:
     """Converts the keyword arguments of an optimizer; ValueError names the wrong one."""
@@ -41,8 +41,7 @@ def storage(
     kind, steps, interval_ms = _durability(durability)
     if sub_group_size is not None and (sub_group_size <= 0 or sub_group_size % 4096):
         raise ValueError(f"Invalid sub_group_size: {sub_group_size} (a multiple of 4096)")
-    if offload_fraction is not None and not 0 <= offload_fraction <= 1:
-        raise ValueError(f"Invalid offload_fraction: {offload_fraction!r} (from 0 to 1)")
+    offload_fraction = _first_fraction(offload_fraction, device_budget)
     return Storage(
         placement=_PLACEMENTS[placement],
         durability=_DURABILITIES[kind],
@@ -54,6 +53,16 @@ def storage(
         offload_fraction=offload_fraction or 0.0,
         device_budget_bytes=bytes_of("device_budget", device_budget),
     )
+
+
+def _first_fraction(fraction: float | str | None, device_budget: int | str | None) -> float | None:
+    """Returns the fraction that a new job begins with; None: 1, or what a job has."""
+    if fraction == "auto":
+        # Records stay on devices that update something.
+        return None if device_budget is None else 0.5
+    if fraction is None or (not isinstance(fraction, str) and 0 <= fraction <= 1):
+        return fraction
+    raise ValueError(f'Invalid offload_fraction: {fraction!r} (from 0 to 1, or "auto")')
 
 
 def bytes_of(name: str, value: int | str | None) -> int:

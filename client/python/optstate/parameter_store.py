@@ -12,12 +12,14 @@ import torch
 from optstate import _native
 from optstate._access import access
 from optstate._storage import bytes_of, storage
+from optstate._torch.foreign import torch_tensor
 from optstate._torch.job.opening import private_name
 from optstate._torch.layer_hooks import LayerHooks
 from optstate._torch.layout import DTYPE_CODES
 from optstate._torch.optimizer_info import OptimizerInfo, hyperparams_of, infos, max_norm_of
 from optstate._torch.options import checked_norm_type, limit, master_format, state_format
 from optstate._torch.tensors import in_memory
+from optstate.foreign_tensor import offers_tensor
 from optstate.session import Session, StepOutcome
 from optstate.session_spec import LossScaler, ParameterSpec, SessionSpec
 
@@ -192,7 +194,7 @@ class ParameterStore:
         self._session.begin_load()
         for name, value in values.items() if isinstance(values, Mapping) else values:
             p = self._number(name)
-            tensor = self._checked(name, in_memory(torch.as_tensor(value)))
+            tensor = self._checked(name, in_memory(torch_tensor(value, f'the value of "{name}"')))
             code = DTYPE_CODES.get(tensor.dtype)
             if code is None:
                 raise TypeError(f'"{name}" is {tensor.dtype}: load float32, bfloat16 or float16')
@@ -204,8 +206,9 @@ class ParameterStore:
     def fetch(self, name: str, out: torch.Tensor | Any | None = None) -> torch.Tensor:
         """Returns a parameter at the committed step, in its own dtype.
 
-        `out`: a tensor of its shape, or a writable buffer of its bytes, which gets the values;
-        else a new tensor does.
+        `out`: a tensor of its shape, of torch or another library (see push()), or a writable
+        buffer of its bytes, which gets the values; else a new tensor does. A read-only tensor is
+        an InvalidArgumentError.
         """
         return self.fetch_many([name], None if out is None else [out])[0]
 
@@ -251,13 +254,17 @@ class ParameterStore:
         """Pushes the gradient of one parameter for the next step; the caller may reuse it.
 
         In any order, once a step; parameters without a gradient are left alone. A wrong shape
-        or dtype raises before anything is sent.
+        or dtype raises before anything is sent. `gradient`: a tensor of torch, or any object with
+        DLPack, ``__cuda_array_interface__`` or ``__array_interface__``, which is read where it is.
+        InvalidArgumentError: it cannot be, and why; UnimplementedError: it is on a device that
+        torch cannot reach.
         """
         p = self._number(name)
-        tensor = self._checked(name, in_memory(torch.as_tensor(gradient)))
+        what = f'the gradient of "{name}"'
+        tensor = self._checked(name, in_memory(torch_tensor(gradient, what)))
         dtype = self._dtypes[self._specs[p].gradient_dtype]
         if tensor.dtype is not dtype:
-            raise TypeError(f'the gradient of "{name}" is {tensor.dtype}, not {dtype}')
+            raise TypeError(f"{what} is {tensor.dtype}, not {dtype}")
         self._session.push_gradients(
             self.committed_step + 1,
             self._micro_step,
@@ -342,6 +349,12 @@ class ParameterStore:
         dtype = self._dtypes[spec.dtype]
         if out is None:
             return torch.empty(tuple(spec.shape), dtype=dtype)
+        if not isinstance(out, torch.Tensor) and offers_tensor(out):
+            out = torch_tensor(out, f'the place for "{spec.name}"', writable=True)
+            # A flat array, also one of bytes, is a buffer.
+            is_buffer = out.dim() == 1 and out.is_contiguous() and out.dtype in (dtype, torch.uint8)
+            if is_buffer and out.numel() * out.element_size() == spec.numel * dtype.itemsize:
+                out = out.view(dtype).view(tuple(spec.shape))
         if not isinstance(out, torch.Tensor):
             view = memoryview(out)
             if view.readonly or view.nbytes != spec.numel * dtype.itemsize:

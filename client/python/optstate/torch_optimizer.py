@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.join import Joinable
 
-from optstate import _optctl
 from optstate._access import access
 from optstate._storage import storage
 from optstate._torch.job.memory_use import MemoryUse, memory_use
@@ -22,6 +21,7 @@ from optstate._torch.layout import (
     refuse_sharding_optimizer,
 )
 from optstate._torch.nodes.norm_members import places_of_duplicates
+from optstate._torch.offload import OffloadTuner, set_fraction
 from optstate._torch.optimizer_info import hyperparams_of
 from optstate._torch.options import (
     Scalar,
@@ -155,7 +155,9 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
         offload_fraction: the part of the elements, from 0 to 1, that the CPU updates; the
             daemon's devices (``optstated --devices``) update the others, with the same bits.
             1 is the default. ``optctl set job NAME offload_fraction=0.3`` changes it while
-            training runs. FailedPreconditionError: the daemon has no device.
+            training runs. FailedPreconditionError: the daemon has no device. "auto": the first
+            rank of the node tries some during the first steps, keeps the one whose updates take
+            the least time, and logs it; without a device that is 1.
         device_budget: the memory of each of the daemon's devices, such as "8GiB", in which
             records of the share that devices update stay from step to step; only gradients
             and parameters are copied then. By default none. ``optctl set job NAME
@@ -248,7 +250,7 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
         host_budget: int | str | None = None,
         durability: str | None = None,
         sub_group_size: int | None = None,
-        offload_fraction: float | None = None,
+        offload_fraction: float | str | None = None,
         device_budget: int | str | None = None,
         speculative: bool = False,
         across_nodes: str | None = None,
@@ -286,6 +288,7 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
             across_nodes=across_nodes,
             in_norm_group=norm_group is not None,
             access=access(group, private, readers),
+            tunes_offload=offload_fraction == "auto",
         )
         refuse_sharding_optimizer()
         if isinstance(params, torch.nn.Module):
@@ -383,20 +386,21 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
         replaced = self._served.replaced
         return memory_use(attachment, 0 if replaced is None else replaced.held_bytes)
 
-    def set_offload_fraction(self, fraction: float) -> None:
+    def set_offload_fraction(self, fraction: float | str) -> None:
         """Changes offload_fraction, from the next step on, with the same bits; it is the job's,
-        so one rank calls this.
+        so one rank calls this. "auto": this rank searches for the fastest one in its next steps.
 
         Does what `optctl set job NAME offload_fraction=...` does, as the user who runs the
         script: the job's owner and the daemon's may. FailedPreconditionError: the daemon has no
-        device, or this user may not. InvalidArgumentError: the optimizer cannot be updated by
-        devices, or the fraction is 1 and the job has a device_budget.
+        device, or this user may not. UnimplementedError: devices cannot update the optimizer.
         """
-        storage(None, None, None, None, fraction)  # raises ValueError
-        session = self._served.attached().session
-        session.refuse_fork()
-        value = f"offload_fraction={float(fraction)!r}"
-        _optctl.change(session.endpoint, "set", "job", self._served.attached().job, value)
+        attachment = self._served.attached()
+        tunes = isinstance(fraction, str) and fraction == "auto"
+        if not tunes:
+            set_fraction(attachment, fraction)
+        served = self._served
+        served.settings = dataclasses.replace(served.settings, tunes_offload=tunes)
+        attachment.tuner = OffloadTuner() if tunes else None
 
     # Methods that attach and detach.
 

@@ -22,7 +22,8 @@ class Cuda final : public DeviceKernels {
       return absl::OkStatus();
     }
     return absl::UnimplementedError(absl::StrCat(
-        "no device has a kernel of the optimizer ", InfoOf(kind).name));
+        "no device has a kernel of the optimizer ", InfoOf(kind).name,
+        ", which needs whole parameters: the CPU alone updates them"));
   }
 
   absl::Status Update(OptimizerKind kind, uint32_t options,

@@ -14,6 +14,10 @@ import torch
 from optstate import _native
 from optstate._torch.device.backends import backend_of, to_list
 
+# Optimizers that update no element without the rest of its parameter; devices have no kernels of
+# them.
+WHOLE_PARAMETER_OPTIMIZERS = frozenset({"adafactor", "lamb", "muon"})
+
 _ADJUST_LR = {None: 0, "original": 0, "match_rms_adamw": 1, "spectral_unclamped": 2}
 
 

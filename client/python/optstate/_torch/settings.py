@@ -50,6 +50,7 @@ class Settings:
     # Places, in the order of all parameters, of those that another job of norm_group counts.
     norm_duplicates: frozenset[int] = frozenset()
     access: Access | None = None
+    tunes_offload: bool = False  # finds the fastest offload_fraction by measurement
 
     def __post_init__(self) -> None:
         if self.across_nodes not in (None, "replicated", "sharded"):
@@ -90,6 +91,11 @@ class Settings:
             raise ValueError(
                 f"accumulate_dtype={self.accumulate_dtype!r} needs accumulate=True: without it"
                 " there is nothing that it would be of"
+            )
+        if self.tunes_offload and self.speculative:
+            raise ValueError(
+                'offload_fraction="auto" compares the times of whole updates, and with'
+                " speculative=True parts of them are taken during backward(): give a number"
             )
         if self.loss_scaler is not None and not isinstance(self.loss_scaler, LossScaler):
             raise TypeError(f"loss_scaler is {self.loss_scaler!r}, not an optstate.LossScaler")

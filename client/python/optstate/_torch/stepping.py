@@ -138,6 +138,8 @@ class Stepping(Joining):
                 attachment.parameters.read(without_gradient=idle, but_direct=overlap)
                 attachment.spread()
             attachment.committing = None
+        if attachment.tuner is not None:
+            attachment.tuner.note(attachment, outcome)
         return loss
 
     def _push_and_commit(

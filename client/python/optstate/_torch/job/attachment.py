@@ -23,6 +23,7 @@ from optstate._torch.layout import optimizer_info, parameter_specs
 from optstate._torch.names import quoted
 from optstate._torch.nodes.norm_members import NormMembers
 from optstate._torch.nodes.together import raised_on_all
+from optstate._torch.offload import OffloadTuner
 from optstate._torch.optimizer_info import by_kind
 from optstate._torch.parameters.memory import Trained
 from optstate._torch.parameters.parameters import Parameters
@@ -156,6 +157,9 @@ class Attachment:
         self.broken_load: str | None = None
         # The step whose commit has begun, until its parameters are read back.
         self.committing: int | None = None
+        # The rank that looks for the fastest offload_fraction of its node's job has one.
+        tunes = settings.tunes_offload and self._spec.rank == 0
+        self.tuner = OffloadTuner() if tunes else None
 
     def map_views(self) -> dict[int, torch.Tensor]:
         """Makes parameters views of the daemon's memory, where possible. Returns the replaced
