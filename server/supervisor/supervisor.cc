@@ -61,7 +61,7 @@ void Supervisor::Start() {
   }
   spdlog::info("jobs share the cores by {}", shares_.description());
   for (const auto& [name, uid] : registry_.jobs()) {
-    audience_.Begin(name, uid, registry_.AccessOf(name).access);
+    BeginAudience(name, uid);
     if (registry_.SleepFolder(name).empty()) {
       StartHost(name, uid);
     } else {
