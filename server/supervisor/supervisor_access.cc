@@ -21,6 +21,14 @@ absl::Status HasOneUser() {
       "(optstated)");
 }
 
+// Names whose budget of new jobs counts: that of the user, however many
+// identities come as that. Over TCP without TLS there is no user.
+std::string CreatorOf(const accept::PeerCredentials& peer) {
+  return peer.caller.via == access::Via::kInsecureTcp
+             ? peer.quota_name()
+             : absl::StrCat("uid ", peer.caller.uid);
+}
+
 }  // namespace
 
 absl::StatusOr<JobHost*> Supervisor::CreateJob(const Waiting& waiting) {
@@ -33,7 +41,7 @@ absl::StatusOr<JobHost*> Supervisor::CreateJob(const Waiting& waiting) {
   OPTSTATE_RETURN_IF_ERROR(CheckRoomForSession(waiting.peer, owner));
   OPTSTATE_RETURN_IF_ERROR(CheckRoomForJob(waiting.peer));
   if (!waiting.peer.is_operator()) {
-    OPTSTATE_RETURN_IF_ERROR(creations_.Take(waiting.peer.quota_name()));
+    OPTSTATE_RETURN_IF_ERROR(creations_.Take(CreatorOf(waiting.peer)));
   }
   // The names are looked up one by one, which is part of what the budget is
   // for.
