@@ -31,11 +31,12 @@ void RemoveOldest(Answers* answers) {
 template <typename Key, typename Value, typename Question>
 absl::StatusOr<Value> Memberships::Ask(const Key& key, const Question& question,
                                        Answers<Key, Value>* answers) {
-  const absl::Time now = clock_();
+  const absl::Time began_at = clock_();
   {
     const absl::MutexLock lock(&mutex_);
     const auto found = answers->find(key);
-    if (found != answers->end() && now < found->second.asked_at + kLifetime) {
+    if (found != answers->end() &&
+        began_at < found->second.asked_at + kLifetime) {
       return found->second.value;
     }
   }
@@ -44,20 +45,27 @@ absl::StatusOr<Value> Memberships::Ask(const Key& key, const Question& question,
     spdlog::warn("a user or group cannot be looked up: {}",
                  value.status().ToString());
   }
+  // An answer counts from its end on: tables that take longer than kLifetime
+  // would be waited for by every request else.
+  const absl::Time ended_at = clock_();
   const absl::MutexLock lock(&mutex_);
   const auto found = answers->find(key);
   if (found == answers->end()) {
     if (answers->size() >= kAnswersMax) RemoveOldest(answers);
-    answers->emplace(key, Answer<Value>{value, now});
+    answers->emplace(key, Answer<Value>{value, ended_at});
     return value;
   }
   Answer<Value>& last = found->second;
+  // Another caller has asked meanwhile, and its answer may be the newer one.
+  if (last.asked_at > began_at && IsAnswer(last.value.status())) {
+    return last.value;
+  }
   if (IsAnswer(value.status()) || !IsAnswer(last.value.status())) {
     last.value = value;
   }
   // The next question comes no sooner than after a successful one, so that a
   // source that hangs does not hold up every request.
-  last.asked_at = now;
+  last.asked_at = ended_at;
   return last.value;
 }
 

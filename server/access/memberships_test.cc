@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -43,8 +45,12 @@ class MembershipsTest : public testing::Test {
              .groups_of =
                  [this](uid_t uid) -> absl::StatusOr<std::vector<gid_t>> {
                ++questions_;
+               now_ += takes_;
                if (!failure_.ok()) return failure_;
-               return groups_of_[uid];
+               std::vector<gid_t> answer = groups_of_[uid];
+               const auto meanwhile = std::exchange(meanwhile_, nullptr);
+               if (meanwhile != nullptr) meanwhile();
+               return answer;
              }},
             [this] { return now_; }) {}
 
@@ -52,6 +58,10 @@ class MembershipsTest : public testing::Test {
   std::map<std::string, gid_t> groups_ = {{"ops", 50}, {"research", 60}};
   std::map<uid_t, std::vector<gid_t>> groups_of_ = {{1000, {50, 1000}}};
   absl::Status failure_;
+  // The time that a question for groups takes, and what happens between such an
+  // answer and its arrival, once.
+  absl::Duration takes_;
+  std::function<void()> meanwhile_;
   int questions_ = 0;
   absl::Time now_ = absl::FromUnixSeconds(1'700'000'000);
   Memberships memberships_;
@@ -142,6 +152,33 @@ TEST_F(MembershipsTest, TheLastAnswerOutlivesTheTables) {
   failure_ = absl::OkStatus();
   now_ += Memberships::kLifetime;
   EXPECT_TRUE(memberships_.IsUser(1000, "bob"));
+}
+
+TEST_F(MembershipsTest, SlowTablesAreAskedNoMoreOftenThanOthers) {
+  takes_ = 2 * Memberships::kLifetime;
+  EXPECT_TRUE(memberships_.GroupsOf(1000).ok());
+  EXPECT_TRUE(memberships_.GroupsOf(1000).ok());
+  EXPECT_EQ(questions_, 1);
+  // Nor are those that hang until an error.
+  failure_ = absl::UnavailableError("the directory server is gone");
+  now_ += Memberships::kLifetime;
+  EXPECT_TRUE(memberships_.GroupsOf(1000).ok());
+  EXPECT_TRUE(memberships_.GroupsOf(1000).ok());
+  EXPECT_EQ(questions_, 2);
+  EXPECT_FALSE(memberships_.GroupsOf(1001).ok());
+  EXPECT_FALSE(memberships_.GroupsOf(1001).ok());
+  EXPECT_EQ(questions_, 3);
+}
+
+// The answer that one caller waits for is older than that of another.
+TEST_F(MembershipsTest, AnAnswerThatComesLateIsNotTheNewest) {
+  takes_ = absl::Seconds(1);
+  meanwhile_ = [this] {
+    groups_of_[1000].clear();
+    EXPECT_FALSE(memberships_.IsIn(1000, "ops"));
+  };
+  EXPECT_FALSE(memberships_.IsIn(1000, "ops"));
+  EXPECT_FALSE(memberships_.IsIn(1000, "ops"));
 }
 
 // A name that is gone is an answer, and no failure.

@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // Users who are certainly neither root nor the one of this test. The first two
-// are in group 7000, the second one in 7001 too.
+// are in group 7000, as operators are, the second one in 7001 too.
 constexpr uid_t kAda = 4711;
 constexpr uid_t kBob = 4712;
 constexpr uid_t kEve = 4713;
@@ -44,6 +44,7 @@ class QuotasTest : public testing::Test {
                   [this](uid_t uid) -> absl::StatusOr<std::vector<gid_t>> {
                     ++lookups_;
                     if (!failure_.ok()) return failure_;
+                    if (IsOperator(uid)) return std::vector<gid_t>{0, 7000};
                     if (uid == kAda) return std::vector<gid_t>{100, 7000};
                     if (uid == kBob) return std::vector<gid_t>{7000, 7001};
                     return std::vector<gid_t>{100};
@@ -119,7 +120,7 @@ TEST_F(QuotasTest, MembersAreAddedUp) {
 }
 
 TEST_F(QuotasTest, NoneConcernsRootAndTheDaemonsUser) {
-  Add("", "0").set_jobs_max(1);
+  Add("", "7000").set_jobs_max(1);
   Quotas quotas = Make();
   for (const uid_t uid : {uid_t{0}, ::geteuid()}) {
     const auto bounds = quotas.BoundsOf(uid);

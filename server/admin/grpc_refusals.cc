@@ -3,7 +3,9 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -31,8 +33,42 @@ GrpcRefusals::~GrpcRefusals() {
   }
 }
 
+GrpcRefusals::Peer GrpcRefusals::PeerOf(int fd) {
+  int family = 0;
+  socklen_t size = sizeof(family);
+  if (::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size) != 0 ||
+      family != AF_UNIX) {
+    return kOverTcp;
+  }
+  ucred credentials{};
+  size = sizeof(credentials);
+  const bool is_known =
+      ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0;
+  return is_known ? Peer{credentials.uid} : kOverTcp;
+}
+
+bool GrpcRefusals::MakeRoomFor(Peer peer) {
+  std::map<Peer, size_t> counts;
+  for (const auto& [fd, refusal] : refusals_) ++counts[refusal.peer];
+  const auto most = std::max_element(
+      counts.begin(), counts.end(),
+      [](const auto& a, const auto& b) { return a.second < b.second; });
+  // With one more for this peer and one less for that one they are equal.
+  if (most == counts.end() || most->second <= counts[peer] + 1) return false;
+  int oldest = -1;
+  for (const auto& [fd, refusal] : refusals_) {
+    if (refusal.peer != most->first) continue;
+    if (oldest == -1 || refusal.number < refusals_.at(oldest).number) {
+      oldest = fd;
+    }
+  }
+  End(oldest);
+  return true;
+}
+
 void GrpcRefusals::Refuse(UniqueFd connection, absl::Status why) {
-  if (refusals_.size() >= kRefusalsMax) return;
+  const Peer peer = PeerOf(connection.get());
+  if (refusals_.size() >= kRefusalsMax && !MakeRoomFor(peer)) return;
   const int fd = connection.get();
   // Many clients send their first call only when they have seen these.
   if (!Say(fd, SettingsFrame() + SettingsAckFrame())) return;
@@ -41,6 +77,8 @@ void GrpcRefusals::Refuse(UniqueFd connection, absl::Status why) {
   if (!watched.ok()) return;
   Refusal& refusal = refusals_[fd];
   refusal.fd = std::move(connection);
+  refusal.peer = peer;
+  refusal.number = next_number_++;
   refusal.why = std::move(why);
   refusal.timer = loop_->RunAfter(kTimeout, [this, fd] { End(fd); });
 }

@@ -19,6 +19,7 @@
 #include "server/os/private_directory.h"
 #include "server/os/small_file.h"
 #include "server/supervisor/sleep/sleep_manifest.h"
+#include "storage/access_file.h"
 #include "storage/disk_folder.h"
 #include "storage/state_folder.h"
 
@@ -73,6 +74,20 @@ std::vector<std::string> SleepCopies(const std::string& folder) {
   return {folder, folder + kFilesFolder};
 }
 
+// Has the folder in which a job sleeps say what its directory says: a daemon
+// may have died when it had changed that in memory alone, and after a reboot
+// the folder is what counts.
+void SettleSleepCopy(const std::string& name, const std::string& directory,
+                     const std::string& folder) {
+  // Its disk may be one that is not mounted.
+  if (!storage::MayExist(folder)) return;
+  const absl::Status copied =
+      storage::CopyAccess(directory, folder, /*is_taken_over=*/false);
+  if (copied.ok()) return;
+  spdlog::error("job {}: who may use it could not be copied to {}: {}", name,
+                folder, copied.ToString());
+}
+
 }  // namespace
 
 absl::StatusOr<JobRegistry> JobRegistry::Open(const std::string& directory) {
@@ -119,7 +134,9 @@ void JobRegistry::UseSleepDirectory(SleepDirectory sleep) {
     const absl::Status settled = SettleSleep(place, &control).status();
     if (!settled.ok()) spdlog::error("job {}: {}", name, settled.ToString());
     const std::string folder = SleepFolder(name);
-    if (!folder.empty()) LoadAccess(name, SleepCopies(folder));
+    if (folder.empty()) continue;
+    LoadAccess(name, SleepCopies(folder));
+    SettleSleepCopy(name, JobDirectory(name), folder);
   }
   for (const v1::SleepManifest& manifest : sleep_.Jobs()) {
     const std::string& name = manifest.job();

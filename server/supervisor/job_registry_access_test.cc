@@ -261,6 +261,20 @@ TEST_F(JobRegistryAccessTest, AJobHasItWhileItSleepsAndAfterwards) {
   EXPECT_EQ(Text(registry), "private; readers bob");
 }
 
+// The daemon died between the two files.
+TEST_F(JobRegistryAccessTest, MemoryIsNewerThanTheFolderOfASleepingJob) {
+  {
+    JobRegistry registry = Open();
+    ASSERT_TRUE(registry.Create("a", kOwner).ok());
+  }
+  ASSERT_TRUE(Sleep().ok());
+  ASSERT_TRUE(WriteAccess(jobs() + "/a", Private("bob")).ok());
+  EXPECT_EQ(Text(Open()), "private; readers bob");
+  EXPECT_EQ(TextIn(Place().folder), "private; readers bob");
+  Reboot();
+  EXPECT_EQ(Text(Open()), "private; readers bob");
+}
+
 TEST_F(JobRegistryAccessTest, ASleepingJobWhoseDiskIsAwayKeepsIt) {
   {
     JobRegistry registry = Open();

@@ -61,7 +61,7 @@ void Supervisor::Start() {
   }
   spdlog::info("jobs share the cores by {}", shares_.description());
   for (const auto& [name, uid] : registry_.jobs()) {
-    audience_.Begin(name, uid, registry_.AccessOf(name).access);
+    BeginAudience(name, uid);
     if (registry_.SleepFolder(name).empty()) {
       StartHost(name, uid);
     } else {
@@ -415,6 +415,9 @@ absl::Status Supervisor::DeleteHeldJob(const std::string& name,
       outcome->status = status;
       outcome->done.Notify();
     };
+    // The job has ended by itself, and is removed. One that is there now is
+    // another, perhaps of another user.
+    if (!held_.contains(name)) return outcome->done.Notify();
     if (sleeping_.Has(name)) {
       const uid_t owner = sleeping_.uid(name);
       sleeping_.Forget(name);
@@ -424,10 +427,7 @@ absl::Status Supervisor::DeleteHeldJob(const std::string& name,
       return RemoveJob(name, owner, std::move(held));
     }
     const auto found = hosts_.find(name);
-    if (found == hosts_.end()) {  // it ended by itself, and is removed
-      outcome->done.Notify();
-      return;
-    }
+    if (found == hosts_.end()) return outcome->done.Notify();
     held_[name].deleted = deleted;
     found->second->Stop();
   });

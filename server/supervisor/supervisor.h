@@ -23,6 +23,7 @@
 #include "server/os/event_loop.h"
 #include "server/os/tree_remover.h"
 #include "server/supervisor/core_shares.h"
+#include "server/supervisor/creation_budget.h"
 #include "server/supervisor/job_audience.h"
 #include "server/supervisor/job_host.h"
 #include "server/supervisor/job_registry.h"
@@ -133,9 +134,15 @@ class Supervisor : public SupervisorControl {
                             const access::Caller& caller) const;
   absl::Status CheckMayChange(const std::string& name, uid_t owner,
                               const access::Caller& caller) const;
-  absl::Status SetAccessInLoop(const std::string& name,
+  // Returns the owner of a job for which `caller` may say who may use it.
+  absl::StatusOr<uid_t> FindToSetAccess(const std::string& name,
+                                        const access::Caller& caller) const;
+  // `access` is one that a job of this owner can have.
+  absl::Status SetAccessInLoop(const std::string& name, uid_t owner,
                                const v1::JobAccess& access,
                                const access::Caller& caller);
+  // Says who may see the events of a job that was there before this object.
+  void BeginAudience(const std::string& name, uid_t owner);
   // Returns the quotas that bound what this peer may add to the jobs of
   // `owner`.
   absl::StatusOr<access::UserBounds> BoundsOf(
@@ -195,6 +202,7 @@ class Supervisor : public SupervisorControl {
   CoreShares shares_;
   SessionLedger sessions_;
   LookBudget looks_;
+  CreationBudget creations_;
   std::map<std::string, std::unique_ptr<JobHost>> hosts_;
   std::map<std::string, Held> held_;
   std::multimap<std::string, EngineWaiter> engine_waiters_;

@@ -21,18 +21,33 @@ absl::Status HasOneUser() {
       "(optstated)");
 }
 
+// Names whose budget of new jobs counts: that of the user, however many
+// identities come as that. Over TCP without TLS there is no user.
+std::string CreatorOf(const accept::PeerCredentials& peer) {
+  return peer.caller.via == access::Via::kInsecureTcp
+             ? peer.quota_name()
+             : absl::StrCat("uid ", peer.caller.uid);
+}
+
 }  // namespace
 
 absl::StatusOr<JobHost*> Supervisor::CreateJob(const Waiting& waiting) {
   const v1::Hello& hello = waiting.adopt.hello();
   const std::string& name = hello.job();
   const uid_t owner = waiting.adopt.peer_uid();
-  if (hello.has_access()) {
-    if (options_.engines_exit_with_supervisor) return HasOneUser();
-    OPTSTATE_RETURN_IF_ERROR(access::CheckJobAccess(hello.access(), owner));
+  if (hello.has_access() && options_.engines_exit_with_supervisor) {
+    return HasOneUser();
   }
   OPTSTATE_RETURN_IF_ERROR(CheckRoomForSession(waiting.peer, owner));
   OPTSTATE_RETURN_IF_ERROR(CheckRoomForJob(waiting.peer));
+  if (!waiting.peer.is_operator()) {
+    OPTSTATE_RETURN_IF_ERROR(creations_.Take(CreatorOf(waiting.peer)));
+  }
+  // The names are looked up one by one, which is part of what the budget is
+  // for.
+  if (hello.has_access()) {
+    OPTSTATE_RETURN_IF_ERROR(access::CheckJobAccess(hello.access(), owner));
+  }
   if (options_.check_state_directory != nullptr) {
     OPTSTATE_RETURN_IF_ERROR(options_.check_state_directory());
   }
@@ -65,21 +80,37 @@ absl::Status Supervisor::CheckMayChange(const std::string& name, uid_t owner,
 absl::Status Supervisor::SetAccess(const std::string& name,
                                    const v1::JobAccess& access,
                                    const access::Caller& caller) {
+  absl::StatusOr<uid_t> owner = NoJob(name);
+  RunInLoop([&] { owner = FindToSetAccess(name, caller); });
+  OPTSTATE_RETURN_IF_ERROR(owner.status());
+  if (options_.engines_exit_with_supervisor) return HasOneUser();
+  // The tables of users may be slow. They are asked here, so that nobody else
+  // waits for them.
+  OPTSTATE_RETURN_IF_ERROR(access::CheckJobAccess(access, *owner));
   absl::Status status;
-  RunInLoop([&] { status = SetAccessInLoop(name, access, caller); });
+  RunInLoop([&] { status = SetAccessInLoop(name, *owner, access, caller); });
   return status;
 }
 
-absl::Status Supervisor::SetAccessInLoop(const std::string& name,
-                                         const v1::JobAccess& access,
-                                         const access::Caller& caller) {
+absl::StatusOr<uid_t> Supervisor::FindToSetAccess(
+    const std::string& name, const access::Caller& caller) const {
   const auto found = registry_.jobs().find(name);
   if (found == registry_.jobs().end()) return NoJob(name);
-  const uid_t owner = found->second;
   OPTSTATE_RETURN_IF_ERROR(CheckMayChangeAccess(
-      name, owner, registry_.AccessOf(name).access, caller));
-  if (options_.engines_exit_with_supervisor) return HasOneUser();
-  OPTSTATE_RETURN_IF_ERROR(access::CheckJobAccess(access, owner));
+      name, found->second, registry_.AccessOf(name).access, caller));
+  return found->second;
+}
+
+absl::Status Supervisor::SetAccessInLoop(const std::string& name, uid_t owner,
+                                         const v1::JobAccess& access,
+                                         const access::Caller& caller) {
+  OPTSTATE_ASSIGN_OR_RETURN(const uid_t now, FindToSetAccess(name, caller));
+  if (now != owner) {
+    return absl::UnavailableError(absl::StrCat(
+        "job \"", name,
+        "\" was deleted, and another user has made one of that name, while "
+        "this was asked for: try again, if it is that one"));
+  }
   OPTSTATE_RETURN_IF_ERROR(sleeping_.CheckIdle(name));
   if (held_.contains(name)) {
     return absl::UnavailableError(absl::StrCat(
@@ -90,6 +121,20 @@ absl::Status Supervisor::SetAccessInLoop(const std::string& name,
   JobEvents(name, owner)
       .AccessChanged(caller.name(), access::AccessText(access));
   return absl::OkStatus();
+}
+
+// An upgrade hands the events of the former build over, also those of former
+// jobs of this name. The log forgets the oldest events of a user first: without
+// the event of its making it has none of an earlier job either.
+void Supervisor::BeginAudience(const std::string& name, uid_t owner) {
+  uint64_t after_sequence = 0;
+  for (const v1::Event& event : observe::Events().After(0, name)) {
+    // As JobEvents::Created() writes it.
+    if (event.kind() == "job_created" && event.owner_uid() == owner) {
+      after_sequence = event.sequence() - 1;
+    }
+  }
+  audience_.Begin(name, owner, registry_.AccessOf(name).access, after_sequence);
 }
 
 bool Supervisor::MaySee(const v1::Event& event,

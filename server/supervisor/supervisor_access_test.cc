@@ -18,6 +18,7 @@
 #include "server/access/caller.h"
 #include "server/access/member_for_testing.h"
 #include "server/observe/event_log.h"
+#include "server/supervisor/creation_budget.h"
 #include "server/supervisor/supervisor.h"
 #include "server/supervisor/supervisor_fixture.h"
 #include "server/supervisor/supervisor_harness.h"
@@ -31,6 +32,7 @@ using access::UnixCaller;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 using Harness = SupervisorHarness;
 
 const Caller kSelf = UnixCaller(::geteuid());
@@ -261,6 +263,58 @@ TEST_F(SupervisorAccessTest, EventsOfAJobThatHasEndedStayWithThoseWhoCould) {
   EXPECT_FALSE(OtherSees(EventsOf("secret").back()));
   EXPECT_TRUE(harness_.supervisor().MaySee(EventsOf("secret").back(), &kSelf));
   EXPECT_TRUE(OtherSees(EventsOf("open").back()));
+}
+
+// A log that an upgrade hands over has events of former jobs of a name too.
+TEST_F(SupervisorAccessTest, ANewSupervisorShowsNothingOfAFormerJob) {
+  harness_.Start();
+  ASSERT_TRUE(harness_.Open(PrivateHello("a")).ok());
+  ASSERT_TRUE(harness_.supervisor().HoldJob("a", kSelf).ok());
+  ASSERT_TRUE(
+      harness_.supervisor().DeleteHeldJob("a", absl::InfiniteFuture()).ok());
+  const std::vector<v1::Event> former = EventsOf("a");
+  MustOpen("a");
+  // The log is this process's, and outlives the supervisor.
+  harness_.Abandon();
+  harness_.Start();
+  ASSERT_FALSE(former.empty());
+  for (const v1::Event& event : former) {
+    EXPECT_FALSE(OtherSees(event)) << event.kind();
+    EXPECT_TRUE(harness_.supervisor().MaySee(event, &kSelf)) << event.kind();
+  }
+  const std::vector<v1::Event> all = EventsOf("a");
+  ASSERT_GT(all.size(), former.size());
+  EXPECT_EQ(all[former.size()].kind(), "job_created");
+  for (size_t i = former.size(); i < all.size(); ++i) {
+    EXPECT_TRUE(OtherSees(all[i])) << all[i].kind();
+  }
+}
+
+TEST_F(SupervisorAccessTest, AFloodOfNewJobsIsSlowedDown) {
+  harness_.Start();
+  // No job comes of it, but each time names are looked up.
+  v1::Hello hello = PrivateHello("a");
+  hello.mutable_access()->add_readers("no such user");
+  hello.set_wire(v1::WIRE_GRPC);
+  // What counts is the user, whichever certificate shows it.
+  Caller other = {.uid = kOther.uid,
+                  .role = access::Role::kTrainer,
+                  .via = access::Via::kTls};
+  absl::Status status;
+  int asked = 0;
+  do {
+    ++asked;
+    other.identity = absl::StrCat("DNS:host", asked);
+    status = OpenAs(other, hello);
+  } while (absl::IsInvalidArgument(status) && asked < 2000);
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(StartsWith("uid 4711 has had"), HasSubstr("connect again")));
+  EXPECT_GT(asked, static_cast<int>(CreationBudget::kBurst));
+  // Others are not concerned, and operators never are.
+  EXPECT_TRUE(OpenAs(UnixCaller(4712), Harness::GoodHello("b")).ok());
+  MustOpen("c");
 }
 
 TEST_F(SupervisorAccessTest, APrivateDaemonHasOneUser) {

@@ -34,6 +34,8 @@ absl::StatusOr<std::shared_ptr<SleepOperation>> Supervisor::PutToSleepInLoop(
     const std::string& name, pid_t engine) {
   const auto found = hosts_.find(name);
   if (found == hosts_.end()) return WhyNoHost(name);
+  // The job that was held has ended, and this is another of its name.
+  if (!held_.contains(name)) return NoJob(name);
   if (options_.engines_exit_with_supervisor) {
     return absl::FailedPreconditionError(
         "a trainer's private daemon puts no job to sleep: its jobs end with "

@@ -237,6 +237,28 @@ TEST_F(SupervisorTest, DeletionWaitsForTheEngineAndRemovesTheState) {
   EXPECT_NE(MustOpen("a").engine_pid, session.engine_pid);
 }
 
+// A job may end by itself while it is held, and another user take its name.
+TEST_F(SupervisorTest, WhatIsDeletedIsTheJobThatWasHeld) {
+  harness_.Start();
+  TestSession session = MustOpen("one-session");
+  Supervisor& supervisor = harness_.supervisor();
+  ASSERT_TRUE(
+      supervisor.HoldJob("one-session", access::UnixCaller(::geteuid())).ok());
+  session.fd.reset();
+  ASSERT_TRUE(Harness::Eventually(
+      [this] { return !harness_.Find("one-session").has_value(); }));
+  const TestSession next = MustOpen("one-session");
+  EXPECT_TRUE(
+      supervisor.DeleteHeldJob("one-session", absl::Now() + Harness::kPatience)
+          .ok());
+  EXPECT_TRUE(absl::IsNotFound(
+      supervisor.PutToSleep("one-session", static_cast<pid_t>(next.engine_pid))
+          .status()));
+  const auto found = harness_.Find("one-session");
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(static_cast<uint64_t>(found->engine_pid), next.engine_pid);
+}
+
 TEST_F(SupervisorTest, HeldJobLetsConnectionsGoOnWhenReleased) {
   harness_.Start();
   const TestSession session = MustOpen("a");

@@ -164,18 +164,28 @@ def test_another_user_finds_no_such_job(daemon, job):
             command, user=4711, group=4711, extra_groups=[], capture_output=True, text=True
         )
 
+    def shown(*arguments: str) -> str:
+        done = ask(*arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     try:
         reached = ask("status")
     except PermissionError as error:
         pytest.skip(f"user 4711 may not run optctl: {error}")
     if reached.returncode != 0:
         pytest.skip(f"user 4711 does not reach the daemon: {reached.stderr}")
-    assert job not in ask("get", "jobs").stdout
-    assert job not in ask("events").stdout
+    open_job = f"{job}-open"
+    _attach(open_job).close()
+    for verb in (("get", "jobs"), ("events",)):
+        # The longer name has the shorter one in it.
+        assert open_job in shown(*verb)
+        assert job not in shown(*verb).replace(open_job, "")
     for verb in (("describe", "job"), ("delete", "job"), ("sleep",)):
         refused = ask(*verb, job)
         assert refused.returncode == 3 and f'there is no job "{job}"' in refused.stderr
     daemon.run_optctl("set", "job", job, "readers=4711")
-    assert job in ask("get", "jobs").stdout
+    for verb in (("get", "jobs"), ("events",)):
+        assert job in shown(*verb).replace(open_job, "")
     assert ask("delete", "job", job).returncode == 4
     optimizer.close()
