@@ -222,8 +222,15 @@ absl::StatusOr<uint64_t> Rearrangement::Switch() {
       folders_, {.incarnation = job_.tier->control()->incarnation,
                  .owner = job_.options.uid,
                  .job_directory = job_.options.directory});
-  // The next engine does it again.
-  if (!claimed.ok()) spdlog::error("{}", claimed.ToString());
+  // After a loss of power the first folder says how many there are, so none
+  // goes before it does.
+  if (!claimed.ok()) {
+    spdlog::error(
+        "{}; what was the former arrangement's stays until the job's next "
+        "engine removes it: {}",
+        claimed.ToString(), Describe("directory_weights"));
+    return bytes;
+  }
   RemoveOthers(static_cast<uint32_t>(folders_.size()),
                next_.storage.arrangement());
   return bytes;

@@ -137,6 +137,31 @@ TEST_P(JobRearrangeTest, WhatCannotBeRemovedIsSaidAndTheJobGoesOn) {
   ExpectSameBits();
 }
 
+// The first folder cannot be told that the job has no others any more. After a
+// loss of power it is asked how many there are.
+TEST_P(JobRearrangeTest, FoldersStayUntilTheFirstOneSaysThatTheyAreNotTheJobs) {
+  StartBoth();
+  const std::string in_the_way = FolderOf(on_disk_, 0) + "/identity.new";
+  fs::create_directory(in_the_way);
+  {
+    const CapturedLog log;
+    const auto reply = SetWeights(&on_disk_, {1, 0, 0});
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    EXPECT_GT(reply->moved_bytes(), 0u);
+    EXPECT_THAT(log.Text(), ContainsRegex("error [^\n]*identity\\.new"));
+  }
+  EXPECT_TRUE(fs::exists(FolderOf(on_disk_, 1)));
+  EXPECT_TRUE(fs::exists(FolderOf(on_disk_, 2)));
+  TrainBoth();
+  ExpectSameBits();
+  fs::remove(in_the_way);
+  Reopen(GetParam().durability == v1::DURABILITY_KIND_STEP);
+  EXPECT_EQ(CountFolders(on_disk_), 1u);
+  ExpectSameBits();
+  TrainBoth();
+  ExpectSameBits();
+}
+
 TEST_P(JobRearrangeTest, AutoSplitsAsANewJobWouldBe) {
   StartBoth();
   ASSERT_TRUE(SetWeights(&on_disk_, {1, 0, 0}).ok());

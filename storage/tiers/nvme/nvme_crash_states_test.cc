@@ -168,8 +168,18 @@ class NvmeCrashStatesTest : public testing::Test {
       directories.pop_back();
       weights.clear();
     }
+    // A commit may be under way as the move begins.
+    const bool is_committing = layouts_.Uniform(0, 1) == 0;
+    if (is_committing) {
+      ++requested_;
+      ASSERT_EQ(job_->RequestCommit(requested_), absl::OkStatus());
+    }
     ASSERT_EQ(job_->BeginMove(directories, weights), absl::OkStatus());
     if (layouts_.Uniform(0, 1) == 0) Update();
+    if (is_committing) {
+      ASSERT_EQ(job_->store().AwaitCommit(), absl::OkStatus());
+      acknowledged_ = requested_.load();
+    }
     if (layouts_.Uniform(0, 1) == 0) Commit();
     absl::Status copied;
     std::thread copier([&] { copied = job_->store().CopyRecords(); });

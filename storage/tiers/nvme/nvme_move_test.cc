@@ -15,8 +15,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
 #include "proto/types/random_layout.h"
 #include "storage/io/simulated_disk.h"
@@ -24,6 +26,7 @@
 #include "storage/record_rewrite.h"
 #include "storage/tiers/nvme/nvme_store.h"
 #include "storage/tiers/nvme/nvme_test_job.h"
+#include "storage/verify_result.h"
 
 namespace optstate::nvme {
 namespace {
@@ -107,6 +110,13 @@ class NvmeMoveTest : public testing::TestWithParam<bool> {
     EXPECT_FALSE(disk_->Exists("/disk/commits.2"));
   }
   absl::Status Copy() { return job_->store().CopyRecords(); }
+  // Steps may have left writes, which call the hook.
+  void EndMoveAndDropHook() {
+    job_->EndMove();
+    job_->Close();
+    disk_->SetHook(nullptr);
+    ASSERT_EQ(job_->Open(), absl::OkStatus());
+  }
 
   RandomLayouts layouts_;
   std::mt19937_64 random_;
@@ -224,6 +234,37 @@ TEST_P(NvmeMoveTest, AnErrorOfTheNextFilesEndsTheMoveAndNothingElse) {
   }
 }
 
+// A disk that has failed is left alone by the steps that follow.
+TEST_P(NvmeMoveTest, NothingIsWrittenTwiceOnceTheMoveHasFailed) {
+  Start();
+  std::atomic<bool> is_over = false;
+  std::atomic<int> writes = 0, late_writes = 0;
+  disk_->SetHook([&](const io::SimulatedEvent& event) {
+    if (event.kind == io::SimulatedEvent::Kind::kWriteBegun &&
+        absl::EndsWith(event.path, "/records.1")) {
+      ++(is_over ? late_writes : writes);
+    }
+  });
+  io::SimulatedFault fault;
+  fault.kind = Kind::kWrite;
+  fault.path = "/disk2/records.1";
+  disk_->AddFault(fault);
+  ASSERT_EQ(job_->BeginMove(kDirectories, {2, 1}), absl::OkStatus());
+  ASSERT_NO_FATAL_FAILURE(Step());
+  const absl::Status failed = Copy();
+  EXPECT_TRUE(absl::IsDataLoss(failed)) << failed;
+  // Frames whose second write had begun are used anew here, after its end.
+  ASSERT_NO_FATAL_FAILURE(Step());
+  ASSERT_NO_FATAL_FAILURE(WriteAll());
+  is_over = true;
+  ASSERT_NO_FATAL_FAILURE(Step());
+  ASSERT_NO_FATAL_FAILURE(WriteAll());
+  EndMoveAndDropHook();
+  EXPECT_GT(writes.load(), 0);
+  EXPECT_EQ(late_writes.load(), 0);
+  ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
+}
+
 // A failure there is the store's, as without a move.
 TEST_P(NvmeMoveTest, AnErrorOfThePresentFilesEndsTheStore) {
   Start();
@@ -284,8 +325,7 @@ TEST_P(NvmeMoveTest, AMoveThatIsCancelledLeavesTheJobAsItWas) {
     if (before_copy) job_->store().CancelMove(enough);
     EXPECT_EQ(Copy(), enough);
     ASSERT_NO_FATAL_FAILURE(Step());
-    job_->EndMove();
-    disk_->SetHook(nullptr);
+    EndMoveAndDropHook();
     EXPECT_EQ(job_->setup().arrangement, 0u);
     ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
   }
@@ -355,6 +395,97 @@ TEST_P(NvmeMoveTest, AnEngineThatEndsInItLeavesTheFormerArrangement) {
     EXPECT_EQ(job_->setup().arrangement, 0u);
     ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
   }
+}
+
+// Commits are under way when the move begins and when it ends, and records that
+// they name are changed meanwhile. No commit follows the switch.
+TEST_P(NvmeMoveTest, APowerCutRightAfterItLeavesTheLastDurableStep) {
+  if (!GetParam()) GTEST_SKIP() << "nothing is to survive a power cut";
+  Start();
+  for (const Weights& weights : {Weights{3, 1}, Weights{1, 4}, Weights{}}) {
+    ASSERT_NO_FATAL_FAILURE(WriteAll());
+    ASSERT_EQ(job_->RequestCommit(++step_), absl::OkStatus());
+    ASSERT_EQ(job_->BeginMove(kDirectories, weights), absl::OkStatus());
+    ASSERT_NO_FATAL_FAILURE(WriteAll());
+    ASSERT_EQ(Copy(), absl::OkStatus());
+    ASSERT_EQ(job_->RequestCommit(++step_), absl::OkStatus());
+    ASSERT_NO_FATAL_FAILURE(WriteAll());
+    ASSERT_EQ(job_->FinishMove(), absl::OkStatus());
+    ASSERT_EQ(job_->Restore(), absl::OkStatus());
+    EXPECT_EQ(job_->store().durable_step(), step_);
+    ASSERT_EQ(job_->CompareAll(), absl::OkStatus());
+    ExpectOneArrangement();
+  }
+  ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
+}
+
+// The switch does not wait for the caller of a verification that is under way.
+TEST_P(NvmeMoveTest, AVerificationGoesOnInTheNextFiles) {
+  Start();
+  ASSERT_EQ(job_->BeginMove(kDirectories, {2, 1}), absl::OkStatus());
+  ASSERT_NO_FATAL_FAILURE(Step());
+  ASSERT_EQ(Copy(), absl::OkStatus());
+  absl::Notification begun, go_on;
+  absl::StatusOr<storage::VerifyResult> verified = absl::UnknownError("");
+  std::thread verifier([&] {
+    verified = job_->store().Verify([&](const storage::VerifyResult& found) {
+      if (found.progress.records > 1) return true;
+      begun.Notify();
+      go_on.WaitForNotification();
+      return true;
+    });
+  });
+  begun.WaitForNotification();
+  const absl::Status finished = job_->FinishMove();
+  go_on.Notify();
+  verifier.join();
+  ASSERT_EQ(finished, absl::OkStatus());
+  ASSERT_TRUE(verified.ok()) << verified.status();
+  EXPECT_EQ(verified->progress.records, kRecordCount);
+  EXPECT_EQ(verified->progress.damaged, 0u);
+  ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
+}
+
+// A verification names files while they are exchanged: a sanitizer sees a use
+// of what is gone.
+TEST_P(NvmeMoveTest, DamageIsFoundAndNamedWhileTheFilesAreExchanged) {
+  Start();
+  for (uint32_t round = 0; round < 20; ++round) {
+    ASSERT_EQ(job_->BeginMove(kDirectories, {1, 2 + round % 2}),
+              absl::OkStatus());
+    ASSERT_NO_FATAL_FAILURE(Step());
+    ASSERT_EQ(Copy(), absl::OkStatus());
+    // Ends what is under way, so that the disk may be changed.
+    ASSERT_EQ(job_->ChangeFrames(NvmeStore::kFramesMin), absl::OkStatus());
+    io::SimulatedFault fault;
+    fault.kind = Kind::kRead;
+    fault.path = round % 2 == 0 ? "/disk/records" : "/disk/records.1";
+    fault.times = io::SimulatedFault::kForever;
+    disk_->AddFault(fault);
+    absl::Notification begun;
+    std::atomic<bool> is_over = false;
+    std::thread verifier([&] {
+      do {
+        const auto verified = job_->store().Verify(
+            [](const storage::VerifyResult& /*found*/) { return true; });
+        if (!begun.HasBeenNotified()) begun.Notify();
+        EXPECT_TRUE(verified.ok()) << verified.status();
+        if (!verified.ok()) return;
+        for (const storage::RecordDamage& damage : verified->damages) {
+          EXPECT_TRUE(absl::StartsWith(damage.file, "/disk/records"))
+              << damage.file;
+        }
+      } while (!is_over);
+    });
+    begun.WaitForNotification();
+    const absl::Status finished = job_->FinishMove();
+    is_over = true;
+    verifier.join();
+    disk_->ClearFaults();
+    ASSERT_EQ(finished, absl::OkStatus());
+    ASSERT_EQ(job_->CompareAll(), absl::OkStatus());
+  }
+  ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
 }
 
 INSTANTIATE_TEST_SUITE_P(Durable, NvmeMoveTest, testing::Bool());

@@ -1,21 +1,29 @@
 // Tests a store whose records are written anew under another arrangement, on a
 // disk that fails or is full: the job is as before or as after, and goes on.
 
+#include <atomic>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "proto/types/random_layout.h"
+#include "storage/arrangement.h"
+#include "storage/io/io_engine.h"
 #include "storage/io/simulated_disk.h"
 #include "storage/io/simulated_io_engine.h"
 #include "storage/tiers/nvme/nvme_store.h"
@@ -30,12 +38,95 @@ using Weights = std::vector<uint32_t>;
 constexpr size_t kRecordCount = 12;
 const std::vector<std::string> kDirectories = {"/disk", "/disk2"};
 
+// Holds one Poll() of an engine until another of its methods is called, and
+// notes whether that is one which the engine's thread alone may call.
+class HeldPoll {
+ public:
+  // Holds the next Poll().
+  void Arm() { is_armed_ = true; }
+  // Waits until one is held.
+  void Await() { begun_.WaitForNotification(); }
+  bool was_used_beside() const { return was_used_beside_; }
+
+  // The engine's side.
+  void OnPoll() {
+    if (!is_armed_.exchange(false)) return;
+    is_held_ = true;
+    begun_.Notify();
+    released_.WaitForNotification();
+  }
+  void OnCall(bool is_wake) {
+    if (!is_held_.exchange(false)) return;
+    was_used_beside_ = !is_wake;
+    released_.Notify();
+  }
+
+ private:
+  std::atomic<bool> is_armed_ = false, is_held_ = false;
+  std::atomic<bool> was_used_beside_ = false;
+  absl::Notification begun_, released_;
+};
+
+// An engine whose Poll() can be held.
+class HeldPollEngine final : public io::IoEngine {
+ public:
+  // `held` outlives this.
+  HeldPollEngine(std::unique_ptr<io::IoEngine> engine, HeldPoll* held)
+      : engine_(std::move(engine)), held_(*held) {}
+
+  absl::StatusOr<io::FileId> Open(const std::string& path, uint64_t bytes,
+                                  OpenMode mode) override {
+    held_.OnCall(/*is_wake=*/false);
+    return engine_->Open(path, bytes, mode);
+  }
+  absl::StatusOr<io::FileId> OpenExtent(const std::string& device,
+                                        const io::Extent& extent) override {
+    held_.OnCall(/*is_wake=*/false);
+    return engine_->OpenExtent(device, extent);
+  }
+  void Close(io::FileId file) override {
+    held_.OnCall(/*is_wake=*/false);
+    engine_->Close(file);
+  }
+  absl::Status Remove(const std::string& path) override {
+    held_.OnCall(/*is_wake=*/false);
+    return engine_->Remove(path);
+  }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    held_.OnCall(/*is_wake=*/false);
+    return engine_->Rename(from, to);
+  }
+  void RegisterMemory(absl::Span<std::byte> memory) override {
+    held_.OnCall(/*is_wake=*/false);
+    engine_->RegisterMemory(memory);
+  }
+  void Submit(io::IoRequest* request) override {
+    held_.OnCall(/*is_wake=*/false);
+    engine_->Submit(request);
+  }
+  size_t Poll(absl::Span<io::IoRequest*> completed, bool wait) override {
+    held_.OnPoll();
+    return engine_->Poll(completed, wait);
+  }
+  void Wake() override {
+    held_.OnCall(/*is_wake=*/true);
+    engine_->Wake();
+  }
+  size_t in_flight() const override { return engine_->in_flight(); }
+  const char* name() const override { return engine_->name(); }
+
+ private:
+  const std::unique_ptr<io::IoEngine> engine_;
+  HeldPoll& held_;
+};
+
 class NvmeRearrangeTest : public testing::TestWithParam<bool> {
  protected:
   NvmeRearrangeTest() : random_(layouts_.Uniform(0, UINT32_MAX)) {}
 
   // Makes a job whose records are newer in frames, on disk, and, of a durable
-  // one, in two slots.
+  // one, in two slots. Nothing is read or written when it returns, so that the
+  // disk may be changed.
   void Start(uint64_t capacity_bytes = UINT64_MAX) {
     job_ = nullptr;
     disk_ = std::make_unique<io::SimulatedDisk>(
@@ -63,6 +154,12 @@ class NvmeRearrangeTest : public testing::TestWithParam<bool> {
     WriteAll();
     if (GetParam()) Commit(1);
     WriteAll();
+    Reopen();
+  }
+  // Ends what is under way.
+  void Reopen() {
+    job_->Close();
+    ASSERT_EQ(job_->Open(), absl::OkStatus());
   }
   void WriteAll() {
     for (size_t i = 0; i < kRecordCount; ++i) {
@@ -164,8 +261,7 @@ TEST_P(NvmeRearrangeTest, AnErrorOfAnyCallLeavesTheJobAsItWas) {
     for (uint64_t skip = 0; reached; ++skip) {
       const uint32_t before = job_->setup().arrangement;
       // Frames may be written while nothing is arranged, and must not fail.
-      job_->Close();
-      ASSERT_EQ(job_->Open(), absl::OkStatus());
+      ASSERT_NO_FATAL_FAILURE(Reopen());
       io::SimulatedFault fault;
       fault.kind = kind;
       fault.skip = skip;
@@ -230,8 +326,6 @@ TEST_P(NvmeRearrangeTest, ADamagedRecordIsNamedAndStaysWhereItIs) {
   fault.kind = Kind::kRead;
   fault.path = "/disk2/records";
   fault.times = io::SimulatedFault::kForever;
-  job_->Close();
-  ASSERT_EQ(job_->Open(), absl::OkStatus());
   disk_->AddFault(fault);
   const absl::Status status = job_->Rearrange(kDirectories, {2, 1});
   disk_->ClearFaults();
@@ -241,6 +335,7 @@ TEST_P(NvmeRearrangeTest, ADamagedRecordIsNamedAndStaysWhereItIs) {
   ExpectOneArrangement();
   ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
   // A read that fails a few times is tried again.
+  ASSERT_NO_FATAL_FAILURE(Reopen());
   fault.times = 2;
   disk_->AddFault(fault);
   EXPECT_EQ(job_->Rearrange(kDirectories, {2, 1}), absl::OkStatus());
@@ -257,6 +352,32 @@ TEST_P(NvmeRearrangeTest, ASwitchThatIsRefusedLeavesTheJobAsItWas) {
   EXPECT_TRUE(
       absl::IsInvalidArgument(job_->Rearrange(kDirectories, {1, 2, 3})));
   ASSERT_NO_FATAL_FAILURE(ExpectItGoesOn());
+}
+
+// Files of the next arrangement are removed while the thread of I/O is at work.
+TEST_P(NvmeRearrangeTest, OneThreadAtATimeUsesTheEngineWhenFilesAreRemoved) {
+  Start();
+  HeldPoll held;
+  job_->Close();
+  job_->SetEngineMaker([this, &held] {
+    return std::make_unique<HeldPollEngine>(
+        io::MakeSimulatedIoEngine(disk_.get()), &held);
+  });
+  ASSERT_EQ(job_->Open(), absl::OkStatus());
+  held.Arm();
+  // The record is not in a frame, so the disk is asked for it.
+  absl::Status compared;
+  std::thread reader([&] { compared = job_->Compare(0); });
+  held.Await();
+  storage::Arrangement next;
+  next.number = 1;
+  next.directories = kDirectories;
+  job_->store().RemoveAnew(next);
+  EXPECT_FALSE(held.was_used_beside());
+  reader.join();
+  EXPECT_EQ(compared, absl::OkStatus());
+  EXPECT_EQ(job_->CompareAll(), absl::OkStatus());
+  job_ = nullptr;
 }
 
 INSTANTIATE_TEST_SUITE_P(Durable, NvmeRearrangeTest, testing::Bool());

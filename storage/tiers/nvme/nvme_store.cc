@@ -348,6 +348,8 @@ absl::Status NvmeStore::CopyRecords() { return mover_.Copy(); }
 absl::StatusOr<uint64_t> NvmeStore::FinishMove(
     absl::FunctionRef<absl::Status()> commit) {
   absl::Status status = committer_.Await();
+  // A verification may begin at any time, and names files and places.
+  verifier_.Suspend();
   io_thread_.Stop();
   if (status.ok()) status = this->status();
   if (status.ok()) status = mover_.Seal();
@@ -362,6 +364,7 @@ absl::StatusOr<uint64_t> NvmeStore::FinishMove(
     if (!status.ok()) monitor_.Fail(status);
   }
   io_thread_.Start();
+  verifier_.Resume();
   OPTSTATE_RETURN_IF_ERROR(status);
   return bytes;
 }
@@ -424,7 +427,10 @@ std::optional<storage::RewriteState> NvmeStore::rewriting() const {
 }
 
 void NvmeStore::RemoveAnew(const storage::Arrangement& arrangement) {
+  // One thread at a time uses the engine.
+  io_thread_.Stop();
   NextArrangement::Remove(&context_.engine, arrangement);
+  io_thread_.Start();
 }
 
 absl::Status NvmeStore::Reopen(const storage::RewriteTarget& target) {

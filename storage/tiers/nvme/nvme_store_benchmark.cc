@@ -20,6 +20,12 @@
 // (share 2) is to be compared with next to none (64), and durable 1 with 0.
 // --benchmark_format=json gives all of it to programs. A size for which the
 // folder has no room is left out, which is said.
+//
+// BM_Move moves the records of such states, an eighth of which is in frames, to
+// other files of the folder while passes go on, and then makes as many passes
+// without a move. Counters, in ms, medians: the longest step with and without a
+// move; how long the first step waits for the move to begin, and the last one
+// for its switch, which the longest step has in it; and the whole move.
 
 #include <algorithm>
 #include <array>
@@ -41,6 +47,7 @@
 #include "proto/types/layout.h"
 #include "storage/io/benchmark_setup.h"
 #include "storage/io/make_io_engine.h"
+#include "storage/record_rewrite.h"
 #include "storage/tiers/nvme/nvme_store.h"
 
 namespace optstate::nvme {
@@ -166,7 +173,8 @@ class Ground {
             layout_, 0, {.is_durable = is_durable, .job_bytes = kJob.size()})),
         frame_memory_(frames * kRecordBytes),
         raw_memory_(frames * kRecordBytes),
-        table_(sizes_.table) {
+        table_(sizes_.table),
+        next_table_(sizes_.table) {
     io::DieUnless(sizes_.frame == kRecordBytes, "records have another size");
     NvmeStore::Options options;
     options.engine = MakeEngine();
@@ -207,6 +215,63 @@ class Ground {
     RunRaw(engine_.get(), raw_file_, records_, raw_memory_.span(), bytes);
   }
   void Compute() { RunCompute(records_, raw_memory_.span()); }
+  // Makes a pass, and returns how long it took.
+  double TimePass() {
+    const double began_at = io::WallSeconds();
+    Pass(/*touches=*/true);
+    return io::WallSeconds() - began_at;
+  }
+
+  // In seconds.
+  struct MoveTimes {
+    double begin = 0;
+    double longest_step = 0;
+    double switching = 0;
+    double whole = 0;
+    int passes = 0;
+  };
+  // Moves the records while passes are made.
+  MoveTimes Move() {
+    // The store has the other one.
+    const io::BenchmarkMemory& table =
+        ++arrangement_ % 2 == 0 ? table_ : next_table_;
+    std::fill(table.span().begin(), table.span().end(), std::byte{0});
+    storage::RewriteTarget target;
+    target.layout = &layout_;
+    target.arrangement.number = arrangement_;
+    target.arrangement.directories = {folder_.path()};
+    target.job = std::string(kJob);
+    target.job_bytes = kJob.size();
+    target.table = table.span();
+    MoveTimes times;
+    const double began_at = io::WallSeconds();
+    const absl::Status begun = store_->BeginMove(target);
+    io::DieUnless(begun.ok(), begun.ToString());
+    times.begin = io::WallSeconds() - began_at;
+    absl::Status copied;
+    std::atomic<bool> is_copied = false;
+    std::thread copier([&] {
+      copied = store_->CopyRecords();
+      is_copied = true;
+    });
+    double step = times.begin + TimePass();
+    times.longest_step = step;
+    times.passes = 1;
+    while (!is_copied) {
+      step = TimePass();
+      times.longest_step = std::max(times.longest_step, step);
+      ++times.passes;
+    }
+    copier.join();
+    io::DieUnless(copied.ok(), copied.ToString());
+    const double ended_at = io::WallSeconds();
+    const auto moved = store_->FinishMove([] { return absl::OkStatus(); });
+    io::DieUnless(moved.ok(), moved.status().ToString());
+    times.switching = io::WallSeconds() - ended_at;
+    times.whole = io::WallSeconds() - began_at;
+    times.longest_step = std::max(times.longest_step, step + times.switching);
+    return times;
+  }
 
  private:
   static constexpr absl::string_view kJob = "job";
@@ -216,11 +281,12 @@ class Ground {
   const io::BenchmarkFolder folder_;
   const Layout layout_;
   const NvmeStore::Sizes sizes_;
-  const io::BenchmarkMemory frame_memory_, raw_memory_, table_;
+  const io::BenchmarkMemory frame_memory_, raw_memory_, table_, next_table_;
   std::unique_ptr<NvmeStore> store_;
   std::unique_ptr<io::IoEngine> engine_;
   io::FileId raw_file_;
   uint64_t step_ = 0;
+  uint32_t arrangement_ = 0;
 };
 
 // Arguments: MiB of frames, an eighth of the state; 1: each byte is touched.
@@ -330,6 +396,48 @@ BENCHMARK(BM_Step)
     ->Args({4096, 64, 0})
     ->Args({16384, 64, 0})
     ->ArgNames({"state_MiB", "share", "durable"})
+    ->Unit(benchmark::kMillisecond)
+    ->Iterations(5);
+
+// Arguments: MiB of state; 1: each pass is made durable.
+void BM_Move(benchmark::State& state) {
+  const uint64_t records =
+      (static_cast<uint64_t>(state.range(0)) << 20) / kRecordBytes;
+  const uint64_t frames = std::max(records / 8, NvmeStore::kFramesMin);
+  const bool is_durable = state.range(1) != 0;
+  // The records twice, and a file for raw requests.
+  if (!HasRoom((is_durable ? 3 : 2) * records * kRecordBytes)) {
+    state.SkipWithError("left out: the folder has no room for that state");
+    return;
+  }
+  Ground ground(records, frames, is_durable);
+  std::vector<double> with, without, begins, switches, moves;
+  for (int i = 0; i < 2; ++i) ground.Pass(/*touches=*/true);
+  for (auto _ : state) {
+    const Ground::MoveTimes times = ground.Move();
+    double longest = 0;
+    for (int i = 0; i < times.passes; ++i) {
+      longest = std::max(longest, ground.TimePass());
+    }
+    with.push_back(times.longest_step);
+    without.push_back(longest);
+    begins.push_back(times.begin);
+    switches.push_back(times.switching);
+    moves.push_back(times.whole);
+  }
+  state.SetLabel(ground.io_engine());
+  state.counters["longest_step_ms"] = 1e3 * io::Median(with);
+  state.counters["longest_step_without_ms"] = 1e3 * io::Median(without);
+  state.counters["begin_ms"] = 1e3 * io::Median(begins);
+  state.counters["switch_ms"] = 1e3 * io::Median(switches);
+  state.counters["move_ms"] = 1e3 * io::Median(moves);
+}
+BENCHMARK(BM_Move)
+    ->Args({48, 0})  // for the brief test
+    ->Args({48, 1})  // "
+    ->Args({1024, 0})
+    ->Args({1024, 1})
+    ->ArgNames({"state_MiB", "durable"})
     ->Unit(benchmark::kMillisecond)
     ->Iterations(5);
 

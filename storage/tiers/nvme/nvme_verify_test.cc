@@ -222,6 +222,50 @@ TEST_F(NvmeVerifyTest, ADamagedRecordInMemoryIsWrittenAnew) {
   }
 }
 
+// A move that finds the damage does the same, and is given up.
+TEST_F(NvmeVerifyTest, AMoveKeepsWhatMemoryHasOfADamagedRecord) {
+  const std::vector<std::string> directories = {"/disk", "/disk2"};
+  for (const bool is_durable : {false, true}) {
+    for (const bool is_unreadable : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(is_durable, " ", is_unreadable));
+      Start(is_durable);
+      WriteAll();
+      if (is_durable) Commit(1);
+      ASSERT_EQ(job_->Compare(0), absl::OkStatus());
+      const RecordPlace place = PlaceOf(0);
+      ASSERT_NE(place.frame, RecordPlace::kNoFrame);
+      ASSERT_TRUE(place.is_on_disk && !place.is_dirty);
+      if (is_unreadable) {
+        job_->Close();
+        disk_->AddFault({.kind = Kind::kRead,
+                         .path = FileOf(0),
+                         .begin = place.slot * slot_bytes_,
+                         .end = (place.slot + 1) * slot_bytes_,
+                         .times = io::SimulatedFault::kForever});
+        ASSERT_EQ(job_->Open(), absl::OkStatus());
+      } else {
+        Flip(0, place.slot, is_durable ? 2 : 1, 9, std::byte{8});
+      }
+      ASSERT_EQ(job_->BeginMove(directories, {2, 1}), absl::OkStatus());
+      const absl::Status moved = job_->store().CopyRecords();
+      EXPECT_TRUE(absl::IsDataLoss(moved)) << moved;
+      EXPECT_NE(moved.message().find(FileOf(0)), std::string::npos) << moved;
+      job_->EndMove();
+      EXPECT_TRUE(PlaceOf(0).is_dirty);
+      job_->Close();
+      disk_->ClearFaults();
+      ASSERT_EQ(job_->Open(), absl::OkStatus());
+      if (is_durable) Commit(2);
+      // These are read into the frames.
+      for (size_t i = kRecordCount; i > 0; --i) {
+        ASSERT_EQ(job_->Compare(i - 1), absl::OkStatus());
+      }
+      ASSERT_EQ(job_->Rearrange(directories, {2, 1}), absl::OkStatus());
+      EXPECT_EQ(job_->CompareAll(), absl::OkStatus());
+    }
+  }
+}
+
 TEST_F(NvmeVerifyTest, AReadThatFailsIsADamageAfterItsLastAttempt) {
   Start(/*is_durable=*/true);
   WriteAll();

@@ -149,6 +149,7 @@ void RecordMover::Check(SlotCopy* copy) {
   copy->phase = SlotCopy::Phase::kIdle;
   if (std::exchange(copy->is_stale, false)) return;
   if (different >= 0) {
+    cache_.SetDamaged(copy->record, copy->slot);
     return Fail(context_.DamagedError(copy->record, copy->slot, different));
   }
   context_.record_layout.PutSums(copy->record, copy->sums,
@@ -431,6 +432,7 @@ void RecordMover::CompleteCopy(SlotCopy* copy) {
       SubmitRead(copy);
     } else {
       copy->phase = SlotCopy::Phase::kIdle;
+      cache_.SetDamaged(copy->record, copy->slot);
       Fail(absl::Status(
           status.code(),
           absl::StrCat(status.message(), " (tried ",

@@ -45,7 +45,8 @@ namespace optstate::nvme {
 // - The present arrangement is only read for this: whatever ends leaves it.
 //
 // Errors: one of the next arrangement's files, and a record that is damaged,
-// end the move and nothing else.
+// end the move and nothing else. A damaged record that a frame has as it was
+// written is to be written anew, as by Verify().
 //
 // Threads: Begin(), Seal(), End() and Reset() are called while the thread of
 // I/O does not run; Copy(), Cancel() and the questions take the store's lock;

@@ -68,22 +68,41 @@ absl::Status Verifier::VerifyRecord(uint32_t record, Verification* verification,
     }
   }
   ++result->progress.records;
-  if (verification->phase == Phase::kSkipped) {
-    ++result->progress.skipped;
-    return absl::OkStatus();
-  }
+  const bool is_skipped = verification->phase == Phase::kSkipped;
+  const bool is_read = !is_skipped && verification->request.status.ok();
   int64_t different = -1;
-  if (verification->request.status.ok()) {
+  if (is_skipped) ++result->progress.skipped;
+  if (is_read) {
     result->progress.bytes_read += verification->request.buffer.size();
     different = context_.record_layout.FirstDifferenceOf(
         record, verification->buffer.data(), context_.writes_parameters(),
         verification->sums);
-    if (different < 0) return absl::OkStatus();
   }
-  NoteDamage(*verification, different, result);
+  const bool is_damaged = !is_skipped && (!is_read || different >= 0);
+  if (is_damaged) NoteDamage(*verification, different, result);
   const absl::MutexLock lock(&monitor_.mu);
-  cache_.SetDamaged(record, verification->slot);
+  if (is_damaged) cache_.SetDamaged(record, verification->slot);
+  verification->phase = Phase::kIdle;
+  if (is_suspended_) monitor_.changed.SignalAll();
   return absl::OkStatus();
+}
+
+bool Verifier::IsAtRecord() const {
+  using Phase = Verification::Phase;
+  return verification_ != nullptr && verification_->phase != Phase::kIdle &&
+         verification_->phase != Phase::kWanted;
+}
+
+void Verifier::Suspend() {
+  const absl::MutexLock lock(&monitor_.mu);
+  is_suspended_ = true;
+  while (IsAtRecord()) monitor_.changed.Wait(&monitor_.mu);
+}
+
+void Verifier::Resume() {
+  const absl::MutexLock lock(&monitor_.mu);
+  is_suspended_ = false;
+  monitor_.Wake();
 }
 
 void Verifier::NoteDamage(const Verification& verification, int64_t tile,
@@ -116,7 +135,7 @@ void Verifier::NoteDamage(const Verification& verification, int64_t tile,
 
 void Verifier::Start() {
   monitor_.mu.AssertHeld();
-  if (verification_ == nullptr ||
+  if (is_suspended_ || verification_ == nullptr ||
       verification_->phase != Verification::Phase::kWanted) {
     return;
   }

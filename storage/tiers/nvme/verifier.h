@@ -25,9 +25,13 @@ namespace optstate::nvme {
 // The thread that calls Verify() asks for one record after the other, and
 // compares it; the thread of I/O reads it, after all other requests.
 //
-// Invariant: a slot that is being read is not written (IsReading()).
+// Invariants:
+// - A slot that is being read is not written (IsReading()).
+// - While it is suspended, the thread in Verify() uses nothing that is changed
+//   when the store's files are opened anew.
 //
-// Threads: Verify() takes the store's lock; it is held for all else.
+// Threads: Verify(), Suspend() and Resume() take the store's lock; it is held
+// for all else.
 class Verifier {
  public:
   // The arguments must outlive this object.
@@ -42,6 +46,12 @@ class Verifier {
   absl::StatusOr<storage::VerifyResult> Verify(
       absl::FunctionRef<bool(const storage::VerifyResult&)> progress);
 
+  // Has no record be read or compared until Resume(). Waits for the record that
+  // is being read or compared, and for no caller of Verify(). The thread of I/O
+  // runs.
+  void Suspend();
+  void Resume();
+
   // Begins the read that Verify() wants, unless the slot is being written: then
   // it is begun after that.
   void Start();
@@ -55,6 +65,7 @@ class Verifier {
  private:
   // The read of one record for Verify(), which owns it.
   struct Verification {
+    // kDone: the thread in Verify() is at it; kIdle: it looks at no record.
     enum class Phase : uint8_t { kIdle, kWanted, kReading, kDone, kSkipped };
     Phase phase = Phase::kIdle;
     uint32_t record = 0;
@@ -70,12 +81,15 @@ class Verifier {
   void NoteDamage(const Verification& verification, int64_t tile,
                   storage::VerifyResult* result) const;
   void Submit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
+  // Says whether a record is being read or compared.
+  bool IsAtRecord() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
 
   const StoreContext& context_;
   StoreMonitor& monitor_;
   RecordCache& cache_ ABSL_GUARDED_BY(monitor_.mu);
   const Committer& committer_;
   Verification* verification_ ABSL_GUARDED_BY(monitor_.mu) = nullptr;
+  bool is_suspended_ ABSL_GUARDED_BY(monitor_.mu) = false;
 };
 
 }  // namespace optstate::nvme
