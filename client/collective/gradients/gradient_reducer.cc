@@ -19,6 +19,8 @@ constexpr uint64_t kBucketBytesMin = 4096;
 constexpr uint32_t kBlockElementsMin = 16;
 constexpr uint32_t kBlockElementsMax = 1u << 20;
 constexpr size_t kBitsPerByte = 8;
+// All gradients together: their bytes are far from overflowing 64 bits.
+constexpr uint64_t kElementsMax = uint64_t{1} << 56;
 
 bool IsFactor(double value) { return std::isfinite(value) && value > 0; }
 
@@ -39,9 +41,11 @@ absl::Status CheckOptions(const ReducerOptions& options) {
     return absl::InvalidArgumentError("reduction is neither kSum nor kMean");
   }
   if (!IsFactor(options.predivide_factor) ||
-      !IsFactor(options.postscale_factor)) {
+      !IsFactor(options.postscale_factor) ||
+      !IsFactor(options.predivide_factor * options.postscale_factor)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "predivide_factor and postscale_factor are finite and above 0, not ",
+        "predivide_factor, postscale_factor and their product are finite and "
+        "above 0, not ",
         options.predivide_factor, " and ", options.postscale_factor));
   }
   if (!options.quantization.has_value()) return absl::OkStatus();
@@ -54,6 +58,19 @@ absl::Status CheckOptions(const ReducerOptions& options) {
   if (options.communication != ElementType::kFloat32) {
     return absl::InvalidArgumentError(
         "quantised gradients are added up in float32: leave communication out");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSizes(absl::Span<const GradientSpec> gradients) {
+  uint64_t all = 0;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (gradients[i].numel > kElementsMax - all) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "gradient ", i, " has ", gradients[i].numel, " elements, after ", all,
+          " of those before it: the limit is ", kElementsMax, " in all"));
+    }
+    all += gradients[i].numel;
   }
   return absl::OkStatus();
 }
@@ -117,6 +134,7 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Make(
     Collective* collective, std::vector<GradientSpec> gradients,
     const ReducerOptions& options) {
   OPTSTATE_RETURN_IF_ERROR(CheckOptions(options));
+  OPTSTATE_RETURN_IF_ERROR(CheckSizes(gradients));
   const bool is_on_device = collective->memory() == MemoryKind::kDevice;
   if (is_on_device) {
     OPTSTATE_RETURN_IF_ERROR(CheckForDevice(gradients, options));
