@@ -189,6 +189,7 @@ def test_the_rules():
         [_at(9, 9), _at(7, prepared=Step(8, 9))],
         [_at(8, 9), None],
         [_at(8, 9), _at(8, 10)],
+        [_at(8, 9), _at(8, 9, True)],
         [_at(8, 9, loads_finished=1), _at(8, 9, loads_finished=2)],
         [_at(0, 0, loads_finished=1), _at(0, 0, loads_finished=2)],
     ],

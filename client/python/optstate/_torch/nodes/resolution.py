@@ -135,7 +135,7 @@ def resolve(
     if any(p.committed.digest != ahead[kind].digest for kind, p in zip(kinds, there)):
         raise Unresolvable(_describe(there, positions, names, latest))
     # All nodes take a step in two phases and skip it alike, or these are jobs of several runs.
-    if len({(step.digest == 0, step.found_inf) for step in ahead.values()}) > 1:
+    if len({(p.committed.digest == 0, p.committed.found_inf) for p in there}) > 1:
         raise Unresolvable(_describe(there, positions, names, latest))
     waiting = {node: p.prepared for node, p in enumerate(there) if p.prepared is not None}
     if waiting:
