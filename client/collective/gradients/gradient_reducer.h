@@ -52,6 +52,9 @@ struct ReducerOptions {
   std::optional<BlockQuantization> quantization;
 };
 
+// INVALID_ARGUMENT: options out of range, or that exclude each other.
+absl::Status CheckReducerOptions(const ReducerOptions& options);
+
 // Makes each gradient the sum or the mean of all ranks', in place, so that all
 // ranks hand their daemons the same bits.
 //
