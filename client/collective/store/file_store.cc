@@ -118,6 +118,11 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Open(std::string folder) {
         " can be written by other users, who could send ranks to any "
         "address: chmod go-w"));
   }
+  if (found.st_uid != geteuid() && found.st_uid != 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder, " belongs to user ", found.st_uid,
+        ", who could send ranks to any address: give a folder of your own"));
+  }
   return std::unique_ptr<FileStore>(new FileStore(std::move(folder)));
 }
 

@@ -152,5 +152,18 @@ TEST_F(FileStoreTest, RefusesFoldersThatAreNotItsOwn) {
   EXPECT_THAT(std::string(shared.message()), testing::HasSubstr("chmod"));
 }
 
+TEST_F(FileStoreTest, RefusesFoldersOfOtherUsers) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
+  const std::string folder = folder_ + "/given";
+  std::filesystem::create_directory(folder);
+  ASSERT_EQ(chmod(folder.c_str(), 0700), 0);
+  if (chown(folder.c_str(), 12345, 12345) != 0) {
+    GTEST_SKIP() << "this root cannot give a folder away";
+  }
+  const absl::Status given = FileStore::Open(folder).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(given)) << given;
+  EXPECT_THAT(std::string(given.message()), testing::HasSubstr("12345"));
+}
+
 }  // namespace
 }  // namespace optstate::client

@@ -220,7 +220,8 @@ absl::Status Mesh::LookBehind(uint32_t peer) {
   Frame::Bytes next = {};
   const ssize_t count = recv(link.socket.get(), next.data(), next.size(),
                              MSG_PEEK | MSG_DONTWAIT);
-  if (count < 0 && IsTemporary(errno)) return absl::OkStatus();
+  const int error = count < 0 ? errno : 0;
+  if (count < 0 && IsTemporary(error)) return absl::OkStatus();
   if (count == static_cast<ssize_t>(next.size())) {
     const absl::StatusOr<Frame> head = Decode(next);
     if (head.ok() && head->operation == Operation::kAbort) {
@@ -231,7 +232,7 @@ absl::Status Mesh::LookBehind(uint32_t peer) {
     }
   }
   // A peer that lacks a part of this rank's frame has not taken part.
-  if (count == 0 && !link.is_sent()) return Lost(peer, 0);
+  if (!link.is_sent()) return Lost(peer, error);
   // The peer has taken part in this exchange and gone; who needs it again finds
   // it gone.
   link.is_closed = true;
