@@ -27,24 +27,44 @@ absl::Status CheckHost(const Collective& collective) {
       " collective does not take: make a tcp one for it"));
 }
 
-// Returns what two texts have behind the words that they have in common.
-Unlike Difference(const std::string& first, const std::string& other,
-                  uint32_t rank) {
-  size_t at = 0;
-  size_t word = 0;
-  while (at < first.size() && at < other.size() && first[at] == other[at]) {
-    ++at;
-    if (first[at - 1] == ',' || first[at - 1] == ';' || first[at - 1] == '\n') {
-      word = at;
-    }
+// Returns how many bytes the texts of rank 0 and of `rank` have in common at
+// their beginning: a binary search over digests, so that texts of any length
+// take a few numbers of each rank.
+absl::StatusOr<uint64_t> CountCommon(Collective& collective,
+                                     absl::string_view mine, uint32_t rank) {
+  const uint64_t size = mine.size();
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const std::vector<uint64_t> sizes,
+      GatherNumbers(collective, absl::MakeConstSpan(&size, 1)));
+  // So many bytes are in common, and so many are not all.
+  uint64_t common = 0;
+  uint64_t beyond = std::min(sizes[0], sizes[rank]) + 1;
+  while (beyond - common > 1) {
+    const uint64_t middle = common + (beyond - common) / 2;
+    const uint64_t digest =
+        ContentDigest(BytesOf(mine.substr(0, middle)), /*seed=*/0);
+    OPTSTATE_ASSIGN_OR_RETURN(
+        const std::vector<uint64_t> digests,
+        GatherNumbers(collective, absl::MakeConstSpan(&digest, 1)));
+    (digests[0] == digests[rank] ? common : beyond) = middle;
   }
-  const auto shown = [&](const std::string& text) {
-    std::string rest = text.substr(std::min(word, text.size()), kShownBytes);
-    rest = rest.substr(0, rest.find('\n'));
-    rest = std::string(absl::StripAsciiWhitespace(rest));
-    return rest.empty() ? std::string("nothing more") : Printable(rest);
-  };
-  return {.rank = rank, .of_first = shown(first), .of_other = shown(other)};
+  return common;
+}
+
+// Returns what follows in a text, from the beginning of the word that has byte
+// `at` to the end of its line.
+absl::string_view WordAt(absl::string_view text, size_t at) {
+  at = std::min(at, text.size());
+  const size_t separator = text.substr(0, at).find_last_of(",;\n");
+  if (separator != absl::string_view::npos) {
+    text.remove_prefix(separator + 1);
+  }
+  text = text.substr(0, kShownBytes);
+  return absl::StripAsciiWhitespace(text.substr(0, text.find('\n')));
+}
+
+std::string ShownOf(absl::string_view word) {
+  return word.empty() ? std::string("nothing more") : Printable(word);
 }
 
 }  // namespace
@@ -99,10 +119,15 @@ absl::StatusOr<std::optional<Unlike>> FindUnlike(Collective& collective,
                    [&](uint64_t each) { return each != digests[0]; });
   if (other == digests.end()) return std::nullopt;
   const auto rank = static_cast<uint32_t>(other - digests.begin());
+  OPTSTATE_ASSIGN_OR_RETURN(const uint64_t common,
+                            CountCommon(collective, mine, rank));
   const bool is_shown = collective.rank() == 0 || collective.rank() == rank;
-  OPTSTATE_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                            GatherTexts(collective, is_shown ? mine : ""));
-  return Difference(texts[0], texts[rank], rank);
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const std::vector<std::string> words,
+      GatherTexts(collective, is_shown ? WordAt(mine, common) : ""));
+  return Unlike{.rank = rank,
+                .of_first = ShownOf(words[0]),
+                .of_other = ShownOf(words[rank])};
 }
 
 absl::Status AgreeOn(Collective& collective, const absl::Status& mine) {

@@ -39,7 +39,8 @@ struct Unlike {
 };
 
 // Returns where ranks have other texts than rank 0, the same on every rank;
-// nothing: all are equal. Only digests are exchanged when they are.
+// nothing: all are equal. Texts may have any length: digests are exchanged, and
+// the words that differ.
 absl::StatusOr<std::optional<Unlike>> FindUnlike(Collective& collective,
                                                  absl::string_view mine);
 

@@ -77,6 +77,26 @@ TEST(Gather, TheFirstDifferenceIsFound) {
   }
 }
 
+// The texts are longer than what a rank may send.
+TEST(Gather, ADifferenceIsFoundFarBehind) {
+  for (const absl::Status& each :
+       OnThree([](Collective& collective) -> absl::Status {
+         std::string mine;
+         while (mine.size() < kGatheredTextBytesMax + 100) mine += "a line\n";
+         absl::StrAppend(&mine, "of rank ", collective.rank() == 0 ? 0 : 1,
+                         "\nlast\n");
+         OPTSTATE_ASSIGN_OR_RETURN(const std::optional<Unlike> unlike,
+                                   FindUnlike(collective, mine));
+         if (!unlike.has_value()) return absl::InternalError("not found");
+         EXPECT_EQ(unlike->rank, 1u);
+         EXPECT_EQ(unlike->of_first, "of rank 0");
+         EXPECT_EQ(unlike->of_other, "of rank 1");
+         return absl::OkStatus();
+       })) {
+    EXPECT_TRUE(each.ok()) << each;
+  }
+}
+
 TEST(Gather, AnErrorOfOneIsThatOfAll) {
   const std::vector<absl::Status> results =
       OnThree([](Collective& collective) -> absl::Status {

@@ -1,7 +1,10 @@
 #include "tests/simulation/collective.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
 
 namespace optstate::simulation {
 
@@ -22,19 +25,22 @@ Verdict Round::verdict() const {
     std::vector<std::optional<NodeStep>> votes;
     votes.reserve(of_ranks_.size());
     for (const Contribution& each : of_ranks_) votes.push_back(each.vote);
-    verdict_ = DecideVotes(votes);
+    verdict_ = client::DecideVotes(votes);
   }
   return *verdict_;
 }
 
-const absl::StatusOr<std::map<uint32_t, Verdict>>& Round::resolution() const {
+const absl::StatusOr<std::map<size_t, Verdict>>& Round::resolution() const {
   if (!resolution_.has_value()) {
     std::vector<std::optional<NodePosition>> positions;
+    std::vector<std::string> names;
     positions.reserve(members_);
+    names.reserve(members_);
     for (uint32_t member = 0; member < members_; ++member) {
       positions.push_back(position(member));
+      names.push_back(absl::StrCat("node ", member));
     }
-    resolution_ = ResolvePositions(positions);
+    resolution_ = client::Resolve(positions, names);
   }
   return *resolution_;
 }

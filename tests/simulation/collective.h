@@ -11,11 +11,16 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "tests/simulation/resolution.h"
+#include "client/collective/nodes/resolution.h"
+#include "proto/types/step_verdict.h"
 #include "tests/simulation/simulated_network.h"
 #include "tests/simulation/world.h"
 
 namespace optstate::simulation {
+
+// The rules by which the ranks of the C++ client decide.
+using client::NodePosition;
+using client::NodeStep;
 
 // The part that one rank brings to an all-gather.
 struct Contribution {
@@ -45,7 +50,7 @@ class Round {
   // The verdict about a step, from all ranks' votes.
   Verdict verdict() const;
   // The verdicts by member, from the positions of the first ranks.
-  const absl::StatusOr<std::map<uint32_t, Verdict>>& resolution() const;
+  const absl::StatusOr<std::map<size_t, Verdict>>& resolution() const;
   const std::optional<NodePosition>& position(uint32_t member) const {
     return of_ranks_[size_t{member} * ranks_].position;
   }
@@ -55,8 +60,7 @@ class Round {
   const uint32_t ranks_;
   std::vector<Contribution> of_ranks_;
   mutable std::optional<Verdict> verdict_;
-  mutable std::optional<absl::StatusOr<std::map<uint32_t, Verdict>>>
-      resolution_;
+  mutable std::optional<absl::StatusOr<std::map<size_t, Verdict>>> resolution_;
 };
 
 // The process group of one generation of ranks: all-gathers over a binary tree

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tests/simulation/plot.h"
 #include "tests/simulation/report.h"
@@ -20,6 +21,7 @@ int Main(int argc, char** argv) {
   ScenarioOptions options;
   std::string scenario = "all";
   std::string plot;
+  std::string csv;
   CLI::App app("Simulates many nodes of one job", "simulation");
   const auto add = [&app](const char* name, auto& value, const char* text) {
     app.add_option(name, value, text)->capture_default_str();
@@ -33,6 +35,9 @@ int Main(int argc, char** argv) {
   add("--knocks", options.knocks,
       "of another user at each daemon, in attach_storm");
   add("--plot", plot, "an SVG to write; an absolute path under `bazel run`");
+  add("--csv", csv,
+      "the table as comma-separated values to write, for plot_costs.py; an "
+      "absolute path under `bazel run`");
   CLI11_PARSE(app, argc, argv);
 
   std::cout << "seed " << options.seed << std::endl;
@@ -51,13 +56,16 @@ int Main(int argc, char** argv) {
     reports.push_back(*std::move(report));
   }
   std::cout << TableOf(reports);
-  if (!plot.empty()) {
-    const absl::Status written = WritePlot(reports, plot);
-    if (!written.ok()) {
-      std::cerr << written << std::endl;
-      passed = false;
-    }
-  }
+  const auto write = [&passed](const std::string& text,
+                               const std::string& path) {
+    if (path.empty()) return;
+    const absl::Status written = WriteText(text, path);
+    if (written.ok()) return;
+    std::cerr << written << std::endl;
+    passed = false;
+  };
+  write(PlotOf(reports), plot);
+  write(CsvOf(reports), csv);
   return passed ? 0 : 1;
 }
 

@@ -1,14 +1,12 @@
 #include "tests/simulation/plot.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <fstream>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
-#include "proto/types/os_error.h"
 
 namespace optstate::simulation {
 namespace {
@@ -125,15 +123,6 @@ std::string PlotOf(absl::Span<const Report> reports) {
       "stroke-width:1.5}</style>\n"
       "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n",
       body, "</svg>\n");
-}
-
-absl::Status WritePlot(absl::Span<const Report> reports,
-                       const std::string& path) {
-  std::ofstream file(path, std::ios::trunc);
-  file << PlotOf(reports);
-  file.close();
-  if (file) return absl::OkStatus();
-  return OsError(errno, absl::StrCat("write ", path));
 }
 
 }  // namespace optstate::simulation

@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "tests/simulation/report.h"
 
@@ -14,10 +13,6 @@ namespace optstate::simulation {
 // lines (the share of nodes with so many or fewer). Equal reports give equal
 // files.
 std::string PlotOf(absl::Span<const Report> reports);
-
-// Writes it to a file.
-absl::Status WritePlot(absl::Span<const Report> reports,
-                       const std::string& path);
 
 }  // namespace optstate::simulation
 

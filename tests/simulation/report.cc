@@ -1,11 +1,14 @@
 #include "tests/simulation/report.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <fstream>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "proto/types/os_error.h"
 #include "tests/load/quantiles.h"
 
 namespace optstate::simulation {
@@ -39,6 +42,29 @@ Row RowOf(const Report& report) {
           absl::StrCat(report.log_lines_max()),
           absl::StrCat(report.steps),
           absl::StrFormat("%.2f", report.rounds_per_step)};
+}
+
+Row CsvRowOf(const Report& report) {
+  const load::Quantiles attach = load::QuantilesOf(report.attach_ms);
+  const load::Quantiles again = load::QuantilesOf(report.attach_again_ms);
+  const auto number = [](double value) {
+    return absl::StrFormat("%.17g", value);
+  };
+  return {report.scenario,
+          absl::StrCat(report.seed),
+          absl::StrCat(report.nodes),
+          absl::StrCat(report.ranks),
+          number(attach.p50_ms),
+          number(attach.p99_ms),
+          number(attach.max_ms),
+          again.count == 0 ? "" : number(again.p99_ms),
+          number(report.cpu_ms_per_node),
+          absl::StrCat(report.heap_bytes_per_node),
+          absl::StrCat(report.file_bytes_per_node),
+          number(MeanOf(report.log_lines)),
+          absl::StrCat(report.log_lines_max()),
+          absl::StrCat(report.steps),
+          number(report.rounds_per_step)};
 }
 
 }  // namespace
@@ -85,6 +111,27 @@ std::string TableOf(absl::Span<const Report> reports) {
     }
   }
   return text;
+}
+
+std::string CsvOf(absl::Span<const Report> reports) {
+  std::string text =
+      "scenario,seed,nodes,ranks,attach_p50_ms,attach_p99_ms,attach_max_ms,"
+      "again_p99_ms,cpu_ms_per_node,heap_bytes_per_node,file_bytes_per_node,"
+      "log_lines_mean,log_lines_max,steps,rounds_per_step\n";
+  for (const Report& report : reports) {
+    absl::StrAppend(&text, absl::StrJoin(CsvRowOf(report), ","), "\n");
+  }
+  return text;
+}
+
+absl::Status WriteText(const std::string& text, const std::string& path) {
+  errno = 0;
+  std::ofstream file(path, std::ios::trunc);
+  file << text;
+  file.close();
+  if (file) return absl::OkStatus();
+  // The library need not say why.
+  return OsError(errno == 0 ? EIO : errno, absl::StrCat("write ", path));
 }
 
 }  // namespace optstate::simulation

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 
 namespace optstate::simulation {
@@ -46,6 +47,14 @@ struct Report {
 // Returns a table with a row for each simulation, then its counts and what is
 // wrong with it.
 std::string TableOf(absl::Span<const Report> reports);
+
+// Returns the same columns as comma-separated values for plot_costs.py: a line
+// of names, then one for each simulation. Times and means are not rounded; a
+// scenario without ranks that attach again has nothing there.
+std::string CsvOf(absl::Span<const Report> reports);
+
+// Writes a text to a file, anew.
+absl::Status WriteText(const std::string& text, const std::string& path);
 
 }  // namespace optstate::simulation
 

@@ -1,6 +1,7 @@
-// The rules in C++ answer what resolution.py answers, case by case.
+// The rules of the C++ client, which the simulation uses, answer what
+// resolution.py of the Python package answers, case by case.
 
-#include "tests/simulation/resolution.h"
+#include "client/collective/nodes/resolution.h"
 
 #include <fstream>
 #include <optional>
@@ -16,6 +17,9 @@
 
 namespace optstate::simulation {
 namespace {
+
+using client::NodePosition;
+using client::NodeStep;
 
 constexpr char kCasesFile[] = "tests/simulation/resolution_cases.txt";
 
@@ -52,13 +56,15 @@ std::string AnswerTo(const std::vector<std::string>& words) {
     for (size_t i = 1; i < words.size(); ++i) {
       votes.push_back(StepFrom(words[i]));
     }
-    return absl::StrCat(static_cast<int>(DecideVotes(votes)));
+    return absl::StrCat(static_cast<int>(client::DecideVotes(votes)));
   }
   std::vector<std::optional<NodePosition>> positions;
+  std::vector<std::string> names;
   for (size_t i = 1; i < words.size(); ++i) {
     positions.push_back(PositionFrom(words[i]));
+    names.push_back(absl::StrCat("node", i));
   }
-  const auto verdicts = ResolvePositions(positions);
+  const auto verdicts = client::Resolve(positions, names);
   if (!verdicts.ok()) return "unresolvable";
   std::string answer;
   for (const auto& [node, verdict] : *verdicts) {
@@ -82,18 +88,6 @@ TEST(ResolutionTest, AnswersAsTheRanksDo) {
     ++cases;
   }
   EXPECT_GE(cases, 700u);
-}
-
-TEST(ResolutionTest, NodesThatCannotCatchUpAreNamed) {
-  const std::vector<std::optional<NodePosition>> positions = {
-      NodePosition{.committed = {.step = 4, .digest = 5}, .loads_finished = 1},
-      std::nullopt,
-      NodePosition{.committed = {.step = 2, .digest = 5}, .loads_finished = 1}};
-  const absl::Status status = ResolvePositions(positions).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  const std::string text(status.message());
-  EXPECT_NE(text.find("node 1: no such job"), std::string::npos) << text;
-  EXPECT_NE(text.find("node 2: step 2"), std::string::npos) << text;
 }
 
 }  // namespace

@@ -194,6 +194,35 @@ TEST(ScenarioOptionsTest, WhatCannotBeIsRefused) {
   EXPECT_TRUE(absl::StrContains(too_many.message(), "--nodes")) << too_many;
 }
 
+TEST(CsvTest, HasALineForEachSimulation) {
+  Report report;
+  report.scenario = "node_loss";
+  report.seed = 7;
+  report.nodes = 20;
+  report.ranks = 4;
+  report.attach_ms = {0.5, 2.25};
+  report.steps = 14;
+  report.rounds_per_step = 1;
+  report.cpu_ms_per_node = 1.5;
+  report.heap_bytes_per_node = 300;
+  report.file_bytes_per_node = 400;
+  report.log_lines = {4, 5};
+  const std::string names =
+      "scenario,seed,nodes,ranks,attach_p50_ms,attach_p99_ms,attach_max_ms,"
+      "again_p99_ms,cpu_ms_per_node,heap_bytes_per_node,file_bytes_per_node,"
+      "log_lines_mean,log_lines_max,steps,rounds_per_step\n";
+  EXPECT_EQ(CsvOf({}), names);
+  EXPECT_EQ(CsvOf({&report, 1}),
+            names + "node_loss,7,20,4,0.5,2.25,2.25,,1.5,300,400,4.5,5,14,1\n");
+  report.attach_again_ms = {8};
+  EXPECT_TRUE(absl::StrContains(CsvOf({&report, 1}), ",2.25,8,1.5,"));
+}
+
+TEST(CsvTest, AFileThatCannotBeWrittenIsAnError) {
+  const absl::Status status = WriteText("text", "/no/such/folder/file.csv");
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+}
+
 TEST(PlotTest, HasACurveForEachPanel) {
   Report report;
   report.scenario = "attach_storm";

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes resolution_cases.txt: what resolution.py answers, for the simulation's C++ of its rules.
+"""Writes resolution_cases.txt: what resolution.py answers, for the C++ client's form of its rules.
 
 Run it in the repository's environment when the rules change:
     PYTHONPATH=client/python python3 tests/simulation/write_resolution_cases.py

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/collective/gather.h"
 #include "client/collective/gradients/block_quantizer.h"
+#include "client/collective/gradients/gradient_elements.h"
 #include "client/collective/half_floats.h"
 #include "proto/types/status_macros.h"
 
@@ -19,41 +19,20 @@ constexpr uint64_t kBucketBytesMin = 4096;
 constexpr uint32_t kBlockElementsMin = 16;
 constexpr uint32_t kBlockElementsMax = 1u << 20;
 constexpr size_t kBitsPerByte = 8;
+// All gradients together: their bytes are far from overflowing 64 bits.
+constexpr uint64_t kElementsMax = uint64_t{1} << 56;
 
 bool IsFactor(double value) { return std::isfinite(value) && value > 0; }
 
-absl::Status CheckOptions(const ReducerOptions& options) {
-  if (options.communication != ElementType::kFloat32 &&
-      options.communication != ElementType::kBFloat16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("communication is float32 or bfloat16, not ",
-                     Name(options.communication)));
-  }
-  if (options.bucket_bytes < kBucketBytesMin) {
-    return absl::InvalidArgumentError(absl::StrCat("bucket_bytes is at least ",
-                                                   kBucketBytesMin, ", not ",
-                                                   options.bucket_bytes));
-  }
-  if (options.reduction != ReductionOp::kSum &&
-      options.reduction != ReductionOp::kMean) {
-    return absl::InvalidArgumentError("reduction is neither kSum nor kMean");
-  }
-  if (!IsFactor(options.predivide_factor) ||
-      !IsFactor(options.postscale_factor)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "predivide_factor and postscale_factor are finite and above 0, not ",
-        options.predivide_factor, " and ", options.postscale_factor));
-  }
-  if (!options.quantization.has_value()) return absl::OkStatus();
-  const uint32_t block = options.quantization->block_elements;
-  if (block < kBlockElementsMin || block > kBlockElementsMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("block_elements is from ", kBlockElementsMin, " to ",
-                     kBlockElementsMax, ", not ", block));
-  }
-  if (options.communication != ElementType::kFloat32) {
-    return absl::InvalidArgumentError(
-        "quantised gradients are added up in float32: leave communication out");
+absl::Status CheckSizes(absl::Span<const GradientSpec> gradients) {
+  uint64_t all = 0;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (gradients[i].numel > kElementsMax - all) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "gradient ", i, " has ", gradients[i].numel, " elements, after ", all,
+          " of those before it: the limit is ", kElementsMax, " in all"));
+    }
+    all += gradients[i].numel;
   }
   return absl::OkStatus();
 }
@@ -82,29 +61,6 @@ absl::Status CheckForDevice(absl::Span<const GradientSpec> gradients,
   return absl::OkStatus();
 }
 
-double LoadElement(DType dtype, const std::byte* data, uint64_t index) {
-  if (dtype == DType::kFloat32) {
-    float value;
-    std::memcpy(&value, data + index * sizeof(value), sizeof(value));
-    return static_cast<double>(value);
-  }
-  uint16_t bits;
-  std::memcpy(&bits, data + index * sizeof(bits), sizeof(bits));
-  return static_cast<double>(dtype == DType::kBFloat16
-                                 ? FloatFromBFloat16(bits)
-                                 : FloatFromFloat16(bits));
-}
-
-void StoreElement(DType dtype, std::byte* data, uint64_t index, float value) {
-  if (dtype == DType::kFloat32) {
-    std::memcpy(data + index * sizeof(value), &value, sizeof(value));
-    return;
-  }
-  const uint16_t bits = dtype == DType::kBFloat16 ? BFloat16FromFloat(value)
-                                                  : Float16FromFloat(value);
-  std::memcpy(data + index * sizeof(bits), &bits, sizeof(bits));
-}
-
 template <typename Number>
 absl::Span<std::byte> AsBytes(std::vector<Number>& numbers, uint64_t count) {
   return absl::MakeSpan(reinterpret_cast<std::byte*>(numbers.data()),
@@ -113,10 +69,49 @@ absl::Span<std::byte> AsBytes(std::vector<Number>& numbers, uint64_t count) {
 
 }  // namespace
 
+absl::Status CheckReducerOptions(const ReducerOptions& options) {
+  if (options.communication != ElementType::kFloat32 &&
+      options.communication != ElementType::kBFloat16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("communication is float32 or bfloat16, not ",
+                     Name(options.communication)));
+  }
+  if (options.bucket_bytes < kBucketBytesMin) {
+    return absl::InvalidArgumentError(absl::StrCat("bucket_bytes is at least ",
+                                                   kBucketBytesMin, ", not ",
+                                                   options.bucket_bytes));
+  }
+  if (options.reduction != ReductionOp::kSum &&
+      options.reduction != ReductionOp::kMean) {
+    return absl::InvalidArgumentError("reduction is neither kSum nor kMean");
+  }
+  if (!IsFactor(options.predivide_factor) ||
+      !IsFactor(options.postscale_factor) ||
+      !IsFactor(options.predivide_factor * options.postscale_factor)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "predivide_factor, postscale_factor and their product are finite and "
+        "above 0, not ",
+        options.predivide_factor, " and ", options.postscale_factor));
+  }
+  if (!options.quantization.has_value()) return absl::OkStatus();
+  const uint32_t block = options.quantization->block_elements;
+  if (block < kBlockElementsMin || block > kBlockElementsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("block_elements is from ", kBlockElementsMin, " to ",
+                     kBlockElementsMax, ", not ", block));
+  }
+  if (options.communication != ElementType::kFloat32) {
+    return absl::InvalidArgumentError(
+        "quantised gradients are added up in float32: leave communication out");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Make(
     Collective* collective, std::vector<GradientSpec> gradients,
     const ReducerOptions& options) {
-  OPTSTATE_RETURN_IF_ERROR(CheckOptions(options));
+  OPTSTATE_RETURN_IF_ERROR(CheckReducerOptions(options));
+  OPTSTATE_RETURN_IF_ERROR(CheckSizes(gradients));
   const bool is_on_device = collective->memory() == MemoryKind::kDevice;
   if (is_on_device) {
     OPTSTATE_RETURN_IF_ERROR(CheckForDevice(gradients, options));
@@ -301,8 +296,8 @@ void GradientReducer::Pack(absl::Span<const absl::Span<std::byte>> gradients) {
     const DType dtype = gradients_[part.gradient].dtype;
     const std::byte* const from = gradients[part.gradient].data();
     for (uint64_t i = 0; i < part.count; ++i) {
-      to[i] =
-          LoadElement(dtype, from, part.begin + i) / options_.predivide_factor;
+      to[i] = static_cast<double>(LoadGradient(dtype, from, part.begin + i)) /
+              options_.predivide_factor;
     }
   }
 }
@@ -392,8 +387,8 @@ void GradientReducer::Unpack(
     std::byte* const to = gradients[part.gradient].data();
     for (uint64_t i = 0; i < part.count; ++i) {
       const double sum = static_cast<double>(sums_[part.offset + i]);
-      StoreElement(dtype, to, part.begin + i,
-                   static_cast<float>(sum * factor / divisor));
+      StoreGradient(dtype, to, part.begin + i,
+                    static_cast<float>(sum * factor / divisor));
     }
   }
 }

@@ -52,6 +52,9 @@ struct ReducerOptions {
   std::optional<BlockQuantization> quantization;
 };
 
+// INVALID_ARGUMENT: options out of range, or that exclude each other.
+absl::Status CheckReducerOptions(const ReducerOptions& options);
+
 // Makes each gradient the sum or the mean of all ranks', in place, so that all
 // ranks hand their daemons the same bits.
 //
@@ -78,7 +81,8 @@ struct ReducerOptions {
 // and Reduce().
 class GradientReducer {
  public:
-  // INVALID_ARGUMENT: options out of range. UNIMPLEMENTED: not on a device.
+  // INVALID_ARGUMENT: options out of range, or more than 2^56 elements.
+  // UNIMPLEMENTED: not on a device.
   // FAILED_PRECONDITION: ranks have other gradients or options; names the first
   // such rank. Other errors are the collective's, which outlives the reducer.
   static absl::StatusOr<std::unique_ptr<GradientReducer>> Make(

@@ -213,7 +213,7 @@ TEST(GradientReducer, RanksThatDifferAreRefused) {
 
 TEST(GradientReducer, BadOptionsAndSpansAreRefused) {
   const std::unique_ptr<Collective> single = MakeSingleRank();
-  std::vector<ReducerOptions> bad(9);
+  std::vector<ReducerOptions> bad(10);
   bad[0].communication = ElementType::kFloat64;
   bad[1].bucket_bytes = 100;
   bad[2].predivide_factor = 0;
@@ -224,11 +224,20 @@ TEST(GradientReducer, BadOptionsAndSpansAreRefused) {
   bad[7].quantization = BlockQuantization();
   bad[7].communication = ElementType::kBFloat16;
   bad[8].reduction = static_cast<ReductionOp>(9);
+  bad[9].predivide_factor = 1e-200;
+  bad[9].postscale_factor = 1e-200;  // the product is 0
   for (size_t i = 0; i < bad.size(); ++i) {
     const absl::Status status =
         GradientReducer::Make(single.get(), {}, bad[i]).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << i << ": " << status;
   }
+  // So many float32 elements have 4 bytes in 64 bits.
+  const std::vector<GradientSpec> endless = {
+      {.numel = (uint64_t{1} << 62) + 1}};
+  const absl::Status too_many =
+      GradientReducer::Make(single.get(), endless, ReducerOptions()).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(too_many)) << too_many;
+  EXPECT_THAT(std::string(too_many.message()), HasSubstr("gradient 0"));
   const std::vector<GradientSpec> specs(2, GradientSpec{.numel = 3});
   const auto reducer =
       GradientReducer::Make(single.get(), specs, ReducerOptions());

@@ -109,9 +109,12 @@ class NcclCollective final : public CollectiveBase {
   absl::Status RunBroadcast(uint32_t root,
                             absl::Span<std::byte> buffer) override;
   absl::Status RunBarrier() override;
+  // Both ends: a registration may be shorter than the buffer.
   absl::Status CheckMemory(absl::Span<const std::byte> buffer) override {
-    return queue_->WithDevice(
-        [&] { return queue_->CheckMemory(buffer.data()); });
+    return queue_->WithDevice([&]() -> absl::Status {
+      OPTSTATE_RETURN_IF_ERROR(queue_->CheckMemory(buffer.data()));
+      return queue_->CheckMemory(buffer.data() + buffer.size() - 1);
+    });
   }
   void Wake() override { is_woken_ = true; }
   void Leave(const absl::Status& why) override;
@@ -145,8 +148,10 @@ NcclCollective::~NcclCollective() {
         Await("ncclCommFinalize",
               absl::Now() + std::min(options_.timeout, kFinalizeMax),
               []() -> absl::StatusOr<bool> { return true; }));
-    return library_.ToStatus(api().CommDestroy(comm_), "ncclCommDestroy",
-                             nullptr);
+    // Even a call that fails may have freed it, so it is not aborted after
+    // that.
+    return library_.ToStatus(api().CommDestroy(std::exchange(comm_, nullptr)),
+                             "ncclCommDestroy", nullptr);
   });
   if (!ended.ok()) Leave(ended);
 }

@@ -191,6 +191,31 @@ TEST_F(NcclCollectiveTest, MemoryThatTheDeviceDoesNotReachIsRefused) {
           .ok());
 }
 
+TEST_F(NcclCollectiveTest, MemoryThatTheDeviceReachesInPartIsRefused) {
+  MemoryStore store;
+  std::vector<std::byte> host(8);
+  const auto collective =
+      MakeNcclCollective(OptionsOf(0, 1, kPatience), &store,
+                         fake_->MakeQueue(host.data() + host.size() - 1));
+  ASSERT_TRUE(collective.ok()) << collective.status();
+  const absl::Status refused =
+      (*collective)
+          ->AllReduce(ElementType::kFloat32, host, absl::MakeSpan(host));
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+}
+
+// NCCL may have freed the communicator: an abort would use it again, which ends
+// the fake's process.
+TEST_F(NcclCollectiveTest, AFailedDestructionIsNotFollowedByAnAbort) {
+  {
+    const Collectives all = Make(1);
+    ASSERT_EQ(all.size(), 1u);
+    fake_->FailCall("ncclCommDestroy", 0, nccl::kInternalError);
+  }
+  EXPECT_EQ(fake_->Calls(0).back(), "ncclCommDestroy");
+  EXPECT_EQ(fake_->OpenCommunicators(), 0);
+}
+
 TEST_F(NcclCollectiveTest, ARankThatDoesNotComeEndsTheMeeting) {
   MemoryStore store;
   NcclOptions options = OptionsOf(0, 2, kPatience);
@@ -249,6 +274,9 @@ TEST_F(NcclCollectiveTest, LibrariesThatCannotBeUsedAreRefused) {
     const absl::Status old =
         MakeNcclCollective(options, &store, fake_->MakeQueue()).status();
     EXPECT_TRUE(absl::IsFailedPrecondition(old)) << version << ": " << old;
+    if (version == 2804) {
+      EXPECT_THAT(std::string(old.message()), HasSubstr("is NCCL 2.8.4,"));
+    }
   }
 }
 

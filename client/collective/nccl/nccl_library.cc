@@ -50,8 +50,12 @@ absl::StatusCode CodeOf(Result result) {
   }
 }
 
-// Returns "2.14.3".
+// Returns "2.14.3". Up to 2.8 the major version was coded as thousands.
 std::string VersionText(int version) {
+  if (version < 10000) {
+    return absl::StrCat(version / 1000, ".", version / 100 % 10, ".",
+                        version % 100);
+  }
   return absl::StrCat(version / 10000, ".", version / 100 % 100, ".",
                       version % 100);
 }

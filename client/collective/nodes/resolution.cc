@@ -12,36 +12,66 @@ namespace {
 
 using Positions = absl::Span<const std::optional<NodePosition>>;
 
+// An error names this many nodes at most, and counts the others.
+constexpr size_t kNamedMax = 8;
+
+std::vector<NodePosition>::const_iterator Ahead(
+    const std::vector<NodePosition>& positions) {
+  return std::max_element(positions.begin(), positions.end(),
+                          [](const NodePosition& a, const NodePosition& b) {
+                            return a.committed.step < b.committed.step;
+                          });
+}
+
+std::string Describe(const NodePosition& position, bool has_job) {
+  std::string said = has_job ? absl::StrCat("step ", position.committed.step)
+                             : std::string("no such job");
+  if (position.prepared.has_value()) {
+    absl::StrAppend(&said, ", step ", position.prepared->step, " prepared");
+  }
+  if (position.durable_step != 0) {
+    absl::StrAppend(&said, ", durable step ", position.durable_step);
+  }
+  absl::StrAppend(&said, ", ", position.loads_finished, " loads");
+  return said;
+}
+
 absl::Status Unresolvable(const std::vector<NodePosition>& there,
                           Positions asked, absl::Span<const std::string> names,
                           absl::string_view why) {
+  const auto first = static_cast<size_t>(Ahead(there) - there.begin());
+  const NodeStep& latest = there[first].committed;
+  const std::string of_first = Describe(there[first], asked[first].has_value());
   std::string said;
-  uint64_t least = there[0].committed.step;
-  uint64_t latest = least;
+  uint64_t least = latest.step;
+  size_t named = 0;
+  size_t alike = 0;
   for (size_t node = 0; node < there.size(); ++node) {
-    const NodePosition& position = there[node];
-    least = std::min(least, position.committed.step);
-    latest = std::max(latest, position.committed.step);
-    absl::StrAppend(&said, said.empty() ? "" : "; ", names[node], ": ");
-    if (asked[node].has_value()) {
-      absl::StrAppend(&said, "step ", position.committed.step);
-    } else {
-      absl::StrAppend(&said, "no such job");
+    const NodeStep& committed = there[node].committed;
+    least = std::min(least, committed.step);
+    const std::string of_node = Describe(there[node], asked[node].has_value());
+    if (there.size() > kNamedMax && node != first && of_node == of_first &&
+        committed.digest == latest.digest &&
+        committed.found_inf == latest.found_inf) {
+      ++alike;
+      continue;
     }
-    if (position.prepared.has_value()) {
-      absl::StrAppend(&said, ", step ", position.prepared->step, " prepared");
-    }
-    if (position.durable_step != 0) {
-      absl::StrAppend(&said, ", durable step ", position.durable_step);
-    }
-    absl::StrAppend(&said, ", ", position.loads_finished, " loads");
+    if (++named > kNamedMax) continue;
+    absl::StrAppend(&said, said.empty() ? "" : "; ", names[node], ": ",
+                    of_node);
+  }
+  if (alike > 0) {
+    absl::StrAppend(&said, "; ", alike, " are as ", names[first], " is");
+  }
+  if (named > kNamedMax) {
+    absl::StrAppend(&said, "; ", named - kNamedMax, " are not named");
   }
   return absl::FailedPreconditionError(absl::StrCat(
       "the nodes are not at one step (", said,
       "), and none has what the others lack. Delete the job on all nodes "
       "(optctl delete job) and begin it again from a checkpoint; all nodes had "
       "step ",
-      least, ", and the last one was ", latest, why));
+      least, ", and the last one was ", latest.step, why));
 }
 
 std::vector<std::optional<NodeStep>> PreparedOf(
@@ -85,12 +115,7 @@ absl::StatusOr<std::map<size_t, Verdict>> Resolve(
     is_anywhere |= each.has_value();
   }
   if (!is_anywhere) return verdicts;
-  const auto ahead =
-      std::max_element(there.begin(), there.end(),
-                       [](const NodePosition& a, const NodePosition& b) {
-                         return a.committed.step < b.committed.step;
-                       });
-  const NodeStep latest = ahead->committed;
+  const NodeStep latest = Ahead(there)->committed;
   for (size_t node = 0; node < there.size(); ++node) {
     if (there[node].committed.step == latest.step) continue;
     const std::optional<NodeStep>& prepared = there[node].prepared;

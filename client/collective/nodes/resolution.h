@@ -15,7 +15,9 @@ namespace optstate::client {
 // Nodes resolve a step whose decision some of them do not know, by one pure
 // function: the same rule decides while ranks live and when others attach after
 // them. server/session/README.md has it as a table ("Steps of several nodes").
-// These are its rows for nodes that hold the same parameters.
+// These are its rows for nodes that hold the same parameters, as the Python
+// package has them (_torch/nodes/resolution.py); //tests/simulation tests both
+// with the same cases.
 
 // A step that was prepared or taken.
 struct NodeStep {
@@ -27,7 +29,7 @@ struct NodeStep {
 // How far one node's job is.
 struct NodePosition {
   NodeStep committed;
-  std::optional<NodeStep> prepared;
+  std::optional<NodeStep> prepared = std::nullopt;
   uint32_t loads_finished = 0;
   uint64_t durable_step = 0;
 };

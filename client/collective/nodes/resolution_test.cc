@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "client/collective/nodes/job_facts.h"
 #include "client/collective/nodes/places.h"
 #include "gmock/gmock.h"
@@ -130,6 +131,26 @@ TEST(Resolve, NodesThatCannotCatchUpAreNamed) {
   NodePosition durable = At(4);
   durable.durable_step = 4;
   EXPECT_THAT(Refusal({At(6), durable}), HasSubstr("durable step 4"));
+}
+
+TEST(Resolve, TheOnesThatDifferAreNamedAmongMany) {
+  constexpr size_t kMany = 1000;
+  Positions positions(kMany, At(6));
+  std::vector<std::string> names;
+  for (size_t node = 0; node < kMany; ++node) {
+    names.push_back(absl::StrCat("n", node));
+  }
+  positions[700] = std::nullopt;
+  const absl::Status one = Resolve(positions, names).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(one)) << one;
+  EXPECT_THAT(std::string(one.message()),
+              HasSubstr("(n0: step 6, 1 loads; n700: no such job, 0 loads; 998 "
+                        "are as n0 is)"));
+  for (size_t node = 100; node < kMany; ++node) positions[node] = At(5);
+  const absl::Status most = Resolve(positions, names).status();
+  EXPECT_THAT(std::string(most.message()), HasSubstr("n106: step 5"));
+  EXPECT_THAT(std::string(most.message()), HasSubstr("893 are not named"));
+  EXPECT_LT(most.message().size(), 1000u);
 }
 
 TEST(Resolve, NodesOfSeveralRunsAreRefused) {

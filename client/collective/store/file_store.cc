@@ -39,7 +39,8 @@ std::string FileNameOf(absl::string_view key) {
   return name;
 }
 
-// A name that no other process or thread uses at the time, on any machine.
+// A name that no other thread or process uses, unless their container has the
+// host's name and numbers its processes by itself, or a process has left it.
 std::string FreshName() {
   static std::atomic<uint64_t> count{0};
   char host[65] = "";
@@ -117,6 +118,11 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Open(std::string folder) {
         " can be written by other users, who could send ranks to any "
         "address: chmod go-w"));
   }
+  if (found.st_uid != geteuid() && found.st_uid != 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder, " belongs to user ", found.st_uid,
+        ", who could send ranks to any address: give a folder of your own"));
+  }
   return std::unique_ptr<FileStore>(new FileStore(std::move(folder)));
 }
 
@@ -126,10 +132,14 @@ std::string FileStore::PathOf(absl::string_view key) const {
 
 absl::Status FileStore::Set(absl::string_view key, absl::string_view value) {
   OPTSTATE_RETURN_IF_ERROR(CheckSizes(key, value));
-  const std::string fresh = absl::StrCat(folder_, "/", FreshName());
   const std::string path = PathOf(key);
-  UniqueFd fd(open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
-                   S_IRUSR | S_IWUSR));
+  std::string fresh;
+  UniqueFd fd;
+  do {
+    fresh = absl::StrCat(folder_, "/", FreshName());
+    fd.reset(open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                  S_IRUSR | S_IWUSR));
+  } while (!fd.ok() && errno == EEXIST);
   if (!fd.ok()) return OsError(errno, absl::StrCat("open(", fresh, ")"));
   absl::Status status = WriteAll(fd.get(), value, fresh);
   // NFS writes at the close.
@@ -152,6 +162,8 @@ absl::StatusOr<std::string> FileStore::Get(absl::string_view key,
                                            absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(CheckSizes(key, ""));
   const std::string path = PathOf(key);
+  // The kernel (inotify) does not tell of files that other machines make in a
+  // folder of NFS, so this looks again and again.
   absl::Duration pause = kPauseMin;
   while (true) {
     OPTSTATE_ASSIGN_OR_RETURN(std::optional<std::string> value,

@@ -17,7 +17,8 @@ namespace optstate::client {
 class FileStore final : public Store {
  public:
   // Opens a folder, which exists. NOT_FOUND, FAILED_PRECONDITION (it is no
-  // folder, or other users can write in it: they could send ranks anywhere).
+  // folder, or users other than this one and root can write in it: they could
+  // send ranks anywhere).
   static absl::StatusOr<std::unique_ptr<FileStore>> Open(std::string folder);
 
   absl::Status Set(absl::string_view key, absl::string_view value) override;

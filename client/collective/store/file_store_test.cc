@@ -1,7 +1,9 @@
 #include "client/collective/store/file_store.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -69,6 +73,37 @@ TEST_F(FileStoreTest, AKeyIsSetOnce) {
   EXPECT_EQ(files, 1);
 }
 
+// Processes of two containers of a machine may have the same host name and
+// number, and one that was killed may have left a file.
+TEST_F(FileStoreTest, FilesOfOtherProcessesAreLeftAlone) {
+  constexpr int kOthers = 100;  // more than this process has set keys
+  char host[65] = "";
+  ASSERT_EQ(gethostname(host, sizeof(host) - 1), 0);
+  std::string name;
+  for (const char each : std::string(host)) {
+    if (absl::ascii_isalnum(static_cast<unsigned char>(each)) || each == '-' ||
+        each == '_') {
+      name += each;
+    } else {
+      absl::StrAppend(&name, "%",
+                      absl::Hex(static_cast<uint8_t>(each), absl::kZeroPad2));
+    }
+  }
+  for (int i = 0; i < kOthers; ++i) {
+    std::ofstream(
+        absl::StrCat(folder_, "/new-key-", name, "-", getpid(), "-", i))
+        << "another's";
+  }
+  const absl::Status set = store_->Set("key", "mine");
+  ASSERT_TRUE(set.ok()) << set;
+  EXPECT_EQ(*store_->Get("key", absl::Now()), "mine");
+  int files = 0;
+  for (const auto& each : std::filesystem::directory_iterator(folder_)) {
+    files += each.is_regular_file() ? 1 : 0;
+  }
+  EXPECT_EQ(files, kOthers + 1);
+}
+
 TEST_F(FileStoreTest, GetWaitsForTheKey) {
   absl::StatusOr<std::string> found;
   std::thread reader(
@@ -115,6 +150,19 @@ TEST_F(FileStoreTest, RefusesFoldersThatAreNotItsOwn) {
   const absl::Status shared = FileStore::Open(folder_ + "/shared").status();
   EXPECT_TRUE(absl::IsFailedPrecondition(shared)) << shared;
   EXPECT_THAT(std::string(shared.message()), testing::HasSubstr("chmod"));
+}
+
+TEST_F(FileStoreTest, RefusesFoldersOfOtherUsers) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
+  const std::string folder = folder_ + "/given";
+  std::filesystem::create_directory(folder);
+  ASSERT_EQ(chmod(folder.c_str(), 0700), 0);
+  if (chown(folder.c_str(), 12345, 12345) != 0) {
+    GTEST_SKIP() << "this root cannot give a folder away";
+  }
+  const absl::Status given = FileStore::Open(folder).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(given)) << given;
+  EXPECT_THAT(std::string(given.message()), testing::HasSubstr("12345"));
 }
 
 }  // namespace

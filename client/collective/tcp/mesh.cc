@@ -20,8 +20,8 @@
 namespace optstate::client {
 namespace {
 
-// The wait for the rest of an abort's text, whose head has come.
-constexpr int kAbortTextWaitMs = 200;
+// The wait for the whole text of an abort, whose head has come.
+constexpr absl::Duration kAbortTextWait = absl::Milliseconds(200);
 // The peers that a time-out names.
 constexpr size_t kNamedMax = 8;
 
@@ -110,12 +110,11 @@ bool Mesh::ListPolls() {
     if (!link.is_sent()) events |= POLLOUT;
     if (!link.is_received()) events |= POLLIN;
     is_going |= events != 0;
-    if (events == 0) {
-      if (link.is_closed) continue;
-      // Its own next frame may have come, which is not looked at yet; but an
-      // abort closes the peer's side.
-      events = POLLRDHUP;
-    }
+    // Its own next frame may have come, which is not looked at yet; but an
+    // abort closes the peer's side. A peer that has failed reads nothing more,
+    // so this is looked for while this rank still sends.
+    if (link.is_received() && !link.is_closed) events |= POLLRDHUP;
+    if (events == 0) continue;
     polls_.push_back({.fd = link.socket.get(),
                       .events = static_cast<int16_t>(events),
                       .revents = 0});
@@ -221,7 +220,8 @@ absl::Status Mesh::LookBehind(uint32_t peer) {
   Frame::Bytes next = {};
   const ssize_t count = recv(link.socket.get(), next.data(), next.size(),
                              MSG_PEEK | MSG_DONTWAIT);
-  if (count < 0 && IsTemporary(errno)) return absl::OkStatus();
+  const int error = count < 0 ? errno : 0;
+  if (count < 0 && IsTemporary(error)) return absl::OkStatus();
   if (count == static_cast<ssize_t>(next.size())) {
     const absl::StatusOr<Frame> head = Decode(next);
     if (head.ok() && head->operation == Operation::kAbort) {
@@ -231,6 +231,8 @@ absl::Status Mesh::LookBehind(uint32_t peer) {
       return ReadAbort(peer, *head);
     }
   }
+  // A peer that lacks a part of this rank's frame has not taken part.
+  if (!link.is_sent()) return Lost(peer, error);
   // The peer has taken part in this exchange and gone; who needs it again finds
   // it gone.
   link.is_closed = true;
@@ -240,12 +242,15 @@ absl::Status Mesh::LookBehind(uint32_t peer) {
 absl::Status Mesh::ReadAbort(uint32_t peer, const Frame& head) {
   const auto size = static_cast<size_t>(
       std::min<uint64_t>(head.payload_bytes, kAbortTextBytesMax));
+  const absl::Time deadline = absl::Now() + kAbortTextWait;
   std::string text(size, '\0');
   size_t received = 0;
   while (received < size) {
     pollfd entry = {
         .fd = links_[peer].socket.get(), .events = POLLIN, .revents = 0};
-    if (poll(&entry, 1, kAbortTextWaitMs) <= 0) break;
+    const int ready = poll(&entry, 1, PollTimeoutMs(deadline));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready <= 0) break;
     const ssize_t count = recv(links_[peer].socket.get(), &text[received],
                                size - received, MSG_DONTWAIT);
     if (count <= 0) break;

@@ -77,14 +77,14 @@ class MeshTest : public testing::Test {
     ASSERT_EQ(shutdown(peers_[rank].get(), SHUT_WR), 0);
   }
 
+  // Sends sent_ to each peer, and receives 4 bytes from each.
   absl::Status Exchange(absl::Duration timeout = kPatience) {
-    const std::string sent = "mine";
     received_[1] = received_[2] = std::string(4, '?');
     std::vector<PeerPayloads> payloads(3);
     for (uint32_t rank = 1; rank < 3; ++rank) {
       payloads[rank] = {
           .send = absl::MakeConstSpan(
-              reinterpret_cast<const std::byte*>(sent.data()), sent.size()),
+              reinterpret_cast<const std::byte*>(sent_.data()), sent_.size()),
           .receive = absl::MakeSpan(
               reinterpret_cast<std::byte*>(received_[rank].data()), 4)};
     }
@@ -121,6 +121,7 @@ class MeshTest : public testing::Test {
   }
 
   UniqueFd peers_[3];
+  std::string sent_ = "mine";
   std::string received_[3];
   std::unique_ptr<Mesh> mesh_;
 };
@@ -211,6 +212,29 @@ TEST_F(MeshTest, AnAbortBehindTheFrame) {
   WriteAbort(1, "out of memory");
   const absl::Status status = Exchange();
   EXPECT_TRUE(absl::IsAborted(status)) << status;
+}
+
+// A peer that has failed reads no more, so that a large payload to it is never
+// sent; its abort is heard all the same.
+TEST_F(MeshTest, AnAbortWhileThisRankStillSends) {
+  sent_.assign(size_t{8} << 20, 'm');
+  WriteWhole(1);
+  WriteWhole(2);
+  WriteAbort(1, "out of memory");
+  const absl::Status status = Exchange();
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("rank 1 has failed: out of memory"));
+}
+
+TEST_F(MeshTest, APeerThatEndsWhileThisRankStillSends) {
+  sent_.assign(size_t{8} << 20, 'm');
+  WriteWhole(1);
+  WriteWhole(2);
+  ASSERT_EQ(shutdown(peers_[1].get(), SHUT_WR), 0);
+  const absl::Status status = Exchange();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
 }
 
 TEST_F(MeshTest, AnAbortThatLies) {

@@ -26,7 +26,8 @@
 namespace optstate::client {
 namespace {
 
-// Connections that have not said who they are. The oldest makes place.
+// Connections that have not said who they are, beside those that the missing
+// ranks may have. The oldest makes place.
 constexpr size_t kStrangersMax = 64;
 // The wait within poll(), which ends early when something happens.
 constexpr absl::Duration kPollMax = absl::Hours(1);
@@ -235,7 +236,8 @@ class Acceptor {
       return OsError(errno, "accept4");
     }
     OPTSTATE_RETURN_IF_ERROR(Tune(socket.get()));
-    if (strangers_.size() == kStrangersMax) {
+    // Hundreds of ranks may have connected before the first is heard.
+    if (strangers_.size() >= kStrangersMax + CountMissing()) {
       strangers_.erase(strangers_.begin());
     }
     strangers_.push_back(

@@ -152,8 +152,11 @@ absl::Status TcpCollective::AllReduceSlice(ElementType type,
 
 absl::Status TcpCollective::RunAllReduce(ElementType type,
                                          absl::Span<const SumBuffers> buffers) {
+  // Of the call, however many sums it makes.
+  const absl::Time deadline = absl::Now() + timeout_;
   for (const SumBuffers& each : buffers) {
     Begin(Operation::kAllReduce, type, 0, each.in.size());
+    deadline_ = deadline;
     const uint64_t slice = slice_bytes_ * world_size();
     uint64_t begin = 0;
     do {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/collective/tcp/address_record.h"
 #include "client/collective/testing/elements.h"
@@ -17,6 +18,7 @@
 #include "client/collective/testing/ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/types/status_macros.h"
 #include "proto/types/unique_fd.h"
 
 namespace optstate::client {
@@ -258,6 +260,45 @@ UniqueFd DialAsStranger(MemoryStore* store, const std::string& key) {
                     sizeof(address)),
             0);
   return fd;
+}
+
+// More ranks connect at once than strangers are borne with, and are slow to say
+// who they are: none of them is taken for a stranger and hung up on.
+TEST(TcpCollective, ManyRanksMayConnectBeforeTheFirstIsHeard) {
+  constexpr uint32_t kRanks = 100;
+  MemoryStore store;
+  const auto be_all_others = [&]() -> absl::Status {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        const std::string text,
+        store.Get("optstate-rank-0", absl::Now() + kPatience));
+    OPTSTATE_ASSIGN_OR_RETURN(const AddressRecord record,
+                              ParseAddressRecord(text));
+    std::vector<UniqueFd> ranks(kRanks);
+    for (uint32_t rank = 1; rank < kRanks; ++rank) {
+      ranks[rank] = DialAsStranger(&store, "optstate-rank-0");
+    }
+    // The last one is answered when all others have been accepted.
+    for (uint32_t rank = kRanks - 1; rank > 0; --rank) {
+      const Greeting::Bytes knock = Encode(
+          Greeting{.secret = record.knock, .rank = rank, .world_size = kRanks});
+      Greeting::Bytes answer = {};
+      const int fd = ranks[rank].get();
+      if (send(fd, knock.data(), knock.size(), MSG_NOSIGNAL) !=
+              static_cast<ssize_t>(knock.size()) ||
+          recv(fd, answer.data(), answer.size(), MSG_WAITALL) !=
+              static_cast<ssize_t>(answer.size())) {
+        return absl::UnavailableError(
+            absl::StrCat("rank ", rank, " was hung up on"));
+      }
+    }
+    return absl::OkStatus();
+  };
+  const std::vector<absl::Status> results = OnRanks(2, [&](uint32_t which) {
+    return which == 1
+               ? be_all_others()
+               : MakeTcpCollective(OptionsOf(0, kRanks), &store).status();
+  });
+  for (const absl::Status& each : results) EXPECT_TRUE(each.ok()) << each;
 }
 
 // Others who find the port say nothing, or anything; the ranks meet all the

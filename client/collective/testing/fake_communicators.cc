@@ -1,5 +1,6 @@
 #include "client/collective/testing/fake_communicators.h"
 
+#include <cstdlib>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -142,7 +143,8 @@ void FakeCommunicators::TakeBack(Communicator* communicator) {
 nccl::Result FakeCommunicators::Abort(nccl::Comm comm) {
   absl::MutexLock lock(&mutex_);
   Communicator* const communicator = Find(comm);
-  if (communicator == nullptr) return nccl::kInvalidArgument;
+  // NCCL has freed it, and would write to memory of others.
+  if (communicator == nullptr) std::abort();
   const nccl::Result result =
       Note("ncclCommAbort", "ncclCommAbort", communicator->rank);
   TakeBack(communicator);

@@ -1,4 +1,4 @@
-"""The rules of nodes that tests/simulation has in C++ are those of resolution.py."""
+"""The rules of nodes that the C++ client and the simulation have are those of resolution.py."""
 
 from __future__ import annotations
 

@@ -132,14 +132,10 @@ def resolve(
         verdicts[node] = Verdict.SKIP if was_skipped else _commit(prepared, is_split)
     if behind:
         return verdicts
-    # A step that only some of the nodes that hold the same have skipped is of several runs.
-    if any(
-        (p.committed.digest, p.committed.found_inf) != (ahead[kind].digest, ahead[kind].found_inf)
-        for kind, p in zip(kinds, there)
-    ):
+    if any(p.committed.digest != ahead[kind].digest for kind, p in zip(kinds, there)):
         raise Unresolvable(_describe(there, positions, names, latest))
     # All nodes take a step in two phases and skip it alike, or these are jobs of several runs.
-    if len({(step.digest == 0, step.found_inf) for step in ahead.values()}) > 1:
+    if len({(p.committed.digest == 0, p.committed.found_inf) for p in there}) > 1:
         raise Unresolvable(_describe(there, positions, names, latest))
     waiting = {node: p.prepared for node, p in enumerate(there) if p.prepared is not None}
     if waiting:
