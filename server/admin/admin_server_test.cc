@@ -217,10 +217,10 @@ TEST_F(AdminServerTest, AnAgeIsAWholeNumberOfMilliseconds) {
     const char* age;
     bool is_taken;
   };
-  constexpr Said kSaid[] = {
-      {"0", true},    {"100", true}, {"4294967295", true},
-      {"", false},    {"-1", false}, {"x", false},
-      {"1.5", false}, {"1s", false}, {"99999999999", false}};
+  constexpr Said kSaid[] = {{"0", true},          {"100", true},
+                            {"4294967295", true}, {"-1", false},
+                            {"x", false},         {"1.5", false},
+                            {"1s", false},        {"99999999999", false}};
   for (const Said& each : kSaid) {
     const auto expect = [&](const grpc::Status& status) {
       EXPECT_EQ(status.error_code(), each.is_taken

@@ -93,7 +93,6 @@ TEST(AgeTest, CallsThatTakeOldAnswers) {
   std::cerr << report->ToString();
   ExpectAnswered(report->calls_alone);
   ExpectAnswered(report->calls);
-  EXPECT_EQ(report->calls.unanswered_jobs, 0u);
   EXPECT_EQ(report->after.supervisor.fds, report->before.supervisor.fds);
 }
 
