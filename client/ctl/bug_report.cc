@@ -14,6 +14,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "client/ctl/metrics_page.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/unique_fd.h"
@@ -133,6 +134,15 @@ void AddDaemonProcess(pid_t pid, BugReport* report) {
       absl::StrReplaceAll(*command_line, {{absl::string_view("\0", 1), "\n"}}));
   report->Add("daemon/config.yaml",
               ReadConfig(pid, ConfigFileIn(*command_line)));
+}
+
+std::string MetricsAddressOf(pid_t daemon) {
+  const absl::StatusOr<std::string> command_line = ReadSmallFile(
+      ProcessFolder(daemon) + "cmdline", BugReport::kFileBytesMax);
+  if (!command_line.ok()) return "";
+  const absl::StatusOr<std::string> config =
+      ReadConfig(daemon, ConfigFileIn(*command_line));
+  return MetricsAddressIn(*command_line, config.ok() ? *config : "");
 }
 
 void AddEngineProcess(pid_t pid, BugReport* report) {

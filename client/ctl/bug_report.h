@@ -53,6 +53,9 @@ void AddMachine(BugReport* report);
 // configuration file named there. That file has no secrets: it names the files
 // that have some. Nothing of the environment or the memory is read.
 void AddDaemonProcess(pid_t pid, BugReport* report);
+// Returns where the daemon serves its metrics, as far as its command line and
+// configuration file say and this user may read them; "": nowhere.
+std::string MetricsAddressOf(pid_t daemon);
 // Adds what the kernel says of a job's engine.
 void AddEngineProcess(pid_t pid, BugReport* report);
 

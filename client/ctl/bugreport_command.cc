@@ -14,6 +14,7 @@
 #include "client/ctl/command.h"
 #include "client/ctl/interrupt.h"
 #include "client/ctl/journal.h"
+#include "client/ctl/metrics_page.h"
 #include "client/ctl/program_output.h"
 #include "client/ctl/tar_gz_writer.h"
 #include "proto/types/os_error.h"
@@ -115,6 +116,18 @@ absl::StatusOr<std::string> ReadLog(const Daemon& daemon,
   return OutputOf(command, BugReport::kFileBytesMax, timeout);
 }
 
+// Reads the daemon's own counters, which no answer of Admin has.
+absl::StatusOr<std::string> ReadMetricsOf(pid_t daemon,
+                                          absl::Duration timeout) {
+  const std::string address = MetricsAddressOf(daemon);
+  if (!address.empty()) {
+    return ReadMetrics(address, BugReport::kFileBytesMax, timeout);
+  }
+  return absl::NotFoundError(
+      "the daemon serves none (--metrics, metrics.address), or this user may "
+      "not see where");
+}
+
 void Collect(const Context& context, const Daemon& daemon,
              const Interrupt& interrupt, BugReport* report) {
   const std::vector<pid_t> engines = AddAnswers(daemon, interrupt, report);
@@ -129,7 +142,10 @@ void Collect(const Context& context, const Daemon& daemon,
   }
   AddMachine(report);
   if (daemon.status.ok()) {
-    AddDaemonProcess(static_cast<pid_t>(daemon.status->pid()), report);
+    const auto pid = static_cast<pid_t>(daemon.status->pid());
+    AddDaemonProcess(pid, report);
+    report->Add("metrics.txt",
+                ReadMetricsOf(pid, absl::Seconds(context.timeout_s)));
   } else {
     report->Add("daemon", absl::UnavailableError("see status.json"));
   }
@@ -204,8 +220,9 @@ void AddBugReportCommand(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand(
       "bugreport",
       "Writes one archive for those who look for a fault: status, jobs, "
-      "sessions, disks, devices, events, configuration, limits, mounts, "
-      "versions and the last lines of the log; no tensors and no environment "
+      "sessions, disks, devices, events, metrics, configuration, limits, "
+      "mounts, versions and the last lines of the log; no tensors and no "
+      "environment "
       "variables. Lists what is inside and what could not be had");
   auto file = std::make_shared<std::string>();
   command

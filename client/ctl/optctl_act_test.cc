@@ -165,7 +165,14 @@ TEST_F(OptctlActTest, UpgradeThatCannotBe) {
 
 TEST_F(OptctlActTest, DrainRefusesNewSessionsUntilResumed) {
   ASSERT_NE(Train("first"), nullptr);
-  ASSERT_EQ(Optctl("drain").exit_code, kExitOk);
+  const Ran drained = Optctl("drain");
+  ASSERT_EQ(drained.exit_code, kExitOk);
+  EXPECT_TRUE(absl::StrContains(drained.output, "waits for open steps, "))
+      << drained.output;
+  // A program that reads the message has nothing before it.
+  const Ran again = Optctl("drain -o json");
+  EXPECT_EQ(again.exit_code, kExitOk);
+  EXPECT_EQ(again.output.substr(0, 1), "{") << again.output;
   EXPECT_TRUE(
       absl::StrContains(Optctl("status -o yaml").output, "draining: true"));
   client::SessionOptions options;
@@ -187,7 +194,8 @@ TEST_F(OptctlActTest, DrainOfAStoppedEngineSaysWhatIsInForce) {
   const Ran drained = Optctl("--timeout 3 drain");
   EXPECT_EQ(drained.exit_code, kExitUnreachable) << drained.output;
   for (const char* text :
-       {"draining stays in force", "job \"gpt\"", "`optctl drain --resume`"}) {
+       {"draining: waits for open steps, ", "draining stays in force",
+        "job \"gpt\"", "`optctl drain --resume`"}) {
     EXPECT_TRUE(absl::StrContains(drained.output, text)) << drained.output;
   }
   EXPECT_TRUE(

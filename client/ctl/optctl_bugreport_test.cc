@@ -4,6 +4,7 @@
 
 #include <csignal>
 #include <string>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -47,6 +48,27 @@ TEST_F(OptctlBugreportTest, TheArchiveHasWhatTheListSays) {
   struct stat info;
   ASSERT_EQ(::stat(File().c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+// The daemon's own counters are nowhere else.
+TEST_F(OptctlBugreportTest, TheMetricsOfADaemonThatServesThem) {
+  const Ran without = Report();
+  ASSERT_EQ(without.exit_code, kExitOk) << without.output;
+  EXPECT_TRUE(absl::StrContains(without.output,
+                                "metrics.txt: the daemon serves "
+                                "none"))
+      << without.output;
+  const std::string socket = daemon_->directory() + "/metrics.sock";
+  auto serving = TestDaemon::Start(
+      {.flags = {},
+       .config = absl::StrCat("metrics:\n  address: \"unix:", socket, "\"\n")});
+  ASSERT_TRUE(serving.ok()) << serving.status();
+  const auto first = std::exchange(daemon_, *std::move(serving));
+  const auto session = Train("gpt");
+  const Ran with = Report();
+  ASSERT_EQ(with.exit_code, kExitOk) << with.output;
+  EXPECT_TRUE(absl::StrContains(with.output, "  metrics.txt\n")) << with.output;
+  EXPECT_TRUE(absl::StrContains(Content("metrics.txt"), "job_name=\"gpt\""));
 }
 
 TEST_F(OptctlBugreportTest, AFileThatIsThereStays) {

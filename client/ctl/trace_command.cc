@@ -9,10 +9,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/ctl/chrome_trace.h"
 #include "client/ctl/command.h"
 #include "client/ctl/interrupt.h"
 #include "client/ctl/progress_line.h"
+#include "client/ctl/progress_text.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/unique_fd.h"
@@ -73,8 +76,14 @@ class TraceOutput {
     OPTSTATE_RETURN_IF_ERROR(Begin());
     OPTSTATE_ASSIGN_OR_RETURN(const std::string text, trace_.Add(chunk));
     OPTSTATE_RETURN_IF_ERROR(Append(text));
+    // What a rate counts from: the wait for a step is none of it.
+    const absl::Time now = absl::Now();
+    if (trace_.spans() == 0) shows_since_ = now;
     // A stderr that is closed takes nothing from the trace.
-    line_.Show("", trace_.done() ? "" : ProgressText());
+    line_.Show("", trace_.done()
+                       ? ""
+                       : TraceProgressText(asked_.job, trace_, asked_.steps,
+                                           now - shows_since_));
     return absl::OkStatus();
   }
   absl::Status Begin() {
@@ -89,18 +98,6 @@ class TraceOutput {
   }
 
  private:
-  std::string ProgressText() const {
-    if (trace_.steps() == 0 && trace_.spans() == 0) {
-      return absl::StrCat("tracing job ", asked_.job, ": waits for a step");
-    }
-    std::string text =
-        absl::StrCat("tracing job ", asked_.job, ": ", trace_.steps(), " of ",
-                     asked_.steps, " steps, ", trace_.spans(), " spans");
-    if (trace_.lost_spans() != 0) {
-      absl::StrAppend(&text, ", ", trace_.lost_spans(), " lost");
-    }
-    return text;
-  }
   absl::Status Append(absl::string_view text) {
     while (!text.empty()) {
       const ssize_t count = ::write(fd_.get(), text.data(), text.size());
@@ -119,6 +116,7 @@ class TraceOutput {
   const UniqueFd fd_;
   ChromeTrace trace_;
   ProgressLine line_;
+  absl::Time shows_since_ = absl::Now();
   bool has_begun_ = false;
 };
 

@@ -4,7 +4,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/ctl/command.h"
+#include "client/ctl/progress_line.h"
+#include "client/ctl/progress_text.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::ctl {
@@ -13,10 +16,12 @@ namespace {
 constexpr absl::Duration kLook = absl::Milliseconds(20);
 
 // Returns the upgrade's result, once every engine is replaced or is known to
-// stay.
+// stay; shows how far it is until then.
 absl::StatusOr<v1::ServerStatus> AwaitEnd(AdminClient& client,
                                           const std::string& id,
-                                          absl::Time deadline) {
+                                          absl::Time deadline,
+                                          ProgressLine* line) {
+  const absl::Time began_at = absl::Now();
   absl::Status last = absl::OkStatus();
   bool unknown = false;
   do {
@@ -27,6 +32,9 @@ absl::StatusOr<v1::ServerStatus> AwaitEnd(AdminClient& client,
     if (status.ok() && status->upgrade().id() == id &&
         status->upgrade().done()) {
       return status;
+    }
+    if (status.ok() && !unknown) {
+      line->Show("", UpgradeProgressText(*status, absl::Now() - began_at));
     }
     absl::SleepFor(kLook);
   } while (absl::Now() < deadline);
@@ -67,8 +75,12 @@ absl::Status Run(const Context& context, const std::string& binary) {
   if (!context.machine_readable()) {
     told = Write(absl::StrCat("upgrading to ", reply.version(), "\n"));
   }
-  OPTSTATE_ASSIGN_OR_RETURN(const v1::ServerStatus status,
-                            AwaitEnd(*client, reply.id(), deadline));
+  ProgressLine line(context.machine_readable());
+  const absl::StatusOr<v1::ServerStatus> ended =
+      AwaitEnd(*client, reply.id(), deadline, &line);
+  told.Update(line.End(""));
+  OPTSTATE_RETURN_IF_ERROR(ended.status());
+  const v1::ServerStatus& status = *ended;
   const v1::UpgradeProgress& upgrade = status.upgrade();
   if (!upgrade.problems().empty()) {
     return absl::AbortedError(

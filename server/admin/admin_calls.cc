@@ -1,10 +1,12 @@
 #include "server/admin/admin_calls.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
@@ -38,6 +40,24 @@ absl::string_view TokenOf(const grpc::ServerContext& context) {
   if (found == metadata.end()) return "";
   absl::string_view value(found->second.data(), found->second.size());
   return absl::ConsumePrefix(&value, "Bearer ") ? value : "";
+}
+
+// Metadata by which a caller says how many milliseconds old what engines have
+// said may be; without it, it is of the call itself.
+constexpr char kAgeMaxKey[] = "optstate-max-age-ms";
+
+absl::StatusOr<absl::Duration> AgeMaxOf(const grpc::ServerContext& context) {
+  const auto& metadata = context.client_metadata();
+  const auto found = metadata.find(kAgeMaxKey);
+  if (found == metadata.end()) return absl::ZeroDuration();
+  const absl::string_view value(found->second.data(), found->second.size());
+  uint32_t age_max_ms = 0;
+  if (absl::SimpleAtoi(value, &age_max_ms)) {
+    return absl::Milliseconds(age_max_ms);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("metadata ", kAgeMaxKey, " is \"", absl::CHexEscape(value),
+                   "\": say a whole number of milliseconds, or leave it out"));
 }
 
 std::string Flag(const char* name, bool is_set) {
@@ -105,7 +125,9 @@ grpc::Status AdminCalls::GetStatus(grpc::ServerContext* context,
                                    v1::ServerStatus* reply) {
   return Look(*context, "GetStatus", reply,
               [&](const Caller& caller) -> absl::StatusOr<v1::ServerStatus> {
-                return service_->GetStatus(caller, Deadline(*context));
+                OPTSTATE_ASSIGN_OR_RETURN(const absl::Duration age_max,
+                                          AgeMaxOf(*context));
+                return service_->GetStatus(caller, Deadline(*context), age_max);
               });
 }
 
@@ -114,25 +136,36 @@ grpc::Status AdminCalls::ListJobs(grpc::ServerContext* context,
                                   v1::ListJobsReply* reply) {
   return Look(*context, "ListJobs", reply,
               [&](const Caller& caller) -> absl::StatusOr<v1::ListJobsReply> {
-                return service_->ListJobs(caller, Deadline(*context));
+                OPTSTATE_ASSIGN_OR_RETURN(const absl::Duration age_max,
+                                          AgeMaxOf(*context));
+                return service_->ListJobs(caller, Deadline(*context), age_max);
               });
 }
 
 grpc::Status AdminCalls::GetJob(grpc::ServerContext* context,
                                 const v1::GetJobRequest* request,
                                 v1::Job* reply) {
-  return Look(*context, "GetJob", reply, [&](const Caller& caller) {
-    return service_->GetJob(request->name(), caller, Deadline(*context),
-                            request->memory());
-  });
+  return Look(*context, "GetJob", reply,
+              [&](const Caller& caller) -> absl::StatusOr<v1::Job> {
+                OPTSTATE_ASSIGN_OR_RETURN(const absl::Duration age_max,
+                                          AgeMaxOf(*context));
+                return service_->GetJob(request->name(), caller,
+                                        Deadline(*context), request->memory(),
+                                        age_max);
+              });
 }
 
 grpc::Status AdminCalls::ListSessions(grpc::ServerContext* context,
                                       const v1::ListSessionsRequest* request,
                                       v1::ListSessionsReply* reply) {
-  return Look(*context, "ListSessions", reply, [&](const Caller& caller) {
-    return service_->ListSessions(request->job(), caller, Deadline(*context));
-  });
+  return Look(
+      *context, "ListSessions", reply,
+      [&](const Caller& caller) -> absl::StatusOr<v1::ListSessionsReply> {
+        OPTSTATE_ASSIGN_OR_RETURN(const absl::Duration age_max,
+                                  AgeMaxOf(*context));
+        return service_->ListSessions(request->job(), caller,
+                                      Deadline(*context), age_max);
+      });
 }
 
 grpc::Status AdminCalls::ListParameters(

@@ -209,6 +209,43 @@ TEST_F(AdminServerTest, AnswersEverybody) {
   }
 }
 
+// The age that what engines have said may have is in a call's metadata.
+TEST_F(AdminServerTest, AnAgeIsAWholeNumberOfMilliseconds) {
+  Start();
+  const auto stub = v1::Admin::NewStub(Channel(access::UnixCaller(0)));
+  struct Said {
+    const char* age;
+    bool is_taken;
+  };
+  constexpr Said kSaid[] = {{"0", true},          {"100", true},
+                            {"4294967295", true}, {"-1", false},
+                            {"x", false},         {"1.5", false},
+                            {"1s", false},        {"99999999999", false}};
+  for (const Said& each : kSaid) {
+    const auto expect = [&](const grpc::Status& status) {
+      EXPECT_EQ(status.error_code(), each.is_taken
+                                         ? grpc::StatusCode::OK
+                                         : grpc::StatusCode::INVALID_ARGUMENT)
+          << each.age << ": " << status.error_message();
+      if (each.is_taken) return;
+      EXPECT_THAT(status.error_message(), HasSubstr("optstate-max-age-ms"));
+      EXPECT_THAT(status.error_message(), HasSubstr(each.age));
+    };
+    grpc::ClientContext of_status;
+    of_status.AddMetadata("optstate-max-age-ms", each.age);
+    v1::ServerStatus status;
+    expect(stub->GetStatus(&of_status, {}, &status));
+    grpc::ClientContext of_jobs;
+    of_jobs.AddMetadata("optstate-max-age-ms", each.age);
+    v1::ListJobsReply jobs;
+    expect(stub->ListJobs(&of_jobs, {}, &jobs));
+    grpc::ClientContext of_sessions;
+    of_sessions.AddMetadata("optstate-max-age-ms", each.age);
+    v1::ListSessionsReply sessions;
+    expect(stub->ListSessions(&of_sessions, {}, &sessions));
+  }
+}
+
 TEST_F(AdminServerTest, ManyUsersAreServed) {
   Start();
   std::vector<std::shared_ptr<grpc::Channel>> channels;

@@ -104,25 +104,28 @@ absl::StatusOr<absl::Duration> TimeoutOf(const v1::DrainRequest& request) {
 
 AdminService::AdminService(supervisor::SupervisorControl* control,
                            EngineChannels* engines, UpgradeControl* upgrade,
-                           ServerInfo info, absl::Duration engine_answer_max)
+                           ServerInfo info, absl::Duration engine_answer_max,
+                           KeptAnswers::Clock clock)
     : control_(control),
       engines_(engines),
       upgrade_(upgrade),
       info_(std::move(info)),
       engine_answer_max_(engine_answer_max),
       quotas_(info_.config),
-      described_(control, engines, engine_answer_max) {}
+      described_(control, engines, engine_answer_max, std::move(clock)) {}
 
 v1::ServerStatus AdminService::GetStatus(const access::Caller& caller,
-                                         absl::Time deadline) {
-  const auto sum_up = [this](absl::Time until) {
-    std::shared_ptr<const DescribedJobs::Jobs> jobs = described_.All(until);
+                                         absl::Time deadline,
+                                         absl::Duration age_max) {
+  const auto sum_up = [this, age_max](absl::Time until) {
+    std::shared_ptr<const DescribedJobs::Jobs> jobs =
+        described_.All(until, age_max);
     v1::ServerStatus status = StatusOf(**jobs);
     return StatusOfAll{std::move(jobs), std::move(status)};
   };
   // The system is asked what is left, so that a status is shared as well.
   const std::shared_ptr<const StatusOfAll> all =
-      described_.MayShare(deadline)
+      age_max == absl::ZeroDuration() && described_.MayShare(deadline)
           ? statuses_.Get("", [&] { return sum_up(absl::InfiniteFuture()); })
           : std::make_shared<const StatusOfAll>(sum_up(deadline));
   v1::ServerStatus status = all->status;
@@ -177,9 +180,10 @@ absl::Time AdminService::EngineDeadline(absl::Time deadline) const {
 }
 
 v1::ListJobsReply AdminService::ListJobs(const access::Caller& caller,
-                                         absl::Time deadline) {
+                                         absl::Time deadline,
+                                         absl::Duration age_max) {
   const std::shared_ptr<const DescribedJobs::Jobs> jobs =
-      described_.All(deadline);
+      described_.All(deadline, age_max);
   v1::ListJobsReply reply = ListOf(**jobs);
   ShowJobs(JobsShownTo(caller, **jobs), &reply);
   return reply;
@@ -187,12 +191,13 @@ v1::ListJobsReply AdminService::ListJobs(const access::Caller& caller,
 
 absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
                                              const access::Caller& caller,
-                                             absl::Time deadline, bool memory) {
+                                             absl::Time deadline, bool memory,
+                                             absl::Duration age_max) {
   // No engine is asked for one who may not look.
-  OPTSTATE_RETURN_IF_ERROR(FindToLook(name, caller).status());
-  absl::StatusOr<v1::Job> job = memory
-                                    ? described_.OneWithMemory(name, deadline)
-                                    : DescribeOne(name, deadline);
+  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindToLook(name, caller));
+  absl::StatusOr<v1::Job> job =
+      memory ? described_.OneWithMemory(name, deadline)
+             : described_.One(summary, deadline, age_max);
   if (!job.ok()) return job;
   // Another job may have taken the name meanwhile.
   OPTSTATE_RETURN_IF_ERROR(
@@ -202,22 +207,23 @@ absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
 
 absl::StatusOr<v1::Job> AdminService::DescribeOne(const std::string& name,
                                                   absl::Time deadline) {
-  const std::shared_ptr<const DescribedJobs::Jobs> jobs =
-      described_.One(name, deadline);
-  if (!jobs->ok()) return jobs->status();
-  return (*jobs)->front();
+  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, control_->FindJob(name));
+  return described_.One(summary, deadline);
 }
 
 absl::StatusOr<v1::ListSessionsReply> AdminService::ListSessions(
-    const std::string& job, const access::Caller& caller, absl::Time deadline) {
+    const std::string& job, const access::Caller& caller, absl::Time deadline,
+    absl::Duration age_max) {
   v1::ListSessionsReply reply;
   if (!job.empty()) {
-    OPTSTATE_ASSIGN_OR_RETURN(const v1::Job one, GetJob(job, caller, deadline));
+    OPTSTATE_ASSIGN_OR_RETURN(
+        const v1::Job one,
+        GetJob(job, caller, deadline, /*memory=*/false, age_max));
     AddSessions({one}, &reply);
     return reply;
   }
   const std::shared_ptr<const DescribedJobs::Jobs> jobs =
-      described_.All(deadline);
+      described_.All(deadline, age_max);
   AddSessions(**jobs, &reply);
   ShowJobs(JobsShownTo(caller, **jobs), &reply);
   return reply;

@@ -11,12 +11,14 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "optstate/v1/admin.pb.h"
 #include "server/access/caller.h"
 #include "server/access/quotas.h"
 #include "server/admin/described_jobs.h"
 #include "server/admin/engine_channels.h"
+#include "server/admin/kept_answers.h"
 #include "server/admin/server_info.h"
 #include "server/admin/shared_answers.h"
 #include "server/admin/upgrade_control.h"
@@ -45,24 +47,30 @@ class AdminService {
   static constexpr absl::Duration kEngineAnswerMax = absl::Seconds(2);
 
   // All arguments outlive the object. `engine_answer_max`: how long an engine
-  // may take to describe itself.
+  // may take to describe itself. `clock`: see KeptAnswers.
   AdminService(supervisor::SupervisorControl* control, EngineChannels* engines,
                UpgradeControl* upgrade, ServerInfo info,
-               absl::Duration engine_answer_max = kEngineAnswerMax);
+               absl::Duration engine_answer_max = kEngineAnswerMax,
+               KeptAnswers::Clock clock = absl::Now);
 
-  v1::ServerStatus GetStatus(const access::Caller& caller, absl::Time deadline);
-  v1::ListJobsReply ListJobs(const access::Caller& caller, absl::Time deadline);
+  // `age_max`, here and below: the age that an engine's answer may have.
+  v1::ServerStatus GetStatus(const access::Caller& caller, absl::Time deadline,
+                             absl::Duration age_max = absl::ZeroDuration());
+  v1::ListJobsReply ListJobs(const access::Caller& caller, absl::Time deadline,
+                             absl::Duration age_max = absl::ZeroDuration());
+  // `memory`: with its memory use, which is never old.
   absl::StatusOr<v1::Job> GetJob(const std::string& name,
                                  const access::Caller& caller,
-                                 absl::Time deadline, bool memory = false);
+                                 absl::Time deadline, bool memory = false,
+                                 absl::Duration age_max = absl::ZeroDuration());
   // Callers of the four calls around this one, but for `memory`, share answers,
   // whoever they are: see DescribedJobs. What one may not see is left out of
   // them afterwards.
   const DescribedJobs& described() const { return described_; }
   // Returns NOT_FOUND when `job` names a job that does not exist.
   absl::StatusOr<v1::ListSessionsReply> ListSessions(
-      const std::string& job, const access::Caller& caller,
-      absl::Time deadline);
+      const std::string& job, const access::Caller& caller, absl::Time deadline,
+      absl::Duration age_max = absl::ZeroDuration());
   absl::StatusOr<v1::ListParametersReply> ListParameters(
       const v1::ListParametersRequest& request, const access::Caller& caller,
       absl::Time deadline);

@@ -8,7 +8,9 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/access/caller.h"
 #include "server/admin/admin_service_fixture.h"
@@ -175,6 +177,50 @@ TEST_F(AdminSharingTest, NoEngineIsAskedForOneWhoMayNotLook) {
                                             /*to_durable=*/false, Never()),
             supervisor::NoJob("a"));
   EXPECT_EQ(engine.asks(), 0);
+}
+
+// While a caller waits, a job ends and another user's private job takes its
+// name: the answer of that one's engine is not for the caller.
+TEST_F(AdminSharingTest, AnAnswerOfAnothersJobOfTheNameIsNotShown) {
+  FakeEngineService& engine = AddJob("a", 1);
+  control_.jobs["a"].uid = kStranger.uid;
+  engine.set_uid(kStranger.uid + 1);
+  FakeEngineService::Hold hold;
+  engine.HoldFirstAnswer(&hold);
+  absl::Status seen;
+  std::thread caller([&] {
+    seen = service_of_patience_.GetJob("a", kStranger, Never()).status();
+  });
+  hold.begun.WaitForNotification();
+  {
+    absl::MutexLock lock(&control_.mutex);
+    control_.jobs["a"].uid = kStranger.uid + 1;
+    control_.jobs["a"].access.set_is_private(true);
+  }
+  hold.may_end.Notify();
+  caller.join();
+  EXPECT_EQ(seen, supervisor::NoJob("a"));
+}
+
+TEST_F(AdminSharingTest, AListHasAnotherUsersJobOfTheNameUnderItsOwnRights) {
+  FakeEngineService& engine = AddJob("a", 1);
+  control_.jobs["a"].uid = kStranger.uid;
+  engine.set_uid(kStranger.uid + 1);
+  FakeEngineService::Hold hold;
+  engine.HoldFirstAnswer(&hold);
+  int shown = -1;
+  std::thread caller([&] {
+    shown = service_of_patience_.ListJobs(kStranger, Never()).jobs_size();
+  });
+  hold.begun.WaitForNotification();
+  {
+    absl::MutexLock lock(&control_.mutex);
+    control_.jobs["a"].uid = kStranger.uid + 1;
+    control_.jobs["a"].access.set_is_private(true);
+  }
+  hold.may_end.Notify();
+  caller.join();
+  EXPECT_EQ(shown, 0);
 }
 
 TEST_F(AdminSharingTest, WhatIsSharedIsShownToEachAsItMayLook) {

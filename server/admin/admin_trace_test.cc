@@ -1,7 +1,10 @@
 // Traces of jobs through the Admin service.
 
 #include <gmock/gmock.h>
+#include <grpcpp/create_channel_posix.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <string>
@@ -9,6 +12,9 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "optstate/v1/admin.grpc.pb.h"
+#include "proto/types/unique_fd.h"
+#include "server/admin/admin_server.h"
 #include "server/admin/admin_service_fixture.h"
 #include "server/admin/call_timer.h"
 
@@ -92,10 +98,47 @@ TEST_F(AdminTraceTest, ACallerThatDoesNotListenEndsIt) {
   engine.AwaitTraceCancelled();
 }
 
-TEST_F(AdminTraceTest, ItMayLast) {
+// One that is stopped takes no messages either: it would keep the trace, and
+// the memory for it, as long as it stands there.
+TEST_F(AdminTraceTest, ACallerThatTakesNoMessagesEndsIt) {
+  FakeEngineService& engine = AddJob("a", 1, /*hangs=*/true);
+  AdminServer::Limits limits;
+  limits.calls.message = absl::Milliseconds(1);
+  const auto server = AdminServer::Start(service_.get(), limits);
+  ASSERT_TRUE(server.ok()) << server.status();
+  int fds[2];
+  ASSERT_EQ(
+      ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds),
+      0);
+  const auto stub =
+      v1::Admin::NewStub(grpc::CreateInsecureChannelFromFd("daemon", fds[1]));
+  const absl::Status served =
+      (*server)->Serve(UniqueFd(fds[0]), Operator(), "test");
+  ASSERT_TRUE(served.ok()) << served;
+  grpc::ClientContext context;
+  v1::TraceJobRequest request;
+  request.set_name("a");
+  const auto reader = stub->TraceJob(&context, request);
+  engine.AwaitTraceCancelled();
+  v1::TraceChunk chunk;
+  while (reader->Read(&chunk)) {
+  }
+  EXPECT_FALSE(reader->Finish().ok());
+}
+
+TEST_F(AdminTraceTest, ItMayLastAndItsMessagesMayNot) {
   const CallTimer timer({});
   EXPECT_EQ(timer.LimitOf("/optstate.v1.Admin/TraceJob"),
             absl::InfiniteDuration());
+  EXPECT_EQ(timer.MessageLimitOf("/optstate.v1.Admin/TraceJob"),
+            absl::Minutes(1));
+  // Those that have a limit need none for each message; health checks keep no
+  // thread.
+  for (const char* method :
+       {"/optstate.v1.Admin/GetJob", "/optstate.v1.Admin/WatchEvents",
+        "/grpc.health.v1.Health/Watch"}) {
+    EXPECT_EQ(timer.MessageLimitOf(method), absl::InfiniteDuration()) << method;
+  }
 }
 
 }  // namespace

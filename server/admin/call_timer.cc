@@ -16,7 +16,9 @@ namespace experimental = grpc::experimental;
 class TimedCall final : public experimental::Interceptor {
  public:
   TimedCall(CallTimer* timer, experimental::ServerRpcInfo* info)
-      : timer_(timer), call_(info->server_context()) {
+      : timer_(timer),
+        call_(info->server_context()),
+        message_limit_(timer->MessageLimitOf(info->method())) {
     const absl::Duration limit = timer->LimitOf(info->method());
     if (limit != absl::InfiniteDuration()) {
       timer_->Add(call_, absl::Now() + limit);
@@ -25,9 +27,18 @@ class TimedCall final : public experimental::Interceptor {
   ~TimedCall() override { timer_->Remove(call_); }
 
   void Intercept(experimental::InterceptorBatchMethods* methods) override {
+    using Point = experimental::InterceptionHookPoints;
+    if (message_limit_ != absl::InfiniteDuration()) {
+      // Between these two the message waits for the caller to make room.
+      if (methods->QueryInterceptionHookPoint(Point::PRE_SEND_MESSAGE)) {
+        timer_->Add(call_, absl::Now() + message_limit_);
+      }
+      if (methods->QueryInterceptionHookPoint(Point::POST_SEND_MESSAGE)) {
+        timer_->Remove(call_);
+      }
+    }
     // The handler has returned; after this, gRPC frees the call.
-    if (methods->QueryInterceptionHookPoint(
-            experimental::InterceptionHookPoints::PRE_SEND_STATUS)) {
+    if (methods->QueryInterceptionHookPoint(Point::PRE_SEND_STATUS)) {
       timer_->Remove(call_);
     }
     methods->Proceed();
@@ -36,6 +47,7 @@ class TimedCall final : public experimental::Interceptor {
  private:
   CallTimer* const timer_;
   grpc::ServerContextBase* const call_;
+  const absl::Duration message_limit_;
 };
 
 class Factory final : public experimental::ServerInterceptorFactoryInterface {
@@ -81,6 +93,13 @@ absl::Duration CallTimer::LimitOf(absl::string_view method) const {
     return absl::InfiniteDuration();
   }
   return limits_.other;
+}
+
+absl::Duration CallTimer::MessageLimitOf(absl::string_view method) const {
+  const bool may_last = LimitOf(method) == absl::InfiniteDuration();
+  return may_last && absl::StartsWith(method, "/optstate.v1.Admin/")
+             ? limits_.message
+             : absl::InfiniteDuration();
 }
 
 void CallTimer::Add(grpc::ServerContextBase* call, absl::Time deadline) {

@@ -19,12 +19,18 @@ namespace optstate::admin {
 // Cancels calls that take longer than their method may: a reflection call is a
 // stream, which keeps a thread of the server as long as its client likes.
 //
+// A stream of Admin's that may last has a limit for each of its messages: a
+// caller that takes none, because it is stopped or its machine is gone, would
+// keep a trace or a verification of the job, of which there is one at a time.
+//
 // Threads: thread-safe. The timer outlives the servers.
 class CallTimer {
  public:
   struct Limits {
     absl::Duration reflection = absl::Seconds(10);
     absl::Duration other = absl::Minutes(6);
+    // How long a message may wait until the caller takes it.
+    absl::Duration message = absl::Minutes(1);
   };
 
   explicit CallTimer(const Limits& limits);
@@ -39,10 +45,13 @@ class CallTimer {
   Interceptors();
 
   // How long a call of this method may take. Health checks have no limit,
-  // because they keep no thread; nor has a verification, or a job's way to
-  // sleep or awake, which only those who may change the job begin, one at a
-  // time.
+  // because they keep no thread; nor has a verification, a trace, or a job's
+  // way to sleep or awake, which only those who may change the job begin, one
+  // at a time.
   absl::Duration LimitOf(absl::string_view method) const;
+  // How long each message of such a call may wait.
+  absl::Duration MessageLimitOf(absl::string_view method) const;
+  // Times the call anew, if it is timed already.
   void Add(grpc::ServerContextBase* call, absl::Time deadline);
   // Stops timing the call, which is not touched afterwards. Idempotent.
   void Remove(grpc::ServerContextBase* call);

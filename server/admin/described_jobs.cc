@@ -1,13 +1,13 @@
 #include "server/admin/described_jobs.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "server/session/job_facts.h"
-#include "server/supervisor/permissions.h"
 #include "server/supervisor/sleep/sleep_manifest.h"
 
 namespace optstate::admin {
@@ -19,7 +19,7 @@ using supervisor::JobSummary;
 // a status begins after one that is under way, asks for a list, and so does
 // that.
 constexpr int kSharedRounds = 4;
-// No job has this key, which is that of all jobs.
+// The one key of lists.
 constexpr char kAllJobs[] = "";
 
 // Describes a job whose engine gave no answer, because of `why`.
@@ -76,40 +76,77 @@ v1::Job Merge(const JobSummary& summary, absl::StatusOr<v1::Job> described) {
   return job;
 }
 
-// Returns the key of one job, also of one without a name.
-std::string KeyOf(const std::string& name) {
-  return absl::StrCat("job ", name);
-}
-
 }  // namespace
 
 bool DescribedJobs::MayShare(absl::Time deadline) const {
   return deadline >= absl::Now() + kSharedRounds * engine_answer_max_;
 }
 
-std::shared_ptr<const DescribedJobs::Jobs> DescribedJobs::Share(
-    const std::string& key, absl::Time deadline,
-    absl::FunctionRef<Jobs(absl::Time)> ask) {
-  if (!MayShare(deadline)) return std::make_shared<const Jobs>(ask(deadline));
-  return answers_.Get(key, [ask] { return ask(absl::InfiniteFuture()); });
+absl::Time DescribedJobs::EngineDeadline(absl::Time deadline) const {
+  return std::min(deadline, absl::Now() + engine_answer_max_);
 }
 
 std::shared_ptr<const DescribedJobs::Jobs> DescribedJobs::All(
-    absl::Time deadline) {
-  return Share(kAllJobs, deadline, [this](absl::Time until) -> Jobs {
-    return Describe(control_->Jobs(), until);
-  });
+    absl::Time deadline, absl::Duration age_max) {
+  const auto ask = [this, age_max](absl::Time until) -> Jobs {
+    return Describe(control_->Jobs(), until, age_max);
+  };
+  // What may be of some age is not shared: others may want it younger.
+  if (age_max > absl::ZeroDuration() || !MayShare(deadline)) {
+    return std::make_shared<const Jobs>(ask(deadline));
+  }
+  return lists_.Get(kAllJobs, [&ask] { return ask(absl::InfiniteFuture()); });
 }
 
-std::shared_ptr<const DescribedJobs::Jobs> DescribedJobs::One(
-    const std::string& name, absl::Time deadline) {
-  return Share(KeyOf(name), deadline, [this, &name](absl::Time until) -> Jobs {
-    OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary,
-                              control_->FindJob(name));
-    std::vector<v1::Job> jobs = Describe({summary}, until);
-    if (jobs.empty()) return supervisor::NoJob(name);
-    return jobs;
-  });
+absl::StatusOr<v1::Job> DescribedJobs::One(const JobSummary& summary,
+                                           absl::Time deadline,
+                                           absl::Duration age_max) {
+  const std::shared_ptr<const v1::Job> kept = FindKept(summary, age_max);
+  if (kept != nullptr) return Merge(summary, *kept);
+  const absl::Time asked_at = kept_.Now();
+  absl::StatusOr<v1::Job> answer = AskEngine(summary, deadline);
+  if (age_max > absl::ZeroDuration() && answer.ok()) {
+    kept_.Keep(summary.name, summary.engine_pid, asked_at, *answer);
+  }
+  return Put(summary, std::move(answer));
+}
+
+std::shared_ptr<const v1::Job> DescribedJobs::FindKept(
+    const JobSummary& summary, absl::Duration age_max) const {
+  if (age_max <= absl::ZeroDuration() || summary.engine_pid == 0) {
+    return nullptr;
+  }
+  return kept_.Find(summary.name, summary.engine_pid, age_max);
+}
+
+// Who shares an answer has a summary of its own, which no call of another can
+// make too old.
+absl::StatusOr<v1::Job> DescribedJobs::AskEngine(const JobSummary& summary,
+                                                 absl::Time deadline) {
+  const std::string& name = summary.name;
+  // Nothing is waited for.
+  if (summary.engine_pid == 0) {
+    return engines_->GetJob(name, EngineDeadline(deadline));
+  }
+  const auto ask = [this, &name](absl::Time until) {
+    return std::move(engines_->AwaitJobs({name}, EngineDeadline(until))[0]);
+  };
+  if (!MayShare(deadline)) return ask(deadline);
+  return *answers_.Get(name, [&ask] { return ask(absl::InfiniteFuture()); });
+}
+
+absl::StatusOr<v1::Job> DescribedJobs::Put(const JobSummary& summary,
+                                           absl::StatusOr<v1::Job> answer) {
+  // The engine may have ended for good meanwhile, and the job with it. Or its
+  // name is another user's by now, whose engine has answered: who may look at
+  // that job is in its own summary.
+  const bool is_of_summary = answer.ok() && answer->uid() == summary.uid;
+  if (is_of_summary || summary.engine_pid == 0) {
+    return Merge(summary, std::move(answer));
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary now,
+                            control_->FindJob(summary.name));
+  return Merge(now, std::move(answer));
 }
 
 // Memory use is asked for separately, because it may take too long; then the
@@ -117,45 +154,51 @@ std::shared_ptr<const DescribedJobs::Jobs> DescribedJobs::One(
 absl::StatusOr<v1::Job> DescribedJobs::OneWithMemory(const std::string& name,
                                                      absl::Time deadline) {
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, control_->FindJob(name));
-  std::vector<v1::Job> described = Describe({summary}, deadline);
-  if (described.empty()) return supervisor::NoJob(name);
-  v1::Job job = std::move(described[0]);
+  OPTSTATE_ASSIGN_OR_RETURN(v1::Job job, One(summary, deadline));
   if (job.ranks_unknown()) return job;
   absl::StatusOr<v1::Job> with_memory =
       engines_->GetJob(name, deadline, /*memory=*/true);
   if (!with_memory.ok()) return job;
-  return Merge(summary, std::move(with_memory));
+  return Put(summary, std::move(with_memory));
 }
 
 size_t DescribedJobs::CountWaiting(const std::string& job) const {
-  return answers_.CountWaiting(job.empty() ? kAllJobs : KeyOf(job));
+  return job.empty() ? lists_.CountWaiting(kAllJobs)
+                     : answers_.CountWaiting(job);
 }
 
 std::vector<v1::Job> DescribedJobs::Describe(
-    const std::vector<JobSummary>& summaries, absl::Time deadline) {
-  const absl::Time until = std::min(deadline, absl::Now() + engine_answer_max_);
-  std::vector<std::string> with_engine;
+    const std::vector<JobSummary>& summaries, absl::Time deadline,
+    absl::Duration age_max) {
+  const absl::Time until = EngineDeadline(deadline);
+  const absl::Time asked_at = kept_.Now();
+  std::vector<std::shared_ptr<const v1::Job>> kept;
+  std::vector<std::string> to_ask;
   for (const JobSummary& summary : summaries) {
-    if (summary.engine_pid != 0) with_engine.push_back(summary.name);
+    kept.push_back(FindKept(summary, age_max));
+    if (summary.engine_pid != 0 && kept.back() == nullptr) {
+      to_ask.push_back(summary.name);
+    }
   }
-  std::vector<absl::StatusOr<v1::Job>> described =
-      engines_->AwaitJobs(with_engine, until);
+  std::vector<absl::StatusOr<v1::Job>> answers =
+      engines_->AwaitJobs(to_ask, until);
   std::vector<v1::Job> jobs;
-  auto next = described.begin();
-  for (const JobSummary& summary : summaries) {
+  auto next = answers.begin();
+  for (size_t i = 0; i < summaries.size(); ++i) {
+    const JobSummary& summary = summaries[i];
+    absl::StatusOr<v1::Job> answer;
     if (summary.engine_pid == 0) {
-      jobs.push_back(Merge(summary, engines_->GetJob(summary.name, until)));
-      continue;
+      answer = engines_->GetJob(summary.name, until);
+    } else if (kept[i] != nullptr) {
+      answer = *kept[i];
+    } else {
+      answer = std::move(*next++);
+      if (age_max > absl::ZeroDuration() && answer.ok()) {
+        kept_.Keep(summary.name, summary.engine_pid, asked_at, *answer);
+      }
     }
-    absl::StatusOr<v1::Job> one = std::move(*next++);
-    JobSummary now = summary;
-    // The engine may have ended for good meanwhile, and the job with it.
-    if (!one.ok()) {
-      absl::StatusOr<JobSummary> found = control_->FindJob(summary.name);
-      if (!found.ok()) continue;
-      now = *std::move(found);
-    }
-    jobs.push_back(Merge(now, std::move(one)));
+    absl::StatusOr<v1::Job> job = Put(summary, std::move(answer));
+    if (job.ok()) jobs.push_back(*std::move(job));
   }
   return jobs;
 }

@@ -55,6 +55,7 @@ class FakeEngineService : public v1::Engine::Service {
     job->set_name("what the engine thinks");
     job->set_phase(phase_);
     job->set_committed_step(static_cast<uint64_t>(ask));
+    job->set_uid(uid_);
     job->set_engine_pid(18);
     job->set_session_count(sessions_);
     job->set_state_bytes(100);
@@ -167,7 +168,8 @@ class FakeEngineService : public v1::Engine::Service {
     return {grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"};
   }
   void set_phase(v1::JobPhase phase) { phase_ = phase; }
-  int asks() const { return asks_; }  // for the job
+  void set_uid(uint32_t uid) { uid_ = uid; }  // of the job's owner; 0: not said
+  int asks() const { return asks_; }          // for the job
   int drains() const { return drains_; }
   int pauses() const { return pauses_; }
   void AwaitQuestion() { asked_.WaitForNotification(); }
@@ -184,6 +186,7 @@ class FakeEngineService : public v1::Engine::Service {
   int drains_ = 0;
   int pauses_ = 0;
   std::atomic<v1::JobPhase> phase_{v1::JOB_PHASE_READY};
+  std::atomic<uint32_t> uid_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
 

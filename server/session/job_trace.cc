@@ -81,12 +81,14 @@ absl::Status TraceSteps(JobContext* job, uint32_t steps, absl::Time deadline,
   }
   const auto& clock = job->options.clock;
   IdleTime idle(clock());
+  bool ends = false;
   while (true) {
     // Looked at before spans are taken, so that those of the last step are
-    // among them.
-    const bool ends = trace.is_over() ||
-                      absl::Now() >= deadline - kTraceAnswerTime ||
-                      idle.At(clock()) >= kTraceIdleMax;
+    // among them. An end stays one, although spans that are left then are no
+    // idle time: nothing is recorded after it.
+    ends = ends || trace.is_over() ||
+           absl::Now() >= deadline - kTraceAnswerTime ||
+           idle.At(clock()) >= kTraceIdleMax;
     if (ends) {
       const absl::MutexLock lock(&job->lock.mu);
       trace.Disarm();

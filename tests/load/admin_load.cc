@@ -27,11 +27,16 @@ std::string CheckJobCount(const char* method, size_t found, size_t expected) {
   return absl::StrCat(method, " has ", found, " jobs of ", expected);
 }
 
-// Makes one call; `call` returns what is wrong with an answer, "" if nothing.
+// Makes one call, which takes answers of engines of such an age; `call` returns
+// what is wrong with an answer, "" if nothing.
 template <typename Function>
-void Time(const char* method, AdminTally* tally, const Function& call) {
+void Time(const char* method, uint32_t age_max_ms, AdminTally* tally,
+          const Function& call) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+  if (age_max_ms != 0) {
+    context.AddMetadata("optstate-max-age-ms", absl::StrCat(age_max_ms));
+  }
   std::string wrong;
   const absl::Time begin = absl::Now();
   const grpc::Status status = call(&context, &wrong);
@@ -150,7 +155,7 @@ void AdminLoad::Call(uint64_t number, v1::Admin::Stub* stub,
     // The calls before this one, without lists.
     const uint64_t before = number - number / every - 1;
     const std::string& name = options_.jobs[before % jobs];
-    return Time("GetJob", tally,
+    return Time("GetJob", options_.age_max_ms, tally,
                 [&](grpc::ClientContext* context, std::string* wrong) {
                   v1::GetJobRequest request;
                   request.set_name(name);
@@ -164,7 +169,7 @@ void AdminLoad::Call(uint64_t number, v1::Admin::Stub* stub,
                 });
   }
   if (number / every % 2 == 0) {
-    return Time("GetStatus", tally,
+    return Time("GetStatus", options_.age_max_ms, tally,
                 [&](grpc::ClientContext* context, std::string* wrong) {
                   v1::ServerStatus reply;
                   grpc::Status status = stub->GetStatus(context, {}, &reply);
@@ -174,7 +179,7 @@ void AdminLoad::Call(uint64_t number, v1::Admin::Stub* stub,
                   return status;
                 });
   }
-  Time("ListJobs", tally,
+  Time("ListJobs", options_.age_max_ms, tally,
        [&](grpc::ClientContext* context, std::string* wrong) {
          v1::ListJobsReply reply;
          grpc::Status status = stub->ListJobs(context, {}, &reply);

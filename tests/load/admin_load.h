@@ -55,6 +55,8 @@ class AdminLoad {
     // One of so many calls has all engines asked: GetStatus and ListJobs in
     // turn. The others are GetJob, of each job in turn.
     uint64_t lists_every = 1;
+    // The age that what engines have said may have; 0: it is of the call.
+    uint32_t age_max_ms = 0;
   };
 
   explicit AdminLoad(Options options);

@@ -56,6 +56,8 @@ void AddOptions(Settings* settings, CLI::App* app) {
   add("--channels", settings->load.channels, "connections of these calls");
   add("--lists-every", settings->load.lists_every,
       "one of so many calls asks all engines");
+  add("--max-age-ms", settings->load.age_max_ms,
+      "the age that what engines have said may have; 0: it is of the call");
   add("--rounds", settings->load.rounds, "of the load, three slices each");
   add("--slice-s", settings->slice_s, "a slice of the load");
   add("--flood-elements", settings->flood.elements, "of the other user's job");

@@ -58,7 +58,8 @@ AdminLoad::Options CallsOf(const LoadOptions& options, const LoadDaemon& daemon,
           .channels = options.channels,
           .threads = options.call_threads,
           .calls_per_second = options.calls_per_second,
-          .lists_every = options.lists_every};
+          .lists_every = options.lists_every,
+          .age_max_ms = options.age_max_ms};
 }
 
 CostSample SampleCosts(const LoadDaemon& daemon) {

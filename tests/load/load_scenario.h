@@ -25,6 +25,7 @@ struct LoadOptions {
   size_t call_threads = 4;
   size_t channels = 2;
   uint64_t lists_every = 2;  // see AdminLoad
+  uint32_t age_max_ms = 0;   // likewise
   // Rounds of three slices each: steps alone, calls alone, both.
   int rounds = 1;
   Stretch steps;  // of each job in a slice

@@ -83,6 +83,19 @@ INSTANTIATE_TEST_SUITE_P(Wires, LoadTest, testing::Bool(),
                            return std::string(grpc.param ? "Grpc" : "Shm");
                          });
 
+// Answers that may be old are right in all that is checked: names, numbers of
+// jobs, and steps at the end.
+TEST(AgeTest, CallsThatTakeOldAnswers) {
+  LoadOptions options = Options(/*grpc=*/false);
+  options.age_max_ms = 1000;
+  const absl::StatusOr<LoadReport> report = RunLoad(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  std::cerr << report->ToString();
+  ExpectAnswered(report->calls_alone);
+  ExpectAnswered(report->calls);
+  EXPECT_EQ(report->after.supervisor.fds, report->before.supervisor.fds);
+}
+
 TEST(LoadOptionsTest, MoreJobsThanSessionsAreRefused) {
   LoadOptions options;
   options.jobs = 2;

@@ -1,0 +1,56 @@
+#include "client/ctl/progress_text.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+
+namespace optstate::ctl {
+namespace {
+
+// Returns a rate and the time left, with a comma before each: "" while nothing
+// is done, or no time has passed.
+std::string RateText(uint64_t done, uint64_t total, absl::string_view at_most,
+                     absl::Duration elapsed) {
+  const double s = absl::ToDoubleSeconds(elapsed);
+  if (done == 0 || s <= 0) return "";
+  const double rate = static_cast<double>(done) / s;
+  const uint64_t left = total > done ? total - done : 0;
+  return absl::StrFormat(", %.1f a second, %s%.0f s left", rate, at_most,
+                         static_cast<double>(left) / rate);
+}
+
+}  // namespace
+
+std::string TraceProgressText(const std::string& job, const ChromeTrace& trace,
+                              uint32_t steps_asked, absl::Duration elapsed) {
+  if (trace.steps() == 0 && trace.spans() == 0) {
+    return absl::StrCat("tracing job ", job, ": waits for a step");
+  }
+  std::string text = absl::StrCat(
+      "tracing job ", job, ": ", trace.steps(), " of ", steps_asked, " steps",
+      RateText(trace.steps(), steps_asked, "", elapsed), ", ", trace.spans(),
+      " spans");
+  if (trace.lost_spans() != 0) {
+    absl::StrAppend(&text, ", ", trace.lost_spans(), " lost");
+  }
+  return text;
+}
+
+std::string UpgradeProgressText(const v1::ServerStatus& status,
+                                absl::Duration elapsed) {
+  const uint32_t replaced = status.upgrade().engines_replaced();
+  const uint32_t jobs = std::max(status.job_count(), replaced);
+  return absl::StrCat("upgrading: ", replaced, " of at most ", jobs,
+                      " engines replaced",
+                      RateText(replaced, jobs, "at most ", elapsed));
+}
+
+std::string DrainProgressText(absl::Duration left) {
+  return absl::StrFormat(
+      "draining: waits for open steps, %.0f s more at the most",
+      absl::ToDoubleSeconds(std::max(left, absl::ZeroDuration())));
+}
+
+}  // namespace optstate::ctl

@@ -1,0 +1,30 @@
+#ifndef OPTSTATE_CLIENT_CTL_PROGRESS_TEXT_H_
+#define OPTSTATE_CLIENT_CTL_PROGRESS_TEXT_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/time/time.h"
+#include "client/ctl/chrome_trace.h"
+#include "optstate/v1/admin.pb.h"
+
+namespace optstate::ctl {
+
+// Returns where a trace of so many steps is, with its rate and the time left.
+// `elapsed`: the time since the first thing that it showed.
+std::string TraceProgressText(const std::string& job, const ChromeTrace& trace,
+                              uint32_t steps_asked, absl::Duration elapsed);
+
+// Returns how many engines an upgrade has replaced, with its rate and the time
+// left. Jobs without an engine count among the daemon's jobs, and none is
+// replaced for them, so that the time is the most. `elapsed`: the time since
+// the upgrade began.
+std::string UpgradeProgressText(const v1::ServerStatus& status,
+                                absl::Duration elapsed);
+
+// Returns what a drain waits for, and how long at the most from now on.
+std::string DrainProgressText(absl::Duration left);
+
+}  // namespace optstate::ctl
+
+#endif  // OPTSTATE_CLIENT_CTL_PROGRESS_TEXT_H_

@@ -1,0 +1,70 @@
+#include "client/ctl/progress_text.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+#include "client/ctl/chrome_trace.h"
+#include "optstate/v1/admin.pb.h"
+
+namespace optstate::ctl {
+namespace {
+
+// Returns a trace with these steps, and as many spans, of which some are lost.
+ChromeTrace TraceOf(uint32_t steps, uint64_t lost_spans) {
+  ChromeTrace trace("gpt");
+  v1::TraceChunk chunk;
+  chunk.add_lanes()->set_name("phases");
+  for (uint32_t i = 0; i < steps; ++i) chunk.add_spans()->set_name("update");
+  chunk.set_steps(steps);
+  chunk.set_lost_spans(lost_spans);
+  EXPECT_TRUE(trace.Add(chunk).ok());
+  return trace;
+}
+
+TEST(ProgressTextTest, ATraceThatHasNotBegun) {
+  EXPECT_EQ(TraceProgressText("gpt", ChromeTrace("gpt"), 20, absl::Seconds(5)),
+            "tracing job gpt: waits for a step");
+}
+
+TEST(ProgressTextTest, ATraceHasARateAndATimeLeft) {
+  EXPECT_EQ(TraceProgressText("gpt", TraceOf(5, 0), 20, absl::Seconds(2)),
+            "tracing job gpt: 5 of 20 steps, 2.5 a second, 6 s left, 5 spans");
+  EXPECT_EQ(TraceProgressText("gpt", TraceOf(20, 3), 20, absl::Seconds(10)),
+            "tracing job gpt: 20 of 20 steps, 2.0 a second, 0 s left, 20 "
+            "spans, 3 lost");
+}
+
+TEST(ProgressTextTest, WithoutAStepOrTimeThereIsNoRate) {
+  EXPECT_EQ(TraceProgressText("gpt", TraceOf(5, 0), 20, absl::ZeroDuration()),
+            "tracing job gpt: 5 of 20 steps, 5 spans");
+  v1::ServerStatus status;
+  status.set_job_count(3);
+  EXPECT_EQ(UpgradeProgressText(status, absl::Seconds(2)),
+            "upgrading: 0 of at most 3 engines replaced");
+}
+
+TEST(ProgressTextTest, AnUpgradeHasARateAndATimeLeft) {
+  v1::ServerStatus status;
+  status.set_job_count(12);
+  status.mutable_upgrade()->set_engines_replaced(3);
+  EXPECT_EQ(UpgradeProgressText(status, absl::Seconds(2)),
+            "upgrading: 3 of at most 12 engines replaced, 1.5 a second, at "
+            "most 6 s left");
+  // A job has ended since its engine was replaced.
+  status.set_job_count(2);
+  EXPECT_EQ(UpgradeProgressText(status, absl::Seconds(2)),
+            "upgrading: 3 of at most 3 engines replaced, 1.5 a second, at most "
+            "0 s left");
+}
+
+TEST(ProgressTextTest, ADrainSaysHowLongItWaits) {
+  EXPECT_EQ(DrainProgressText(absl::Seconds(9)),
+            "draining: waits for open steps, 9 s more at the most");
+  EXPECT_EQ(DrainProgressText(absl::Seconds(-1)),
+            "draining: waits for open steps, 0 s more at the most");
+}
+
+}  // namespace
+}  // namespace optstate::ctl
