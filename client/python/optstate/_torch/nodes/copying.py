@@ -16,7 +16,6 @@ A trainer that is killed in between leaves a copy that is half made, which the n
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import logging
 import time
@@ -48,22 +47,21 @@ from optstate._torch.nodes.copy_note import (
     remove_note,
     write_note,
 )
+from optstate._torch.nodes.idle_steps import hyperparams as _hyperparams
+from optstate._torch.nodes.idle_steps import last_steps as _last_steps
+from optstate._torch.nodes.idle_steps import with_idle_scaler
 from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.positions import position_of
 from optstate._torch.nodes.resolution import Position
-from optstate._torch.optimizer_info import by_kind
 from optstate._torch.ranks import Ranks
 from optstate._torch.state.arrays import ArrayTransfer
 from optstate.session import Session
-from optstate.session_spec import LossScaler, LossScalerState, SessionSpec
+from optstate.session_spec import SessionSpec
 
 logger = logging.getLogger("optstate")
 
 # Seconds after which ranks that wait for a copy's steps hear of them: a collective has a timeout.
 _SIGN_OF_LIFE_S = 5.0
-# Limits of a loss scaler: with them it keeps its scale through steps that are skipped.
-_HYSTERESIS_MAX = (1 << 24) - 1
-_GROWTH_INTERVAL_MAX = (1 << 32) - 1
 
 
 def position_on_node(spec: SessionSpec) -> tuple[Position | None, bool]:
@@ -141,15 +139,7 @@ class _NewCopy:
         """Makes the note and the job, and begins to load it."""
         write_note(self._spec, self._note)
         self._has_noted = True
-        spec, scaler = self._spec, self._spec.loss_scaler
-        if self._numbers.scaler is not None:
-            assert scaler is not None
-            scale = self._numbers.scaler.loss_scale
-            spec = dataclasses.replace(
-                spec,
-                loss_scaler=_idle(scaler),
-                loss_scaler_state=LossScalerState(scale, 0, _HYSTERESIS_MAX),
-            )
+        spec = with_idle_scaler(self._spec, self._numbers.scaler)
         self._session = Session.open(spec)
         if not self._session.created:
             raise errors.FailedPreconditionError(
@@ -250,46 +240,6 @@ class _Reader:
 
     def close(self) -> None:
         self._session.close()
-
-
-def _idle(scaler: LossScaler) -> LossScaler:
-    """Returns a scaler whose scale no skipped step changes, and that another one replaces which
-    then keeps the scale."""
-    return dataclasses.replace(
-        scaler, hysteresis=_HYSTERESIS_MAX, growth_interval=_GROWTH_INTERVAL_MAX
-    )
-
-
-def _last_steps(
-    spec: SessionSpec, state: LossScalerState | None, step_count: int
-) -> tuple[int, int]:
-    """Returns how many skipped steps, and then good ones, bring a scaler that has just been given
-    its scale to this state."""
-    scaler = spec.loss_scaler
-    if scaler is None or not scaler.dynamic:
-        return 0, 0
-    if state is None:
-        raise errors.UnimplementedError(
-            f'the daemon that has job "{spec.job}" does not say where its loss scaler is, so that'
-            " the job cannot be copied to another node: upgrade optstated on all nodes"
-        )
-    skipped, good = scaler.hysteresis - state.hysteresis_left, state.good_steps
-    if skipped < 0 or skipped + good > step_count or step_count - skipped - good >= _HYSTERESIS_MAX:
-        raise errors.UnimplementedError(
-            f'the loss scaler of job "{spec.job}" is at {state} after {step_count} steps, to where'
-            " steps alone do not bring it, so that the job cannot be copied to another node: delete"
-            " the job on all nodes (optctl delete job) and begin it again from a checkpoint"
-        )
-    return skipped, good
-
-
-def _hyperparams(spec: SessionSpec) -> ctypes.Array:
-    """Returns valid hyperparameters for steps that update nothing."""
-    defaults = by_kind(spec.optimizer).defaults
-    groups = _native.array_of(_native.Hyperparams, len(spec.group_options))
-    for group in groups:
-        group.value[: len(defaults)] = defaults
-    return groups
 
 
 class StateCopies:
