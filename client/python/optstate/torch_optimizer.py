@@ -21,6 +21,7 @@ from optstate._torch.layout import (
     optimizer_info,
     refuse_sharding_optimizer,
 )
+from optstate._torch.nodes.moves.handing_over import HandingOver
 from optstate._torch.nodes.norm_members import places_of_duplicates
 from optstate._torch.optimizer_info import hyperparams_of
 from optstate._torch.options import (
@@ -40,7 +41,7 @@ from optstate.session import StepOutcome
 from optstate.session_spec import LossScaler
 
 
-class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
+class ServedOptimizer(Stepping, StateTransfer, Sleeping, HandingOver, torch.optim.Optimizer):
     """The features that optstate's optimizers add to torch's of the same names.
 
     Keyword arguments beyond torch's:

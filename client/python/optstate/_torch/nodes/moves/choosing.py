@@ -18,12 +18,14 @@ that could be ahead of what is kept, or of another origin: then it is an error t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from optstate._torch.names import quoted
 from optstate._torch.nodes.moves.blocks import Regions
 from optstate._torch.nodes.moves.holdings import HeldJob, Holding
+from optstate._torch.nodes.part_names import Part
 from optstate._torch.nodes.resolution import Step
 
 _DELETE = "delete it there (optctl delete job {name}) if it is not wanted, and start the ranks again"
@@ -82,8 +84,27 @@ def choose(
     return Choice(run, tuple(chosen), tuple(debris), stays, is_local)
 
 
-def _lacks_nothing(sources: Sequence[Source]) -> bool:
-    return bool(sources) and not Regions(each.held.blocks for each in sources).lacking()
+def _parts_of(sources: Sequence[Source]) -> list[Part]:
+    parts = (each.held.mark.part if each.held.mark else each.held.part for each in sources)
+    return [part for part in parts if part is not None]
+
+
+def _missing_parts(sources: Sequence[Source]) -> list[int]:
+    """Returns numbers of parts that are not here, of which each node may have one, or several may
+    have the same."""
+    parts = _parts_of(sources)
+    count = max((part.count for part in parts), default=0)
+    return sorted(set(range(1, count + 1)) - {part.number for part in parts})
+
+
+def _lacking(sources: Sequence[Source]) -> list[str]:
+    """Returns names of parameters of which not all elements are here."""
+    regions = Regions(each.held.blocks for each in sources)
+    lacking = set(regions.lacking())
+    if _missing_parts(sources):
+        # A parameter that one node has whole seems to have no elements on the others.
+        lacking.update(name for name in regions.names if not math.prod(regions.whole_shape(name)))
+    return [name for name in regions.names if name in lacking]
 
 
 def _run_of_parcels(job: str, names: Sequence[str], parcels: Sequence[Source]) -> str | None:
@@ -91,7 +112,7 @@ def _run_of_parcels(job: str, names: Sequence[str], parcels: Sequence[Source]) -
     for each in parcels:
         if each.held.is_whole:
             by_run.setdefault(each.held.run, []).append(each)
-    whole = {run: of_run for run, of_run in by_run.items() if _lacks_nothing(of_run)}
+    whole = {run: of_run for run, of_run in by_run.items() if not _lacking(of_run)}
     made_of = {_mark_source(each) for of_run in whole.values() for each in of_run}
     latest = [run for run in whole if run not in made_of]
     if len(latest) > 1:
@@ -165,7 +186,7 @@ def _run_of_jobs(
             numbers = [_number(other) for other in beside]
             if each.held.mark.part.number not in numbers:
                 beside.append(each)
-    whole = {run: of_run for run, of_run in by_run.items() if _lacks_nothing(of_run)}
+    whole = {run: of_run for run, of_run in by_run.items() if not _lacking(of_run)}
     said = "; ".join(f"{name}: {each}" for name, each in zip(names, found))
     if len(whole) != 1:
         raise Refused(_incomplete(job, said, by_run) if not whole else _several(job, said))
@@ -211,11 +232,9 @@ def _incomplete(job: str, said: str, by_run: Mapping[str, Sequence[Source]]) -> 
             " delete them (optctl delete job) and begin the job again from a checkpoint"
         )
     [of_run] = by_run.values()
-    lacking = Regions(each.held.blocks for each in of_run).lacking()
-    parts = [each.held.part or (each.held.mark and each.held.mark.part) for each in of_run]
-    count = max((part.count for part in parts if part), default=1)
-    numbers = set(range(1, count + 1)) - {part.number for part in parts if part}
-    which = ", ".join(map(str, sorted(numbers)))
+    lacking = _lacking(of_run)
+    count = max((part.count for part in _parts_of(of_run)), default=1)
+    which = ", ".join(map(str, _missing_parts(of_run)))
     step = max(each.held.step for each in of_run)
     return (
         f'the jobs "{job}" of these nodes are not the whole state ({said}): of parameters'

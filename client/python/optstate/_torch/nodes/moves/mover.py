@@ -11,7 +11,7 @@ from optstate import errors
 from optstate._torch.nodes import resolution
 from optstate._torch.nodes.agreement import NodeAgreement
 from optstate._torch.nodes.copied_state import Numbers
-from optstate._torch.nodes.copy_note import delete_job
+from optstate._torch.nodes.moves.deletion import delete_left
 from optstate._torch.nodes.idle_steps import last_steps
 from optstate._torch.nodes.moves.blocks import Block, Regions, block_of
 from optstate._torch.nodes.moves.choosing import Choice, Refused, choose
@@ -144,7 +144,7 @@ class Mover:
 
         def delete() -> None:
             for each in jobs:
-                delete_job(spec, each.job)
+                delete_left(spec, each.job)
 
         self._agreement.on_first(delete)
 

@@ -13,7 +13,7 @@ import torch
 from optstate import errors
 from optstate._torch.nodes import idle_steps
 from optstate._torch.nodes.copied_state import Numbers, Wanted, numel_of, sums_of
-from optstate._torch.nodes.copy_note import delete_job
+from optstate._torch.nodes.moves.deletion import delete_left
 from optstate._torch.optimizer_info import by_kind
 from optstate._torch.state.arrays import ArrayTransfer
 from optstate.session import Session
@@ -174,4 +174,4 @@ class NewJob:
         with contextlib.suppress(errors.OptstateError):
             self.close()
             if self._has_made:
-                delete_job(self._spec, self._spec.job)
+                delete_left(self._spec, self._spec.job)

@@ -78,7 +78,9 @@ class Reader:
 
 
 def arrays_of(spec: SessionSpec, block: Block) -> list[tuple[int, tuple[int, ...]]]:
-    """Returns the numbers and shapes of the arrays that a job has of a block."""
+    """Returns the numbers and shapes of the arrays that a job has of a block with elements."""
+    if not block.spec.numel:
+        return []
     bits = spec.group_options[block.spec.group]
     found = by_kind(spec.optimizer).arrays_with(bits, block.shape)
     return [(_native.MASTER, block.shape), *found.values()]
