@@ -79,6 +79,12 @@ def choose(
         debris, is_local = [], False
         stays = len(chosen) == len(found) == len(jobs)
         stays = stays and all(each.held.mark is None and each.held.fits for each in chosen)
+        if not stays and not all(each.held.position.loads_finished for each in chosen):
+            raise Refused(
+                f'job "{job}" was made on other nodes or ranks, and has not got its first'
+                f" parameters everywhere ({_said(names, chosen)}): delete it on all nodes (optctl"
+                f" delete job {job})"
+            )
     unused = [each for each in parcels if each not in chosen]
     debris += _unused(job, names, run, chosen, unused)
     return Choice(run, tuple(chosen), tuple(debris), stays, is_local)

@@ -25,15 +25,8 @@ logger = logging.getLogger("optstate")
 
 
 def _leaving_nodes(places: Places, flags: Sequence[bool]) -> set[int]:
-    """Returns the nodes that leave. ValueError, on every rank alike: ranks of one node disagree, or
-    all leave."""
+    """Returns the nodes of which a rank leaves. ValueError, on every rank alike: all do."""
     leaving = {node for node, leaves in zip(places.node_of, flags) if leaves}
-    for rank, (node, leaves) in enumerate(zip(places.node_of, flags)):
-        if node in leaving and not leaves:
-            raise ValueError(
-                f"hand_over(): rank {rank} of {places.nodes[node]} stays, and others of this node"
-                " leave: all ranks of a node say the same"
-            )
     if len(leaving) == len(places.nodes):
         raise ValueError(
             "hand_over(): all nodes leave, and none would have the state: save a checkpoint"
@@ -173,11 +166,11 @@ class HandingOver:
         """Has nodes that stay take over what the daemons of leaving nodes have of a job with
         across_nodes="sharded". Collective.
 
-        leaves: whether this rank's node is going to leave; all ranks of a node say the same. Call
-        it between two steps. Returns False, and does nothing, while no rank leaves. Otherwise it
-        returns True, and the optimizer has left the job on all ranks: end them, and construct the
-        optimizer anew on the nodes that stay, in any order and with any number of ranks, where the
-        job goes on at committed_step with the same bits.
+        leaves: whether this rank's node is going to leave, which one of its ranks may say for all.
+        Call it between two steps. Returns False, and does nothing, while no rank leaves. Otherwise
+        it returns True, and the optimizer has left the job on all ranks: end them, and construct
+        the optimizer anew on the nodes that stay, in any order and with any number of ranks, where
+        the job goes on at committed_step with the same bits.
 
         Parameters and state that were changed in place are sent before. The leaving nodes' jobs are
         deleted when all that they had is on others. If ranks are killed before, all nodes
@@ -186,7 +179,7 @@ class HandingOver:
         FailedPreconditionError: the job is not one that nodes share, or a step is open; nothing
         has happened. UnimplementedError: its state has 8 bits or durable steps, or it clips by one
         norm with other jobs. ResourceExhaustedError: the nodes that stay have too little memory;
-        the jobs are as they were. ValueError: all nodes leave, or ranks of one node disagree.
+        the jobs are as they were. ValueError: all nodes leave.
         """
         served = self._served
         attachment = served.attached()

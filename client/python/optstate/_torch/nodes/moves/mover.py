@@ -238,9 +238,7 @@ class Mover:
 
 def _of_all_ranks(spec: SessionSpec) -> SessionSpec:
     """Returns the spec of a job that one process makes for all ranks of its node."""
-    return dataclasses.replace(
-        spec, rank=0, held=None, two_phase=False, speculative=False, loss_scaler_state=None
-    )
+    return dataclasses.replace(spec, rank=0, held=None, two_phase=False, loss_scaler_state=None)
 
 
 def _load(
