@@ -23,7 +23,6 @@ from optstate._torch.settings import Settings
 from optstate._torch.shards import Layout, is_shard
 from optstate.session_spec import ParameterSpec
 
-
 _IN_NORM_GROUP = (
     "it clips by one norm with other jobs (norm_group=), which would have to move together. Attach"
     " on the nodes and ranks that it has, or save a checkpoint of all jobs there, delete them"
@@ -69,9 +68,7 @@ def meet(
     try:
         with raised_on_all(members):
             refusal = None if members is None or not members.has_several_jobs else _IN_NORM_GROUP
-            met = _meet_in_job(
-                param_groups, settings, ranks, job, names_by_id, shared_out, refusal
-            )
+            met = _meet_in_job(param_groups, settings, ranks, job, names_by_id, shared_out, refusal)
         if members is None or not members.has_several_jobs:
             return met
         tensors = [tensor for group in param_groups for tensor in group["params"]]

@@ -119,7 +119,7 @@ class NodeAgreement:
         self._copies = StateCopies(ranks, places) if kinds is None else None
         # A step whose verdict this rank did not learn, or could not bring.
         self._undecided = 0
-        # What brings a job's state to these nodes and ranks, where it was on others; collective.
+        # This brings a job's state to these nodes and ranks, where it was on others; collective.
         self.before_settling: Callable[[SessionSpec], None] | None = None
         self.moves_state = False  # whether it was looked for
 

@@ -28,7 +28,9 @@ from optstate._torch.nodes.moves.holdings import HeldJob, Holding
 from optstate._torch.nodes.part_names import Part
 from optstate._torch.nodes.resolution import Step
 
-_DELETE = "delete it there (optctl delete job {name}) if it is not wanted, and start the ranks again"
+_DELETE = (
+    "delete it there (optctl delete job {name}) if it is not wanted, and start the ranks again"
+)
 
 
 class Refused(Exception):
@@ -200,7 +202,7 @@ def _run_of_jobs(
     if any(each.held.run != run for each in jobs):
         raise Refused(_several(job, said))
     handed = [each.held.step for each in chosen if each.held.mark is not None]
-    for node, held in chosen:
+    for _, held in chosen:
         if handed and (held.step != handed[0] or held.position.prepared is not None):
             raise Refused(
                 f'the parts of job "{job}" are not at one step ({said}): one was handed over, and'

@@ -11,12 +11,12 @@ import torch
 
 from optstate import errors
 from optstate._torch.job.attachment import Attachment
-from optstate._torch.nodes.moves.deletion import delete_left
+from optstate._torch.nodes.agreement import NodeAgreement
 from optstate._torch.nodes.moves.choosing import Source
+from optstate._torch.nodes.moves.deletion import delete_left
 from optstate._torch.nodes.moves.holdings import HeldJob, find_holding
 from optstate._torch.nodes.moves.parcelling import Wish, check_movable, make_parcels
 from optstate._torch.nodes.places import Places
-from optstate._torch.nodes.agreement import NodeAgreement
 from optstate._torch.ranks import Ranks
 from optstate._torch.served import Served
 from optstate.session_spec import SessionSpec
@@ -135,9 +135,7 @@ def _hand_over(
     check_movable(spec, jobs)
     sources, wishes = wishes_of(jobs, leaving)
     if wishes:
-        make_parcels(
-            ranks, places, spec, sources, wishes, step=jobs[0].step, run=jobs[0].run
-        )
+        make_parcels(ranks, places, spec, sources, wishes, step=jobs[0].step, run=jobs[0].run)
     here = places.node_of[places.rank]
 
     # All parts are on nodes that stay.

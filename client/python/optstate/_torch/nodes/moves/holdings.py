@@ -1,4 +1,4 @@
-"""What a node has of a job: the job itself, and parcels.
+"""All that a node has of a job: the job itself, and parcels.
 
 A parcel is a job of one rank that keeps parts of a job's state while they move: whole, and without
 steps. Its layout begins with a parameter without elements, whose name says which part of which
@@ -206,11 +206,6 @@ def _address(endpoint: str | None, job: str, timeout_s: float) -> SessionSpec:
     )
 
 
-def _named(entries: Sequence[dict[str, Any]], job: str) -> list[str]:
-    """Returns the names among these jobs that parcels of a job may have."""
-    return sorted(each["name"] for each in entries if each["name"].startswith(_stem(job)))
-
-
 def _parcels(endpoint: str | None, job: str, timeout_s: float) -> list[HeldJob]:
     try:
         listed = _optctl.ask(endpoint, "get", "jobs")
@@ -218,14 +213,10 @@ def _parcels(endpoint: str | None, job: str, timeout_s: float) -> list[HeldJob]:
         if endpoint or os.environ.get("OPTSTATE_ENDPOINT"):
             raise
         return []  # there is no daemon of the node
-    silent = _named(listed.get("unanswered", []), job)
-    if silent:
-        raise errors.UnavailableError(
-            f'job "{silent[0]}", in which there may be state of job "{job}", does not answer: start'
-            " the ranks again when it does (optctl get jobs)"
-        )
+    # An operator sees the jobs of others too.
+    names = {each["name"] for each in listed.get("jobs", [])}
     found = []
-    for name in _named(listed.get("jobs", []), job):
+    for name in sorted(each for each in names if each.startswith(_stem(job))):
         position = position_of(_address(endpoint, name, timeout_s))
         held = None if position is None else _describe(endpoint, name, position)
         if held is not None and held.mark is not None:

@@ -11,10 +11,10 @@ from optstate import errors
 from optstate._torch.nodes import resolution
 from optstate._torch.nodes.agreement import NodeAgreement
 from optstate._torch.nodes.copied_state import Numbers
-from optstate._torch.nodes.moves.deletion import delete_left
 from optstate._torch.nodes.idle_steps import last_steps
 from optstate._torch.nodes.moves.blocks import Block, Regions, block_of
 from optstate._torch.nodes.moves.choosing import Choice, Refused, choose
+from optstate._torch.nodes.moves.deletion import delete_left
 from optstate._torch.nodes.moves.holdings import HeldJob, Holding, find_holding
 from optstate._torch.nodes.moves.new_job import NewJob
 from optstate._torch.nodes.moves.parcelling import Wish, check_movable, make_parcels

@@ -68,7 +68,9 @@ def check_movable(spec: SessionSpec, sources: Sequence[HeldJob]) -> None:
         )
 
 
-def _check_alike(job: str, sources: Regions, wishes: Sequence[Wish], held: Sequence[HeldJob]) -> None:
+def _check_alike(
+    job: str, sources: Regions, wishes: Sequence[Wish], held: Sequence[HeldJob]
+) -> None:
     """Raises FailedPreconditionError when the ranks want other parameters than there are."""
     there = {name: sources.whole_shape(name) for name in sources.names}
     wanted = Regions(each.blocks for each in wishes)
@@ -121,7 +123,7 @@ def make_parcels(
 
 
 class _Carrier:
-    """What this rank does while parcels are made: reads jobs of its node, and makes parcels there.
+    """The work of this rank while parcels are made: it reads jobs of its node, and makes parcels.
 
     Threads: one at a time.
     """
@@ -159,7 +161,7 @@ class _Carrier:
             self._carry_group(group, pieces)
         self._ranks.agree(self._error)
         try:
-            for wish, mark, parcel in self._made:
+            for wish, _, parcel in self._made:
                 found = numbers_for(self._spec, wish.blocks, regions, numbers)
                 parcel.finish_load(_behind_mark(found))
                 parcel.load_nothing()

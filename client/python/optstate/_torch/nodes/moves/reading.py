@@ -87,7 +87,7 @@ def arrays_of(spec: SessionSpec, block: Block) -> list[tuple[int, tuple[int, ...
 
 
 class Piece(NamedTuple):
-    """What goes from one job to others at a time: arrays that lie one after the other."""
+    """The arrays that go from one job to others at a time, which lie one after the other."""
 
     source: int
     wanted: tuple[Wanted, ...]
