@@ -18,8 +18,8 @@ nodes = on_nodes.nodes
 
 @dataclasses.dataclass(frozen=True)
 class _Stop:
-    """A place where a rank stops: after a call of NewJob's method, or before it deletes a job, which
-    the ranks before it have done then."""
+    """A place where a rank stops: after a call of NewJob's method, or before it deletes a job, when
+    the ranks before it have done so."""
 
     name: str
     count: int
@@ -60,9 +60,9 @@ class _Stop:
         mover.delete_left = stopping
 
 
-def _kill_while_moving(endpoints, per_node, job, stop):
+def _kill_while_moving(endpoints, per_node, job, stop, kind="fsdp"):
     """Ranks are killed while the state moves to them."""
-    arguments = (endpoints, per_node, job, "fsdp", "AdamW", moves.UNTIL, None, stop)
+    arguments = (endpoints, per_node, job, kind, "AdamW", moves.UNTIL, None, stop)
     with ranks.running(moves.train, 2, *arguments) as running:
         stopped = range(stop.rank + 1) if stop.name == "delete_left" else [stop.rank]
         for rank in stopped:
@@ -107,19 +107,28 @@ def _without_nodes(connection, rank, endpoint, job):
     return None
 
 
-@pytest.mark.parametrize("stop", [("begin", 2), ("delete_left", 1), ("take_steps", 1)])
-def test_another_script_between_two_tries(stop, daemon, job):
+def _leave(connection, rank, endpoints, job):
+    """The second node leaves at step 3, and hands its part over."""
+    model, optimizer = moves.make(rank, endpoints, 1, job, "zero", "AdamW", {})
+    for step in range(3):
+        moves.take_step(model, optimizer, "zero", "AdamW", step)
+    assert optimizer.hand_over(leaves=rank == 1)
+
+
+@pytest.mark.parametrize("stop", [("delete_left", 1), ("begin", 2), ("take_steps", 1)])
+def test_another_script_between_two_tries(stop, nodes, daemon, job):
     """It gets no half made job, and makes no new one while the state is in a parcel."""
-    expected = moves.unmoved(daemon, job)
-    moves.run([daemon.shm], 1, job, until=3)
-    _kill_while_moving([daemon.shm], 2, job, _Stop(*stop, rank=0))
+    expected = moves.unmoved(daemon, job, "zero")
+    ranks.run(_leave, 2, moves.endpoints(nodes), job)
+    endpoint = nodes[0].shm
+    _kill_while_moving([endpoint], 2, job, _Stop(*stop, rank=0), "zero")
     if stop[0] == "delete_left":
-        daemon.run_optctl("delete", "job", job)
-    for kind, text in ranks.run(_without_nodes, 1, daemon.shm, job):
-        assert kind == "FailedPreconditionError"
-        assert "was moving to this node" in text or "another layout" in text
-    begun, *found = moves.run([daemon.shm], 2, job)
+        nodes[0].run_optctl("delete", "job", job)  # as the rank was going to
+    [(kind, text)] = ranks.run(_without_nodes, 1, endpoint, job)
+    assert kind == "FailedPreconditionError" and "was moving to this node" in text
+    begun, *found = moves.run([endpoint], 2, job, "zero")
     assert begun == 3 and tuple(found) == expected
+    assert moves.jobs(nodes) == [[job], []]
 
 
 # Jobs at other steps than each other.

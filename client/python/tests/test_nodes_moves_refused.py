@@ -7,6 +7,7 @@ import nodes_moves as moves
 import optstate
 import ranks
 import sharded
+from daemon import start_daemon_with_disks
 from training import loss_of, small_model
 
 nodes = on_nodes.nodes
@@ -58,6 +59,31 @@ def test_state_of_8_bits(nodes, job):
     assert kind == "UnimplementedError" and 'state_dtype="dynamic8"' in text
     assert moves.jobs(nodes) == [[job], []]
     assert moves.run([nodes[0].shm], 2, job, until=3, **kwargs)[0] == 2
+
+
+def test_durable_steps(tmp_path, job):
+    daemon = start_daemon_with_disks(tmp_path, "disk")
+    try:
+        moves.run([daemon.shm], 1, job, until=2, durability="step")
+        kind, text = _refused([daemon.shm], 2, job)
+        assert kind == "UnimplementedError" and "durability=" in text
+        assert moves.run([daemon.shm], 1, job, until=3)[0] == 2
+    finally:
+        daemon.stop()
+
+
+def test_state_on_disk_does_not_leave_it_unasked(tmp_path, job):
+    daemon = start_daemon_with_disks(tmp_path, "disk")
+    try:
+        expected = moves.unmoved(daemon, job)
+        moves.run([daemon.shm], 1, job, until=3, placement="nvme")
+        kind, text = _refused([daemon.shm], 2, job)
+        assert kind == "FailedPreconditionError" and 'placement="nvme"' in text
+        begun, *found = moves.run([daemon.shm], 2, job, placement="nvme")
+        assert begun == 3 and tuple(found) == expected
+        assert daemon.optctl("describe", "job", job)["storage"]["placement"] == "PLACEMENT_NVME"
+    finally:
+        daemon.stop()
 
 
 def _in_group(connection, rank, endpoints, job, count, until):
