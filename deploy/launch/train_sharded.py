@@ -6,8 +6,8 @@ some of it is still there. A node that is going to leave hands its part over bef
 
     kill -USR1 PROCESS   # any rank of the node
 
-All ranks then end. Those of the leaving node end well, and its torchrun can be stopped; torchrun
-starts the others again.
+All ranks then end. Those of the leaving node end well, and its torchrun does so some minutes later,
+unless it is killed; torchrun starts the others again.
 """
 
 from __future__ import annotations
