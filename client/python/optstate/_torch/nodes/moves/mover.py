@@ -17,7 +17,7 @@ from optstate._torch.nodes.moves.choosing import Choice, Refused, choose
 from optstate._torch.nodes.moves.deletion import delete_left
 from optstate._torch.nodes.moves.holdings import HeldJob, Holding, find_holding
 from optstate._torch.nodes.moves.new_job import NewJob
-from optstate._torch.nodes.moves.parcelling import Wish, check_movable, make_parcels
+from optstate._torch.nodes.moves.parcelling import Wish, check_alike, check_movable, make_parcels
 from optstate._torch.nodes.moves.reading import Assembly, Reader, by_name, groups_of, numbers_for
 from optstate._torch.nodes.part_names import Part, part_of
 from optstate._torch.nodes.places import Places
@@ -124,18 +124,17 @@ class Mover:
         here = self._places.node_of[self._places.rank]
         is_first = self._places.rank == self._places.first_rank
         mine = [each.held for each in choice.sources if each.node == here and is_first]
-        if choice.stays or choice.is_local:
-            self._delete(spec, [each.held for each in choice.debris if each.node == here])
+        if not choice.stays:
+            check_movable(spec, [each.held for each in choice.sources])
+        self._delete(spec, [each.held for each in choice.debris if each.node == here])
         if choice.stays:
             return
-        check_movable(spec, [each.held for each in choice.sources])
         blocks = [
             block_of(each, names_part=index == 0 and part_of([each.name]) is not None)
             for index, each in enumerate(spec.parameters)
         ]
         if not choice.is_local:
-            unused = [each.held for each in choice.debris if each.node == here]
-            mine = self._make_parcels(spec, choice, blocks, unused, mine)
+            mine = self._make_parcels(spec, choice, blocks, mine)
         self._make_job(spec, choice.step, blocks, mine)
         self._delete(spec, mine)
 
@@ -153,11 +152,9 @@ class Mover:
         spec: SessionSpec,
         choice: Choice,
         blocks: Sequence[Block],
-        unused: Sequence[HeldJob],
         sources: Sequence[HeldJob],
     ) -> list[HeldJob]:
         """Moves the state into a parcel on each node, and deletes what it was in."""
-        self._delete(spec, unused)
         part = part_of([spec.parameters[0].name])
         if part is None:
             part = Part(self._ranks.from_first(secrets.token_hex(8)), 1, 1)
@@ -231,6 +228,7 @@ class Mover:
                 each.take_steps(skipped, skips=True)
                 each.take_steps(good, skips=False)
                 _check_place(spec, each, step, numbers)
+                each.keep()
         except Exception as failure:
             error = failure
         self._ranks.agree(error)
@@ -251,10 +249,12 @@ def _load(
             readers.append(Reader(each, spec))
         regions = Regions(each.blocks for each in parcels)
         of_parcels = {index: reader.numbers() for index, reader in enumerate(readers)}
+        named = [each for each in blocks if each.name]
+        check_alike(spec.job, regions, named, parcels)
         numbers = numbers_for(spec, blocks, regions, of_parcels)
         made.append(NewJob(_of_all_ranks(spec)))
         made[0].begin(numbers.scaler)
-        names = list(dict.fromkeys(each.name for each in blocks if each.name))
+        names = list(dict.fromkeys(each.name for each in named))
         mine = by_name(blocks)
         for group, pieces in groups_of(spec, names, regions):
             assembly = Assembly(spec, mine, group)

@@ -35,7 +35,7 @@ class NewJob:
         self._spec = spec
         self._sessions: list[Session] = []
         self._arrays: list[ArrayTransfer] = []
-        self._has_made = False
+        self._has_made = False  # whether undo() removes it
         self._sums: dict[tuple[int, int], int] = {}
         self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
 
@@ -122,6 +122,10 @@ class NewJob:
         if piece:
             yield piece
 
+    def keep(self) -> None:
+        """Has undo() leave the job, which is whole: another rank may rely on that already."""
+        self._has_made = False
+
     def load_nothing(self) -> None:
         """Ends another load, without content."""
 
@@ -170,7 +174,8 @@ class NewJob:
         self._sessions, self._arrays = [], []
 
     def undo(self) -> None:
-        """Removes what was made, as far as the daemon answers; the next ranks remove the rest."""
+        """Removes what was made and is not to be kept, as far as the daemon answers; the next ranks
+        remove the rest."""
         with contextlib.suppress(errors.OptstateError):
             self.close()
             if self._has_made:

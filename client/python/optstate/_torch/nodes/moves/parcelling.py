@@ -68,12 +68,15 @@ def check_movable(spec: SessionSpec, sources: Sequence[HeldJob]) -> None:
         )
 
 
-def _check_alike(
-    job: str, sources: Regions, wishes: Sequence[Wish], held: Sequence[HeldJob]
+def check_alike(
+    job: str, sources: Regions, blocks: Sequence[Block], held: Sequence[HeldJob]
 ) -> None:
-    """Raises FailedPreconditionError when the ranks want other parameters than there are."""
+    """Raises FailedPreconditionError when the ranks want other parameters than there are.
+
+    held: the jobs of the sources. blocks: all that the ranks want.
+    """
     there = {name: sources.whole_shape(name) for name in sources.names}
-    wanted = Regions(each.blocks for each in wishes)
+    wanted = Regions([blocks])
     here = {name: wanted.whole_shape(name) for name in wanted.names}
     for one, other, what in ((there, here, "the script lacks"), (here, there, "the job lacks")):
         lacking = [name for name in one if name not in other]
@@ -84,15 +87,14 @@ def _check_alike(
                 " the job has"
             )
     facts = {each.name: each.facts for of_job in held for each in of_job.blocks if each.name}
-    for wish in wishes:
-        for block in wish.blocks:
-            if facts[block.name] != block.facts or there[block.name] != here[block.name]:
-                raise errors.FailedPreconditionError(
-                    f'job "{job}" was to move to other nodes or ranks, and has parameter'
-                    f' "{block.name}" as {list(there[block.name])}, and the script as'
-                    f" {list(here[block.name])}, or of another dtype or in another group: give the"
-                    " optimizer the job's parameters"
-                )
+    for block in blocks:
+        name = block.name
+        if facts[name] != block.facts or there[name] != here[name] or not sources.covers(block):
+            raise errors.FailedPreconditionError(
+                f'job "{job}" was to move to other nodes or ranks, and has parameter "{name}" as'
+                f" {list(there[name])}, and the script as {list(here[name])}, or of another dtype,"
+                " in another group, or cut otherwise: give the optimizer the job's parameters"
+            )
 
 
 def make_parcels(
@@ -105,13 +107,14 @@ def make_parcels(
     step: int,
     run: str,
 ) -> list[HeldJob]:
-    """Makes all parcels whole, or raises on all ranks and leaves none. Collective.
+    """Makes all parcels whole, or raises on all ranks. Collective.
 
-    Returns those of this node, on its first rank. run: what they are made of.
+    Returns those of this node, on its first rank. When it raises, some parcels may be whole, and
+    the next ranks remove them. run: what they are made of.
     """
     held = [each.held for each in sources]
     regions = Regions(each.blocks for each in held)
-    _check_alike(spec.job, regions, wishes, held)
+    check_alike(spec.job, regions, [b for wish in wishes for b in wish.blocks], held)
     carrier = _Carrier(ranks, places, spec, sources, wishes)
     try:
         return carrier.carry(regions, step, run)
@@ -164,6 +167,7 @@ class _Carrier:
             for wish, _, parcel in self._made:
                 found = numbers_for(self._spec, wish.blocks, regions, numbers)
                 parcel.finish_load(_behind_mark(found))
+                parcel.keep()  # from here on another rank may have learnt that it is whole
                 parcel.load_nothing()
         except Exception as failure:
             self._error = failure
