@@ -10,7 +10,7 @@ import nodes_moves as moves
 import optstate
 import pytest
 import ranks
-from optstate._torch.nodes.moves import holdings, mover, new_job
+from optstate._torch.nodes.moves import holdings, mover, new_job, parcelling
 from training import small_model
 
 nodes = on_nodes.nodes
@@ -96,6 +96,58 @@ def test_ranks_that_are_killed_while_state_moves(stop, nodes, daemon, job):
     _kill_while_moving(back, 1, job, _Stop(*stop))
     begun, *found = moves.run(back, 1, job)
     assert begun == 4 and tuple(found) == expected
+    assert moves.jobs(nodes) == [[job], [job]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fails:
+    """Rank 1 fails when all have agreed that what they made is whole, and rank 0 goes on."""
+
+    owner: type
+    name: str
+    count: int  # of deletions on rank 0
+
+    def __call__(self, connection, rank):
+        if rank == 0:
+            self._say_deletions(connection)
+            return
+        original = getattr(self.owner, self.name)
+
+        def failing(*args, **kwargs):
+            original(*args, **kwargs)
+            raise RuntimeError("made up")
+
+        setattr(self.owner, self.name, failing)
+
+    def _say_deletions(self, connection):
+        original, calls = mover.delete_left, []
+
+        def saying(spec, job):
+            original(spec, job)
+            calls.append(job)
+            if len(calls) == self.count:
+                ranks.say(connection, "deleted")
+
+        mover.delete_left = saying
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [_Fails(parcelling._Carrier, "carry", 1), _Fails(mover.Mover, "_take_steps", 2)],
+    ids=["parcels", "jobs"],
+)
+def test_a_rank_that_fails_when_others_go_on(fails, nodes, daemon, job):
+    expected = moves.unmoved(daemon, job)
+    back = moves.endpoints(nodes)[::-1]
+    moves.run(moves.endpoints(nodes), 1, job, until=3)
+    arguments = (back, 1, job, "fsdp", "AdamW", moves.UNTIL, None, fails)
+    with ranks.running(moves.train, 2, *arguments) as running:
+        with pytest.raises(ranks.RankFailed, match="made up"):
+            running.hear(1)
+        assert running.hear(0) == "deleted"
+        running.kill(0, 1)
+    begun, *found = moves.run(back, 1, job)
+    assert begun == 3 and tuple(found) == expected
     assert moves.jobs(nodes) == [[job], [job]]
 
 
