@@ -79,8 +79,8 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, HandingOver, torch.opti
             all ranks (DistributedDataParallel), and a step is taken on all nodes or on none.
             "sharded": each node's daemon keeps the shards of its ranks (DTensors), or the state
             of some of the parameters, whose values then go to the other nodes (ZeRO-1; see
-            consolidate_state_dict). max_norm of a group is refused then, and gradient_norms() is
-            collective.
+            consolidate_state_dict), and state moves when other nodes or ranks attach (see
+            hand_over). max_norm of a group is refused then, and gradient_norms() is collective.
         accumulate: reserve accumulators in the daemon for accumulate_step(). With
             reduction="daemon" a micro-step of all ranks is summed as soon as each
             has taken it; a rank without a gradient adds nothing to it.
