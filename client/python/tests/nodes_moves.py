@@ -13,6 +13,7 @@ import optstate
 import ranks
 import sharded
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 from training import bits, loss_of, small_model
 
 UNTIL = 6  # where all runs end; they move at step 3
@@ -31,13 +32,17 @@ CASES = {
 
 
 def make(rank, endpoints, per_node, job, kind, case, kwargs):
-    """kind: "fsdp", of shards, or "zero", of whole parameters that nodes share out."""
+    """kind: "fsdp", of shards; "hsdp", of a replica on each node; "zero", of whole parameters that
+    nodes share out."""
     endpoint = on_nodes.enter(rank, endpoints, per_node)
     dtype = torch.bfloat16 if case in ("bfloat16", "split") else torch.float32
-    if kind == "fsdp":
-        model = sharded.fsdp(sharded.make_model(dtype=dtype))
-    else:
+    if kind == "zero":
         model = small_model(dtype=dtype)
+    elif kind == "hsdp":
+        mesh = init_device_mesh("cpu", (len(endpoints), per_node), mesh_dim_names=("r", "s"))
+        model = sharded.fsdp(sharded.make_model(dtype=dtype), mesh)
+    else:
+        model = sharded.fsdp(sharded.make_model(dtype=dtype))
     parameters = list(model.named_parameters())
     if case == "Muon":
         parameters = [(name, each) for name, each in parameters if each.ndim == 2]
@@ -47,13 +52,13 @@ def make(rank, endpoints, per_node, job, kind, case, kwargs):
 
 
 def take_step(model, optimizer, kind, case, step):
-    loss = sharded.loss_of if kind == "fsdp" else loss_of
+    loss = loss_of if kind == "zero" else sharded.loss_of
     optimizer.zero_grad()
     found = loss(model, step)
     (optimizer.scale(found) if case == "scaler" else found).backward()
     if case == "scaler" and step in (1, 4):
         first = next(model.parameters()).grad
-        local = first.to_local() if kind == "fsdp" else first
+        local = first if kind == "zero" else first.to_local()
         if local.numel():
             local.view(-1)[0] = math.inf
     if case == "AdamW" and step % 2:  # some parameters have other step counts than others
@@ -76,7 +81,7 @@ def train(connection, rank, endpoints, per_node, job, kind, case, until, kwargs=
 
 
 def _all_bits(model, optimizer, kind):
-    if kind == "fsdp":
+    if kind != "zero":
         state = [value for entry in sharded.whole_state(optimizer) for value in entry.values()]
         return bits(sharded.wholes(model)), bits(state)
     if optimizer._served.attachment.shared_out is not None:

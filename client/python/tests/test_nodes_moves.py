@@ -45,6 +45,18 @@ def test_nodes_with_fewer_ranks(kind, order, nodes, daemon, job):
     assert moves.jobs(nodes) == [[job], [job]]
 
 
+def test_a_node_of_a_replica_goes_on_alone(nodes, daemon, job):
+    """It has everything, and the other one's job is of another run then."""
+    expected = moves.unmoved(daemon, job)
+    moves.run(moves.endpoints(nodes), 2, job, "hsdp", until=3)
+    begun, *found = moves.run([nodes[1].shm], 2, job)
+    assert begun == 3 and tuple(found) == expected
+    for rank, said in enumerate(ranks.run(moves.said, 2, moves.endpoints(nodes), 1, job, {})):
+        assert said[0] == "FailedPreconditionError" and "do not belong together" in said[1], rank
+    nodes[0].run_optctl("delete", "job", job)
+    assert moves.run(moves.endpoints(nodes), 1, job, until=7)[0] == moves.UNTIL
+
+
 def test_more_ranks_on_one_node(daemon, job):
     expected = moves.unmoved(daemon, job)
     moves.run([daemon.shm], 1, job, until=3)
