@@ -126,11 +126,13 @@ def _hand_over(
 
     found = agreement.on_first(find)
     jobs = [each for each in found if each is not None and each.part is not None]
-    if len(jobs) != len(found) or len({(each.run, each.step) for each in jobs}) > 1:
+    is_open = any(each.position.prepared is not None for each in jobs)
+    if is_open or len(jobs) != len(found) or len({(each.run, each.step) for each in jobs}) > 1:
         raise errors.AbortedError(
-            f'the nodes of job "{spec.job}" do not have it at one step'
-            f" ({'; '.join(map(str, found))}): another script takes steps of it. End that one, and"
-            " construct the optimizer anew"
+            f'the nodes of job "{spec.job}" do not have it at one step, or have prepared another'
+            f" ({'; '.join(map(str, found))}), and nothing was handed over: construct the optimizer"
+            " anew on all nodes, which settles the step, and end other scripts that take steps of"
+            " the job"
         )
     check_movable(spec, jobs)
     sources, wishes = wishes_of(jobs, leaving)
