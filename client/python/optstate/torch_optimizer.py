@@ -20,6 +20,7 @@ from optstate._torch.layout import (
     optimizer_info,
     refuse_sharding_optimizer,
 )
+from optstate._torch.nodes.moves.handing_over import HandingOver
 from optstate._torch.nodes.norm_members import places_of_duplicates
 from optstate._torch.offload import OffloadTuner, set_fraction
 from optstate._torch.optimizer_info import hyperparams_of
@@ -40,7 +41,7 @@ from optstate.session import StepOutcome
 from optstate.session_spec import LossScaler
 
 
-class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
+class ServedOptimizer(Stepping, StateTransfer, Sleeping, HandingOver, torch.optim.Optimizer):
     """The features that optstate's optimizers add to torch's of the same names.
 
     Keyword arguments beyond torch's:
@@ -78,8 +79,8 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, torch.optim.Optimizer):
             all ranks (DistributedDataParallel), and a step is taken on all nodes or on none.
             "sharded": each node's daemon keeps the shards of its ranks (DTensors), or the state
             of some of the parameters, whose values then go to the other nodes (ZeRO-1; see
-            consolidate_state_dict). max_norm of a group is refused then, and gradient_norms() is
-            collective.
+            consolidate_state_dict), and state moves when other nodes or ranks attach (see
+            hand_over). max_norm of a group is refused then, and gradient_norms() is collective.
         accumulate: reserve accumulators in the daemon for accumulate_step(). With
             reduction="daemon" a micro-step of all ranks is summed as soon as each
             has taken it; a rank without a gradient adds nothing to it.

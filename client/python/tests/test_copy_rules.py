@@ -7,7 +7,7 @@ import math
 import optstate
 import pytest
 import torch
-from optstate._torch.nodes import copied_state, copy_note, new_copy
+from optstate._torch.nodes import copied_state, copy_note, idle_steps
 from optstate._torch.nodes.copy_note import Copy, CopyNote, meaning_of
 from optstate._torch.nodes.resolution import Position, Step
 from optstate._torch.optimizer_info import infos
@@ -87,9 +87,9 @@ def test_the_last_steps_of_a_loss_scaler(state, steps, expected):
     spec = SessionSpec(job="gpt", optimizer=0, group_options=[], parameters=[], loss_scaler=SCALER)
     if expected is None:
         with pytest.raises(optstate.UnimplementedError, match='job "gpt"'):
-            new_copy.last_steps(spec, state, steps)
+            idle_steps.last_steps(spec, state, steps)
     else:
-        assert new_copy.last_steps(spec, state, steps) == expected
+        assert idle_steps.last_steps(spec, state, steps) == expected
 
 
 def test_pieces_are_cut_by_size(monkeypatch):

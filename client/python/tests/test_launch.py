@@ -6,15 +6,18 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 
 import pytest
+from daemon import Daemon
 from documented_programs import add_command, commands, free_port
 
 LAUNCH = pathlib.Path(__file__).resolve().parents[3] / "deploy" / "launch"
 KUBERNETES = LAUNCH.parent / "kubernetes" / "example" / "train.py"
 SYSTEM_SOCKET = pathlib.Path("/run/optstate/optstated.sock")
 RUN_TIMEOUT_S = 300
+AGENT_ENDS_WITHIN_S = 45  # torchrun gives ranks 30 s
 # Runs a program whose rank 1 dies as it takes its fifth step, once.
 DIES_ONCE = """
 import os, pathlib, runpy, signal, sys
@@ -110,6 +113,58 @@ def test_torchrun_starts_ranks_again(environment, tmp_path):
     said = _said(_run([start, dies, KUBERNETES], environment, STEPS="10"))
     assert said[0][:2] == (4, 10)  # the example's rank 0 prints alone
     assert pathlib.Path(environment["MARK"]).exists()
+
+
+def _agent(environment, node, daemon, **more):
+    """Starts torchrun for one of two nodes on this machine."""
+    return subprocess.Popen(
+        [str(LAUNCH / "torchrun" / "start-elastic"), str(LAUNCH / "train_sharded.py")],
+        env={**environment, "OPTSTATE_NODE": node, "OPTSTATE_ENDPOINT": daemon.shm, **more},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _read_until(agent, pattern) -> re.Match:
+    """Reads what an agent prints until a line has the pattern."""
+    said = []
+    for line in agent.stdout:
+        said.append(line)
+        found = re.search(pattern, line)
+        if found:
+            return found
+    raise AssertionError("".join(said))
+
+
+def test_a_node_leaves_and_the_state_moves(environment, daemon, job):
+    """One of two nodes hands its part over, and torchrun starts the other one's rank again."""
+    other = Daemon()
+    how = {"NODES": "1:2", "RANKS": "1", "STEPS": "40", "HEAD": f"127.0.0.1:{free_port()}"}
+    how["LAST_CALL"] = "15"  # torchrun begins with one node when the other one is not there by then
+    stays = _agent(environment, "stays", daemon, **how)
+    leaves = _agent(environment, "leaves", other, **how)
+    try:
+        goes_on = r"rank \d of (\d), process (\d+): goes on at step (\d+)"
+        count, process, _ = _read_until(leaves, goes_on).groups()
+        assert count == "2"
+        os.kill(int(process), signal.SIGUSR1)
+        taken = _read_until(leaves, r"handed over at step (\d+)")[1]
+        _read_until(stays, rf"rank 0 of 1, process \d+: goes on at step {taken}\b")
+        _read_until(stays, rf"rank 0: from step {taken} to 40")
+        assert stays.wait(timeout=RUN_TIMEOUT_S) == 0
+        assert (daemon.jobs(), other.jobs()) == ([job], [])
+        leaves.kill()  # its ranks have ended, and it waits for the other one
+    finally:
+        for each in (stays, leaves):
+            each.terminate()
+            try:
+                each.wait(timeout=AGENT_ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:  # it waits for the other one, and has no ranks
+                each.kill()
+                each.wait()
+            each.stdout.close()
+        other.stop()
 
 
 @pytest.mark.parametrize("script", ["torchrun/start", "torchrun/start-elastic", "with-daemon"])

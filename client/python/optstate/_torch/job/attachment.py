@@ -22,6 +22,7 @@ from optstate._torch.job.session_specs import session_spec
 from optstate._torch.layout import optimizer_info, parameter_specs
 from optstate._torch.names import quoted
 from optstate._torch.nodes.norm_members import NormMembers
+from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.together import raised_on_all
 from optstate._torch.offload import OffloadTuner
 from optstate._torch.optimizer_info import by_kind
@@ -208,6 +209,15 @@ class Attachment:
     def ranks(self) -> Ranks:
         """The ranks that train the job together."""
         return self._ranks
+
+    @property
+    def places(self) -> Places:
+        return self._places
+
+    @property
+    def spec(self) -> SessionSpec:
+        """The spec that the session was opened with."""
+        return self._spec
 
     @property
     def needs_load(self) -> bool:

@@ -15,13 +15,19 @@ from optstate._torch.nodes.agreement import NodeAgreement, check_across_nodes
 from optstate._torch.nodes.norm_group import NormGroup
 from optstate._torch.nodes.norm_members import NormMembers
 from optstate._torch.nodes.owners import SharedOut
-from optstate._torch.nodes.parts import exchange_on_nodes
+from optstate._torch.nodes.parts import exchange_on_nodes, find_whole_job
 from optstate._torch.nodes.places import Places, node_name
 from optstate._torch.nodes.together import raised_on_all
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
 from optstate._torch.shards import Layout, is_shard
 from optstate.session_spec import ParameterSpec
+
+_IN_NORM_GROUP = (
+    "it clips by one norm with other jobs (norm_group=), which would have to move together. Attach"
+    " on the nodes and ranks that it has, or save a checkpoint of all jobs there, delete them"
+    " (optctl delete job) and load it into new ones"
+)
 
 
 class Meeting(NamedTuple):
@@ -61,7 +67,8 @@ def meet(
     shared_out: list[SharedOut] = []
     try:
         with raised_on_all(members):
-            met = _meet_in_job(param_groups, settings, ranks, job, names_by_id, shared_out)
+            refusal = None if members is None or not members.has_several_jobs else _IN_NORM_GROUP
+            met = _meet_in_job(param_groups, settings, ranks, job, names_by_id, shared_out, refusal)
         if members is None or not members.has_several_jobs:
             return met
         tensors = [tensor for group in param_groups for tensor in group["params"]]
@@ -87,8 +94,10 @@ def _meet_in_job(
     job: str | None,
     names_by_id: dict[int, str],
     made: list[SharedOut],
+    refusal: str | None,
 ) -> Meeting:
-    """made: gets what is to be ended when a rank raises."""
+    """made: gets what is to be ended when a rank raises. refusal: why the job's state cannot move
+    to other nodes or ranks, if it cannot."""
     tensors: list[torch.Tensor] = [each for group in param_groups for each in group["params"]]
     is_sharded = settings.partition == "local" or any(map(is_shard, tensors))
     begun = ranks.gather((job or private_name(), is_sharded, node_name(), job, settings.access))
@@ -110,9 +119,16 @@ def _meet_in_job(
             made.append(SharedOut(ranks, places, tensors, names))
         return shard_specs(param_groups, names, settings)
 
-    if is_sharded:
-        layout, agreement = exchange_on_nodes(ranks, places, make_mine, settings, job)
+    def in_layout(layout: Layout) -> Layout:
         for each in made:
             layout = each.in_layout(layout)
+        return layout
+
+    if is_sharded:
+        layout, agreement = exchange_on_nodes(
+            ranks, places, make_mine, in_layout, settings, job, refusal
+        )
+    elif settings.across_nodes == "sharded" and job is not None:
+        find_whole_job(ranks, places, agreement, settings, job, refusal)
     shared_out = made[0] if made else None
     return Meeting(name, names, places, is_sharded, layout, shared_out, agreement)

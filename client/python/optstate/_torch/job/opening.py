@@ -10,7 +10,8 @@ from typing import Callable, NamedTuple
 
 from optstate import errors
 from optstate._torch.nodes.agreement import NodeAgreement
-from optstate._torch.nodes.copy_note import refuse_half_made
+from optstate._torch.nodes.copy_note import delete_job, refuse_half_made
+from optstate._torch.nodes.moves.holdings import has_whole_parcel
 from optstate._torch.nodes.places import Places
 from optstate._torch.ranks import Ranks
 from optstate.held_session import HeldSession
@@ -79,6 +80,20 @@ def check_exists(spec: SessionSpec, existing: Existing | None) -> None:
         raise gone(spec.job)
 
 
+def _refuse_half_moved(spec: SessionSpec, session: Session) -> None:
+    """Raises FailedPreconditionError when the job's state was moving to this node: the job is not
+    whole, and may just have been made anew."""
+    if not has_whole_parcel(spec):
+        return
+    session.close()
+    if session.created:
+        delete_job(spec, spec.job)
+    raise errors.FailedPreconditionError(
+        f'the state of job "{spec.job}" was moving to this node when its ranks ended: start them'
+        ' with across_nodes="sharded", which ends the move'
+    )
+
+
 def open_together(
     ranks: Ranks,
     places: Places,
@@ -119,6 +134,8 @@ def open_together(
             session = _open(spec, take_over)
             if not settles and not session.created and not spec.ephemeral:
                 refuse_half_made(dataclasses.replace(spec, endpoint=session.endpoint))
+            if not agreement.moves_state and not spec.ephemeral:
+                _refuse_half_moved(dataclasses.replace(spec, endpoint=session.endpoint), session)
     except Exception as failure:
         error = failure
     # The first rank has resolved the endpoint; an embedded daemon is its child.

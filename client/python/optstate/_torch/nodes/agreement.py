@@ -119,6 +119,9 @@ class NodeAgreement:
         self._copies = StateCopies(ranks, places) if kinds is None else None
         # A step whose verdict this rank did not learn, or could not bring.
         self._undecided = 0
+        # This brings a job's state to these nodes and ranks, where it was on others; collective.
+        self.before_settling: Callable[[SessionSpec], None] | None = None
+        self.moves_state = False  # whether it was looked for
 
     @property
     def spans_jobs(self) -> bool:
@@ -153,6 +156,8 @@ class NodeAgreement:
 
         FailedPreconditionError, on all ranks: they cannot be; it names the nodes.
         """
+        if self.before_settling is not None:
+            self.before_settling(spec)
         for rounds_left in reversed(range(_ROUNDS_MAX)):
             found = self._positions(spec)
             try:
@@ -160,7 +165,7 @@ class NodeAgreement:
             except resolution.Unresolvable as error:
                 raise errors.FailedPreconditionError(f'job "{spec.job}": {error}') from None
             if verdicts:
-                self._bring(spec, found, verdicts)
+                self.bring(spec, found, verdicts)
                 continue
             try:
                 if not self._give(spec, found):
@@ -203,12 +208,14 @@ class NodeAgreement:
     def _decide(self, votes: Sequence[Step | None]) -> Verdict:
         return resolution.decide(votes, self._kinds_of_votes)
 
-    def _bring(
+    def bring(
         self,
         spec: SessionSpec,
         positions: list[Position | None],
         verdicts: dict[int, Verdict],
     ) -> None:
+        """Brings verdicts about prepared steps to their nodes, which all are by number.
+        Collective."""
         mine = self._places.nodes.index(self._places.node)
 
         def bring() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from optstate import _native, errors
+from optstate._torch.nodes import idle_steps
 from optstate._torch.nodes.copied_state import (
     Numbers,
     Piece,
@@ -29,14 +29,9 @@ from optstate._torch.nodes.copy_note import (
 )
 from optstate._torch.nodes.eight_bits import restore_scales
 from optstate._torch.nodes.positions import position_of
-from optstate._torch.optimizer_info import by_kind
 from optstate._torch.state.arrays import ArrayTransfer
 from optstate.session import Session
-from optstate.session_spec import LossScaler, LossScalerState, SessionSpec
-
-# Limits of a loss scaler: with them it keeps its scale through steps that are skipped.
-_HYSTERESIS_MAX = (1 << 24) - 1
-_GROWTH_INTERVAL_MAX = (1 << 32) - 1
+from optstate.session_spec import SessionSpec
 
 
 class NewCopy:
@@ -61,9 +56,9 @@ class NewCopy:
         self._made_at: str | None = None
         self._unchecked: Iterator[None] = iter(())
         # The last steps, which bring the loss scaler to where the job's is.
-        self._last_skipped, self._last_good = last_steps(spec, numbers.scaler, note.step)
+        self._last_skipped, self._last_good = idle_steps.last_steps(spec, numbers.scaler, note.step)
         self._steps_left = note.step
-        self._groups = _hyperparams(spec)
+        self._groups = idle_steps.hyperparams(spec)
 
     @property
     def _last(self) -> int:
@@ -75,15 +70,7 @@ class NewCopy:
         FailedPreconditionError: there is such a job by now, or ranks are attached to one that has
         nothing.
         """
-        spec, scaler = self._spec, self._spec.loss_scaler
-        if self._numbers.scaler is not None:
-            assert scaler is not None
-            scale = self._numbers.scaler.loss_scale
-            spec = dataclasses.replace(
-                spec,
-                loss_scaler=_idle(scaler),
-                loss_scaler_state=LossScalerState(scale, 0, _HYSTERESIS_MAX),
-            )
+        spec = idle_steps.with_idle_scaler(self._spec, self._numbers.scaler)
         position = position_of(spec)
         if position is not None and has_nothing(position):
             delete_job(spec, spec.job)
@@ -198,43 +185,3 @@ class NewCopy:
         """Attaches with the job's own loss scaler, which keeps the scale that the copy has."""
         self.close()
         self._session = Session.open(dataclasses.replace(self._spec, loss_scaler_state=None))
-
-
-def _idle(scaler: LossScaler) -> LossScaler:
-    """Returns a scaler whose scale no skipped step changes, and that another one replaces which
-    then keeps the scale."""
-    return dataclasses.replace(
-        scaler, hysteresis=_HYSTERESIS_MAX, growth_interval=_GROWTH_INTERVAL_MAX
-    )
-
-
-def last_steps(
-    spec: SessionSpec, state: LossScalerState | None, step_count: int
-) -> tuple[int, int]:
-    """Returns how many skipped steps, and then good ones, bring a scaler that has just been given
-    its scale to this state."""
-    scaler = spec.loss_scaler
-    if scaler is None or not scaler.dynamic:
-        return 0, 0
-    if state is None:
-        raise errors.UnimplementedError(
-            f'the daemon that has job "{spec.job}" does not say where its loss scaler is, so that'
-            " the job cannot be copied to another node: upgrade optstated on all nodes"
-        )
-    skipped, good = scaler.hysteresis - state.hysteresis_left, state.good_steps
-    if skipped < 0 or skipped + good > step_count or step_count - skipped - good >= _HYSTERESIS_MAX:
-        raise errors.UnimplementedError(
-            f'the loss scaler of job "{spec.job}" is at {state} after {step_count} steps, to where'
-            " steps alone do not bring it, so that the job cannot be copied to another node: delete"
-            " the job on all nodes (optctl delete job) and begin it again from a checkpoint"
-        )
-    return skipped, good
-
-
-def _hyperparams(spec: SessionSpec) -> ctypes.Array:
-    """Returns valid hyperparameters for steps that update nothing."""
-    defaults = by_kind(spec.optimizer).defaults
-    groups = _native.array_of(_native.Hyperparams, len(spec.group_options))
-    for group in groups:
-        group.value[: len(defaults)] = defaults
-    return groups

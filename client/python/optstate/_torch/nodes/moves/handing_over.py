@@ -1,0 +1,198 @@
+"""A node that is going to leave gives its part of a job's state to nodes that stay."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+
+from optstate import errors
+from optstate._torch.job.attachment import Attachment
+from optstate._torch.nodes.agreement import NodeAgreement
+from optstate._torch.nodes.moves.choosing import Source
+from optstate._torch.nodes.moves.deletion import delete_left
+from optstate._torch.nodes.moves.holdings import HeldJob, find_holding
+from optstate._torch.nodes.moves.parcelling import Wish, check_movable, make_parcels
+from optstate._torch.nodes.places import Places
+from optstate._torch.ranks import Ranks
+from optstate._torch.served import Served
+from optstate.session_spec import SessionSpec
+
+logger = logging.getLogger("optstate")
+
+
+def _leaving_nodes(places: Places, flags: Sequence[bool]) -> set[int]:
+    """Returns the nodes of which a rank leaves. ValueError, on every rank alike: all do."""
+    leaving = {node for node, leaves in zip(places.node_of, flags) if leaves}
+    if len(leaving) == len(places.nodes):
+        raise ValueError(
+            "hand_over(): all nodes leave, and none would have the state: save a checkpoint"
+        )
+    return leaving
+
+
+def wishes_of(jobs: Sequence[HeldJob], leaving: set[int]) -> tuple[list[Source], list[Wish]]:
+    """Returns the parts that no node would have any more, and which nodes get them: each the one
+    that has the fewest elements so far. jobs: by node."""
+    staying = [node for node in range(len(jobs)) if node not in leaving]
+    loads = {node: _elements(jobs[node]) for node in staying}
+    there = {_number(jobs[node]) for node in staying}
+    sources, wishes = [], []
+    for node in sorted(leaving):
+        part = jobs[node].part
+        assert part is not None
+        if part.number in there:
+            continue  # another node holds the same shards
+        there.add(part.number)
+        heir = min(staying, key=lambda each: (loads[each], each))
+        loads[heir] += _elements(jobs[node])
+        sources.append(Source(node, jobs[node]))
+        wishes.append(Wish(heir, part, tuple(each for each in jobs[node].blocks if each.name)))
+    return sources, wishes
+
+
+def _elements(job: HeldJob) -> int:
+    return sum(math.prod(each.shape) for each in job.blocks)
+
+
+def _number(job: HeldJob) -> int:
+    assert job.part is not None
+    return job.part.number
+
+
+def _check_job(attachment: Attachment, is_sharded: bool) -> None:
+    """Raises, on every rank alike, when the job has nothing that nodes could hand over."""
+    nodes, places = attachment.nodes, attachment.places
+    if nodes is not None and nodes.spans_jobs:
+        raise errors.UnimplementedError(
+            f'job "{attachment.job}" clips by one norm with other jobs (norm_group=), which would'
+            " have to be handed over together: save a checkpoint of all jobs"
+        )
+    if not places.several:
+        _refuse(attachment, "it is on one node, which would keep all of it. Save a checkpoint")
+    if not is_sharded:
+        _refuse(
+            attachment,
+            'with across_nodes="replicated" every node has all of it: close() the optimizer, and'
+            " go on with the nodes that stay",
+        )
+    if attachment.is_private:
+        _refuse(attachment, "it has no name, and ends with its last rank. Say job=NAME")
+
+
+def _refuse(attachment: Attachment, why: str) -> NoReturn:
+    raise errors.FailedPreconditionError(f'job "{attachment.job}" cannot be handed over: {why}')
+
+
+def _leave(served: Served, attachment: Attachment) -> None:
+    """Detaches every rank, after the daemons have got what the trainer changed; or raises on every
+    rank, which then are attached."""
+    ranks = attachment.ranks
+    error: Exception | None = None
+    try:
+        if attachment.must_abort:
+            attachment.abort_step()  # what a step that failed may have left
+        attachment.check_no_micro_steps("hand_over() was called")
+        if attachment.was_taken:
+            _refuse(
+                attachment,
+                "the step that failed was committed after all: call step() first, which reads its"
+                " result",
+            )
+        groups = list(attachment.parameters.groups.in_order(served.param_groups))
+        attachment.options.check_groups(groups)
+        attachment.parameters.check_tensors()
+    except Exception as failure:
+        error = failure
+    ranks.agree(error)
+    if served.replaced is not None:
+        served.replaced.drop_changed()
+    served.send_changes(attachment, groups)
+    served.detach(
+        f'job "{attachment.job}" was handed over to the nodes that stay: construct the optimizer'
+        " anew on them"
+    )
+    ranks.agree(None)  # every rank has left
+
+
+def _hand_over(
+    ranks: Ranks, places: Places, agreement: NodeAgreement, spec: SessionSpec, leaving: set[int]
+) -> None:
+    def find() -> HeldJob | None:
+        return find_holding(spec.endpoint, spec.job, spec.connect_timeout_s, None, None).job
+
+    found = agreement.on_first(find)
+    jobs = [each for each in found if each is not None and each.part is not None]
+    is_open = any(each.position.prepared is not None for each in jobs)
+    if is_open or len(jobs) != len(found) or len({(each.run, each.step) for each in jobs}) > 1:
+        raise errors.AbortedError(
+            f'the nodes of job "{spec.job}" do not have it at one step, or have prepared another'
+            f" ({'; '.join(map(str, found))}), and nothing was handed over: construct the optimizer"
+            " anew on all nodes, which settles the step, and end other scripts that take steps of"
+            " the job"
+        )
+    check_movable(spec, jobs)
+    sources, wishes = wishes_of(jobs, leaving)
+    if wishes:
+        make_parcels(ranks, places, spec, sources, wishes, step=jobs[0].step, run=jobs[0].run)
+    here = places.node_of[places.rank]
+
+    # All parts are on nodes that stay.
+    def delete() -> None:
+        if here in leaving:
+            delete_left(spec, spec.job)
+
+    agreement.on_first(delete)
+    if places.rank == places.first_rank:
+        names = ", ".join(places.nodes[node] for node in sorted(leaving))
+        logger.info(
+            'job "%s" was handed over at step %d: %s can leave', spec.job, jobs[0].step, names
+        )
+
+
+class HandingOver:
+    """The part of ServedOptimizer by which a node leaves a job that nodes share.
+
+    Threads: one at a time, like the optimizer.
+    """
+
+    _served: Served
+
+    @torch._disable_dynamo
+    def hand_over(self, leaves: bool = False) -> bool:
+        """Has nodes that stay take over what the daemons of leaving nodes have of a job with
+        across_nodes="sharded". Collective.
+
+        leaves: whether this rank's node is going to leave, which one of its ranks may say for all.
+        Call it between two steps. Returns False, and does nothing, while no rank leaves. Otherwise
+        it returns True, and the optimizer has left the job on all ranks: end them, and construct
+        the optimizer anew on the nodes that stay, in any order and with any number of ranks, where
+        the job goes on at committed_step with the same bits.
+
+        Parameters and state that were changed in place are sent before. The leaving nodes' jobs are
+        deleted when all that they had is on others. If ranks are killed before, all nodes
+        have what they had.
+
+        FailedPreconditionError: the job is not one that nodes share, or a step is open; nothing
+        has happened. UnimplementedError: its state has 8 bits or durable steps, or it clips by one
+        norm with other jobs. ResourceExhaustedError: the nodes that stay have too little memory;
+        the jobs are as they were. ValueError: all nodes leave.
+        """
+        served = self._served
+        attachment = served.attached()
+        ranks = attachment.ranks
+        flags = ranks.gather(bool(leaves))
+        if not any(flags):
+            return False
+        places, spec = attachment.places, attachment.spec
+        _check_job(attachment, served.settings.across_nodes == "sharded")
+        leaving = _leaving_nodes(places, flags)
+        agreement = attachment.nodes
+        assert agreement is not None
+        check_movable(spec, ())
+        _leave(served, attachment)
+        _hand_over(ranks, places, agreement, spec, leaving)
+        return True

@@ -1,0 +1,288 @@
+"""All that a node has of a job: the job itself, and parcels.
+
+A parcel is a job of one rank that keeps parts of a job's state while they move: whole, and without
+steps. Its layout begins with a parameter without elements, whose name says which part of which
+run it is, at which step, and of which run it was made. It is whole when it has finished two loads:
+that of the state, and one without content after its bits were compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from optstate import _native, _optctl, errors
+from optstate._torch.nodes.moves.blocks import Block, Regions
+from optstate._torch.nodes.part_names import Part, part_of
+from optstate._torch.nodes.positions import position_of
+from optstate._torch.nodes.resolution import Position
+from optstate.job_position import find_position
+from optstate.session_spec import LossScalerState, ParameterSpec, SessionSpec, Shard
+
+_MARK = re.compile(
+    r"optstate\.parcel/([0-9a-f]+)/(\d+)of(\d+)/(\d+)/([0-9a-f]+)/(?:-|([0-9a-f]{16})\.(\d+)\.(\d+))"
+    r"(?:@0)?"
+)
+_SUFFIX = ".optstate-parcel-"
+_JOB_NAME_BYTES_MAX = 128
+_SUFFIX_BYTES_MAX = 48
+_LOADS_OF_WHOLE = 2
+_DTYPES = {
+    "DTYPE_FLOAT32": _native.FLOAT32,
+    "DTYPE_BFLOAT16": _native.BFLOAT16,
+    "DTYPE_FLOAT16": _native.FLOAT16,
+}
+_PARTITIONS = {
+    "PARTITION_MODE_GREEDY": _native.PARTITIONS["greedy"],
+    "PARTITION_MODE_CONTIGUOUS": _native.PARTITIONS["contiguous"],
+    "PARTITION_MODE_LOCAL": _native.PARTITIONS["local"],
+    "PARTITION_MODE_REPLICATED": _native.REPLICATED,
+}
+
+
+class Mark(NamedTuple):
+    """The contents of a parcel."""
+
+    part: Part
+    step: int
+    source: str  # the run that it was made of, as HeldJob.run
+    scaler: LossScalerState | None  # of a dynamic loss scaler
+
+    @property
+    def name(self) -> str:
+        scaler = "-"
+        if self.scaler is not None:
+            scale = struct.pack(">d", self.scaler.loss_scale).hex()
+            scaler = f"{scale}.{self.scaler.good_steps}.{self.scaler.hysteresis_left}"
+        run, number, count = self.part
+        return f"optstate.parcel/{run}/{number}of{count}/{self.step}/{self.source}/{scaler}"
+
+    @property
+    def spec(self) -> ParameterSpec:
+        """The parameter that says it. Muon takes only matrices."""
+        nothing = Shard(0, (0, 0), (0, 0))
+        return ParameterSpec(
+            self.name, (0, 0), 0, _native.FLOAT32, _native.FLOAT32, 0, shard=nothing
+        )
+
+
+def mark_of(names: Sequence[str]) -> Mark | None:
+    """Returns what the names of a job's parameters say; None: it is no parcel."""
+    found = _MARK.fullmatch(names[0]) if names else None
+    if found is None:
+        return None
+    run, number, count, step, source, scale, good, hysteresis = found.groups()
+    scaler = None
+    if scale is not None:
+        [loss_scale] = struct.unpack(">d", bytes.fromhex(scale))
+        scaler = LossScalerState(loss_scale, int(good), int(hysteresis))
+    return Mark(Part(run, int(number), int(count)), int(step), source, scaler)
+
+
+def _stem(job: str) -> str:
+    if len(job.encode()) + _SUFFIX_BYTES_MAX <= _JOB_NAME_BYTES_MAX:
+        return job + _SUFFIX
+    return hashlib.blake2b(job.encode(), digest_size=16).hexdigest() + _SUFFIX
+
+
+def parcel_of(job: str, part: Part) -> str:
+    """Returns the name of the job that keeps this part of a job. A job that becomes one of one
+    node has all in one parcel, of which there is never another."""
+    of_run = "" if part.count == 1 else f"{part.run[:8]}-"
+    return f"{_stem(job)}{of_run}{part.number}of{part.count}"
+
+
+class HeldJob(NamedTuple):
+    """A job that a node has."""
+
+    job: str
+    part: Part | None  # of a job of several nodes
+    mark: Mark | None  # of a parcel
+    position: Position
+    run: str  # what tells it from others of its name
+    world_size: int
+    partition: int
+    placement: str
+    durability: str
+    blocks: tuple[Block, ...]  # in the order of its layout
+    fits: bool = False  # whether the node's ranks want just this
+
+    @property
+    def step(self) -> int:
+        return self.position.committed.step if self.mark is None else self.mark.step
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a parcel has all that it is to keep."""
+        return self.position.loads_finished >= _LOADS_OF_WHOLE
+
+    def __str__(self) -> str:
+        part = self.part if self.mark is None else self.mark.part
+        text = "a job without parts" if part is None else str(part)
+        if self.mark is not None:
+            text += ", in a parcel" if self.is_whole else ", in a parcel that is half made,"
+        text += f" at step {self.step}"
+        durable = self.position.durable_step
+        return text + (f", durable step {durable}" if durable else "")
+
+
+class Holding(NamedTuple):
+    """All that a node has of a job."""
+
+    job: HeldJob | None = None
+    parcels: tuple[HeldJob, ...] = ()
+    # Runs of which the node's parcels have all that its ranks want.
+    ready: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        found = [*([self.job] if self.job else []), *self.parcels]
+        return " and ".join(map(str, found)) or "no such job"
+
+
+def _block(entry: dict[str, Any], *, names_part: bool, is_parcel: bool) -> Block:
+    shape = tuple(map(int, entry["shape"]))
+    name, shard = entry["name"], entry.get("shard")
+    where = None
+    if shard is not None:
+        name = name.rpartition("@")[0]
+        whole, offset = (tuple(map(int, shard[key])) for key in ("global_shape", "offset"))
+        where = Shard(int(shard.get("owner", 0)), whole, offset)
+    spec = ParameterSpec(
+        name=name,
+        shape=shape,
+        numel=int(entry["numel"]),
+        dtype=_DTYPES[entry["dtype"]],
+        gradient_dtype=_DTYPES[entry["gradient_dtype"]],
+        group=int(entry.get("group", 0)),
+        shard=where,
+    )
+    owner = 0 if where is None else where.owner
+    if is_parcel and not names_part:
+        name, _, of = name.rpartition("#")
+        owner = int(of)
+    return Block("" if names_part else name, owner, spec)
+
+
+def _describe(endpoint: str | None, job: str, position: Position) -> HeldJob | None:
+    found = _optctl.ask(endpoint, "get", "params", job).get("parameters", [])
+    entries = [each["parameter"] for each in found]
+    if not entries:
+        return None
+    names = [entries[0]["name"]]
+    part, mark = part_of(names), mark_of(names)
+    facts = _optctl.ask(endpoint, "describe", "job", job)
+    created = hashlib.blake2b(f"{job} {facts['created_at']}".encode(), digest_size=8).hexdigest()
+    names_itself = part is not None or mark is not None
+    storage = facts.get("storage", {})
+    return HeldJob(
+        job=job,
+        part=part,
+        mark=mark,
+        position=position,
+        run=mark.part.run if mark else part.run if part else created,
+        world_size=int(facts["world_size"]),
+        partition=_PARTITIONS[facts["partition"]],
+        placement=storage.get("placement", ""),
+        durability=storage.get("durability", ""),
+        blocks=tuple(
+            _block(each, names_part=names_itself and index == 0, is_parcel=mark is not None)
+            for index, each in enumerate(entries)
+        ),
+    )
+
+
+def _address(endpoint: str | None, job: str, timeout_s: float) -> SessionSpec:
+    return SessionSpec(
+        job=job,
+        optimizer=0,
+        group_options=(),
+        parameters=(),
+        endpoint=endpoint,
+        connect_timeout_s=timeout_s,
+    )
+
+
+def _parcels(endpoint: str | None, job: str, timeout_s: float) -> list[HeldJob]:
+    try:
+        listed = _optctl.ask(endpoint, "get", "jobs")
+    except errors.UnavailableError:
+        if endpoint or os.environ.get("OPTSTATE_ENDPOINT"):
+            raise
+        return []  # there is no daemon of the node
+    # An operator sees the jobs of others too.
+    names = {each["name"] for each in listed.get("jobs", [])}
+    found = []
+    for name in sorted(each for each in names if each.startswith(_stem(job))):
+        position = position_of(_address(endpoint, name, timeout_s))
+        held = None if position is None else _describe(endpoint, name, position)
+        if held is not None and held.mark is not None:
+            found.append(held)
+    return found
+
+
+def _by_name(blocks: Sequence[Block]) -> dict[str, list[tuple]]:
+    found: dict[str, list[tuple]] = {}
+    for each in blocks:
+        # Ranks of a job that is not cut own other parts of it, whichever they are.
+        owner = None if each.spec.shard is None else each.owner
+        # A part without elements begins anywhere.
+        offset = each.offset if each.spec.numel else None
+        found.setdefault(each.name, []).append((owner, offset, each.shape))
+    return found
+
+
+def _fits(held: Sequence[Block], wanted: Sequence[Block] | None) -> bool:
+    """Returns whether a job cuts its parameters as the ranks want, as far as both have them. None:
+    they want them whole."""
+    if wanted is None:
+        return all(each.spec.shard is None for each in held)
+    there, here = _by_name(held), _by_name(wanted)
+    return all(there[name] == here[name] for name in there.keys() & here.keys() if name)
+
+
+def _ready(parcels: Sequence[HeldJob], wanted: Sequence[Block] | None) -> frozenset[str]:
+    runs = {each.run for each in parcels}
+    ready = set()
+    for run in runs:
+        have = Regions(each.blocks for each in parcels if each.run == run and each.is_whole)
+        if wanted is not None and all(have.covers(each) for each in wanted if each.name):
+            ready.add(run)
+    return frozenset(ready)
+
+
+def find_holding(
+    endpoint: str | None,
+    job: str,
+    timeout_s: float,
+    expected: Part | None,
+    wanted: Sequence[Block] | None,
+) -> Holding:
+    """Returns what this rank's node has of a job.
+
+    expected: the node's part, whatever the run; None: there is one node. wanted: the blocks of the
+    job as the node's ranks want it; None: whole parameters.
+    """
+    if (endpoint or os.environ.get("OPTSTATE_ENDPOINT")) == "embedded":
+        return Holding()  # that daemon begins with the session
+    position = position_of(_address(endpoint, job, timeout_s))
+    held = None if position is None else _describe(endpoint, job, position)
+    if held is not None:
+        part = None if held.part is None else held.part[1:]
+        is_part = part == (None if expected is None else expected[1:])
+        held = held._replace(fits=is_part and _fits(held.blocks, wanted))
+    parcels = _parcels(endpoint, job, timeout_s)
+    return Holding(held, tuple(parcels), _ready(parcels, wanted))
+
+
+def has_whole_parcel(spec: SessionSpec) -> bool:
+    """Returns whether the node has a parcel of the job that is to become one of one node."""
+    name = parcel_of(spec.job, Part("", 1, 1))
+    try:
+        found = find_position(_address(spec.endpoint, name, spec.connect_timeout_s))
+    except errors.UnimplementedError:  # a daemon that knows no jobs of several nodes
+        return False
+    return found is not None

@@ -1,0 +1,182 @@
+"""A job that is made of another's state: a parcel, or the job that ranks go on with."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from optstate import errors
+from optstate._torch.nodes import idle_steps
+from optstate._torch.nodes.copied_state import Numbers, Wanted, numel_of, sums_of
+from optstate._torch.nodes.moves.deletion import delete_left
+from optstate._torch.optimizer_info import by_kind
+from optstate._torch.state.arrays import ArrayTransfer
+from optstate.session import Session
+from optstate.session_spec import SessionSpec
+
+# Elements that are read back at a time.
+_CHECKED_ELEMENTS = 16 << 20
+
+
+class NewJob:
+    """The job, with a session of each of its ranks, all of which are in this process: each rank
+    loads the parts that it owns, and they end loads and steps together.
+
+    Threads: one at a time; the sessions wait for each other in threads of their own.
+    """
+
+    def __init__(self, spec: SessionSpec) -> None:
+        """spec: of rank 0, with the layout of all ranks."""
+        self._spec = spec
+        self._sessions: list[Session] = []
+        self._arrays: list[ArrayTransfer] = []
+        self._has_made = False  # whether undo() removes it
+        self._sums: dict[tuple[int, int], int] = {}
+        self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def begin(self, scaler: Any = None) -> None:
+        """Makes the job, and begins to load it. scaler: the state of a dynamic loss scaler, whose
+        scale it keeps through skipped steps."""
+        self._open(idle_steps.with_idle_scaler(self._spec, scaler))
+        if not self._sessions[0].created:
+            raise errors.FailedPreconditionError(
+                f'job "{self._spec.job}" was made by another script while state was to move into'
+                " it: end that one, and start the ranks of all nodes again"
+            )
+        self._has_made = True
+        for each in self._sessions:
+            each.begin_load()
+
+    def _open(self, spec: SessionSpec) -> None:
+        for rank in range(spec.world_size):
+            self._sessions.append(Session.open(dataclasses.replace(spec, rank=rank)))
+        self._arrays = [ArrayTransfer(each, spec.parameters) for each in self._sessions]
+
+    def _of_owner(self, index: int) -> Iterator[ArrayTransfer]:
+        """Returns the ranks that load a parameter; each sends what it owns of one that is not a
+        shard."""
+        shard = self._spec.parameters[index].shard
+        for rank, arrays in enumerate(self._arrays):
+            if shard is None or shard.owner == rank:
+                yield arrays
+
+    def take(self, pieces: Sequence[tuple[Wanted, torch.Tensor]]) -> None:
+        """Loads whole arrays."""
+        for (array, index, shape), values in pieces:
+            for arrays in self._of_owner(index):
+                arrays.load_array(array, index, values)
+            self._shapes[index, array] = shape
+        for arrays in self._arrays:
+            arrays.flush_loads()
+        for ((array, index, _), _), total in zip(pieces, sums_of([each for _, each in pieces])):
+            self._sums[index, array] = total
+
+    def finish_load(self, numbers: Numbers) -> None:
+        """Makes what was loaded the job's state, and compares its bits. DataLossError: they are
+        others."""
+        has_scalars = by_kind(self._spec.optimizer).scalar is not None
+        for index in range(len(self._spec.parameters)):
+            for arrays in self._of_owner(index):
+                arrays.load_step_count(index, numbers.step_counts[index])
+                if has_scalars:
+                    arrays.load_scalar(index, numbers.scalars[index])
+        for arrays in self._arrays:
+            arrays.flush_loads()
+        self._on_all(lambda session: session.finish_load())
+        self._check(numbers)
+
+    def _check(self, numbers: Numbers) -> None:
+        arrays = self._arrays[0]
+        everything = range(len(self._spec.parameters))
+        found = arrays.fetch_step_counts(everything)
+        scalars: list[float] = []
+        if by_kind(self._spec.optimizer).scalar is not None:
+            scalars = arrays.fetch_scalars(everything)
+        if found != list(numbers.step_counts) or scalars != list(numbers.scalars):
+            raise errors.DataLossError(
+                f'job "{self._spec.job}" has other step counts than were moved into it: it is'
+                " removed"
+            )
+        for wanted in self._in_pieces():
+            for (array, index, _), total in zip(wanted, sums_of(arrays.fetch_arrays(wanted))):
+                if total != self._sums[index, array]:
+                    raise errors.DataLossError(
+                        f'job "{self._spec.job}" has other bits than were moved into it in array'
+                        f' {array} of parameter "{self._spec.parameters[index].name}": it is'
+                        " removed"
+                    )
+
+    def _in_pieces(self) -> Iterator[list[Wanted]]:
+        piece: list[Wanted] = []
+        for (index, array), shape in sorted(self._shapes.items()):
+            one = (array, index, shape)
+            if piece and numel_of([*piece[-1:], one]) + numel_of(piece[:-1]) > _CHECKED_ELEMENTS:
+                yield piece
+                piece = []
+            piece.append(one)
+        if piece:
+            yield piece
+
+    def keep(self) -> None:
+        """Has undo() leave the job, which is whole: another rank may rely on that already."""
+        self._has_made = False
+
+    def load_nothing(self) -> None:
+        """Ends another load, without content."""
+
+        def load(session: Session) -> None:
+            session.begin_load()
+            session.finish_load()
+
+        self._on_all(load)
+
+    def scale_as(self, spec: SessionSpec) -> None:
+        """Attaches with the job's own loss scaler, which keeps the scale that the job has."""
+        self.close()
+        self._open(dataclasses.replace(spec, loss_scaler_state=None))
+
+    def take_steps(self, count: int, *, skips: bool) -> None:
+        """Takes steps that update nothing."""
+        groups = idle_steps.hyperparams(self._spec)
+
+        def take(session: Session) -> None:
+            for _ in range(count):
+                session.commit(session.committed_step + 1, groups, found_inf=skips)
+
+        if count:
+            self._on_all(take)
+
+    @property
+    def committed_step(self) -> int:
+        return self._sessions[0].committed_step
+
+    @property
+    def scaler_state(self) -> Any:
+        return self._sessions[0].loss_scaler_state()
+
+    def _on_all(self, what: Callable[[Session], None]) -> None:
+        """Does it in all sessions at once, which wait for each other."""
+        if len(self._sessions) == 1:
+            what(self._sessions[0])
+            return
+        with ThreadPoolExecutor(len(self._sessions)) as pool:
+            for each in [pool.submit(what, session) for session in self._sessions]:
+                each.result()
+
+    def close(self) -> None:
+        for each in self._sessions:
+            each.close()
+        self._sessions, self._arrays = [], []
+
+    def undo(self) -> None:
+        """Removes what was made and is not to be kept, as far as the daemon answers; the next ranks
+        remove the rest."""
+        with contextlib.suppress(errors.OptstateError):
+            self.close()
+            if self._has_made:
+                delete_left(self._spec, self._spec.job)
