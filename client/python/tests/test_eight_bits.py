@@ -34,8 +34,18 @@ def _values(kind):
     return values
 
 
-def _decoded(session, values):
-    """Loads values into the job, as a job's first load or a later one; returns what it has then."""
+def _decoded(job, daemon, values):
+    """Loads values into a new job; returns what it has then. (A job that has a value keeps its code
+    and its scale when that is loaded again.)"""
+    spec = SessionSpec(
+        job=job,
+        optimizer=infos()["adam"].kind,
+        group_options=[0],
+        parameters=session_parameters(),
+        endpoint=daemon.shm,
+        state_format=_native.STATE_FORMATS["dynamic8"],
+    )
+    session = Session.open(spec)
     wanted = [
         (array, index, (numel,))
         for array in (EXP_AVG, EXP_AVG_SQ)
@@ -49,7 +59,9 @@ def _decoded(session, values):
         arrays.load_array(array, index, value)
     arrays.flush_loads()
     session.finish_load()
-    return arrays.fetch_arrays(wanted)
+    decoded = arrays.fetch_arrays(wanted)
+    session.close()
+    return decoded
 
 
 def session_parameters():
@@ -67,26 +79,16 @@ def _same(ones, others):
     "kind", ["plain", "negative", "equal", "large", "small", "denormal", "special"]
 )
 def test_values_that_were_decoded_are_encoded_to_the_same(kind, daemon, job):
-    spec = SessionSpec(
-        job=job,
-        optimizer=infos()["adam"].kind,
-        group_options=[0],
-        parameters=session_parameters(),
-        endpoint=daemon.shm,
-        state_format=_native.STATE_FORMATS["dynamic8"],
-    )
-    session = Session.open(spec)
     values = _values(kind)
-    decoded = _decoded(session, [*values, *(each.square() for each in values)])
+    decoded = _decoded(job, daemon, [*values, *(each.square() for each in values)])
     # As they are they would become others, but squares.
-    again = _decoded(session, decoded)
+    again = _decoded(f"{job}-again", daemon, decoded)
     assert not _same(decoded, again)
     assert _same(decoded[len(SIZES) :], again[len(SIZES) :])
     restored = [each.clone() for each in decoded]
     for each in restored:
         eight_bits.restore_scales(each)
-    assert _same(decoded, _decoded(session, restored))
-    session.close()
+    assert _same(decoded, _decoded(f"{job}-restored", daemon, restored))
 
 
 def test_other_values_stay():
