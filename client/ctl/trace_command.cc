@@ -76,7 +76,7 @@ class TraceOutput {
     OPTSTATE_RETURN_IF_ERROR(Begin());
     OPTSTATE_ASSIGN_OR_RETURN(const std::string text, trace_.Add(chunk));
     OPTSTATE_RETURN_IF_ERROR(Append(text));
-    // What a rate counts from: the wait for a step is none of it.
+    // A rate counts from the first span: the wait for a step is none of it.
     const absl::Time now = absl::Now();
     if (trace_.spans() == 0) shows_since_ = now;
     // A stderr that is closed takes nothing from the trace.

@@ -91,7 +91,7 @@ TEST_F(AdminAgeTest, ListsAndJobsServeEachOther) {
   EXPECT_EQ(other.asks(), 1);
 }
 
-// What is kept has no rights in it.
+// An answer that is kept has no rights in it.
 TEST_F(AdminAgeTest, RightsAreThoseOfTheCall) {
   AddJob("a", 1);
   EXPECT_TRUE(

@@ -132,7 +132,7 @@ TEST_F(AdminTraceTest, ItMayLastAndItsMessagesMayNot) {
             absl::InfiniteDuration());
   EXPECT_EQ(timer.MessageLimitOf("/optstate.v1.Admin/TraceJob"),
             absl::Minutes(1));
-  // Those that have a limit need none for each message; health checks keep no
+  // Calls that have a limit need none for each message; health checks keep no
   // thread.
   for (const char* method :
        {"/optstate.v1.Admin/GetJob", "/optstate.v1.Admin/WatchEvents",

@@ -91,7 +91,8 @@ std::shared_ptr<const DescribedJobs::Jobs> DescribedJobs::All(
   const auto ask = [this, age_max](absl::Time until) -> Jobs {
     return Describe(control_->Jobs(), until, age_max);
   };
-  // What may be of some age is not shared: others may want it younger.
+  // An answer that may be of some age is not shared: others may want it
+  // younger.
   if (age_max > absl::ZeroDuration() || !MayShare(deadline)) {
     return std::make_shared<const Jobs>(ask(deadline));
   }
@@ -119,8 +120,8 @@ std::shared_ptr<const v1::Job> DescribedJobs::FindKept(
   return kept_.Find(summary.name, summary.engine_pid, age_max);
 }
 
-// Who shares an answer has a summary of its own, which no call of another can
-// make too old.
+// Each call that shares an answer has a summary of its own, which no call of
+// another can make too old.
 absl::StatusOr<v1::Job> DescribedJobs::AskEngine(const JobSummary& summary,
                                                  absl::Time deadline) {
   const std::string& name = summary.name;

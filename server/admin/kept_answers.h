@@ -18,7 +18,7 @@
 
 namespace optstate::admin {
 
-// What engines have said of their jobs, kept for a moment for callers who say
+// Keeps what engines have said of their jobs for a moment, for callers who say
 // that they take an answer of such an age. It is for the engines' own words
 // alone: what the supervisor knows, the rights of a job above all, is never
 // kept.

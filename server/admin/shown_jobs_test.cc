@@ -91,7 +91,7 @@ TEST(ShownJobsTest, AReportForAllNamesNoPrivateJobAnywhere) {
                              "its engine is gone", "of-a-former-daemon"}) {
     EXPECT_THAT(text, Not(HasSubstr(hidden)));
   }
-  // What sums are made of is there.
+  // The jobs that sums are made of are there.
   ASSERT_EQ(report.jobs_size(), 2);
   EXPECT_EQ(report.jobs(0).name(), "open");
   EXPECT_EQ(report.jobs(1).phase(), v1::JOB_PHASE_FAILED);

@@ -28,7 +28,7 @@ class CreationBudgetTest : public testing::Test {
 
 TEST_F(CreationBudgetTest, AFloodGetsItsBurstAndThenARate) {
   EXPECT_EQ(TakeAll("uid 1"), static_cast<int>(CreationBudget::kBurst));
-  // What is refused costs nothing.
+  // A refusal costs nothing.
   EXPECT_EQ(TakeAll("uid 1"), 0);
   now_ += absl::Seconds(1);
   EXPECT_EQ(TakeAll("uid 1"), static_cast<int>(CreationBudget::kPerSecond));

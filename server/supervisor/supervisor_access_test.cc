@@ -296,7 +296,7 @@ TEST_F(SupervisorAccessTest, AFloodOfNewJobsIsSlowedDown) {
   v1::Hello hello = PrivateHello("a");
   hello.mutable_access()->add_readers("no such user");
   hello.set_wire(v1::WIRE_GRPC);
-  // What counts is the user, whichever certificate shows it.
+  // The user counts, whichever certificate shows it.
   Caller other = {.uid = kOther.uid,
                   .role = access::Role::kTrainer,
                   .via = access::Via::kTls};

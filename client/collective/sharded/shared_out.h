@@ -25,7 +25,7 @@ struct SharedOutOptions {
   // parameters, so that all ranks own nearly as much; with optimizers that
   // update each element by itself.
   PartitionMode ownership = PartitionMode::kGreedy;
-  // Of gradients; without quantisation.
+  // Options of the gradients; quantisation is refused.
   ReducerOptions reduction;
 };
 
@@ -151,7 +151,7 @@ class SharedOut {
   std::vector<uint32_t> node_parameters_;
   std::vector<std::vector<std::byte>> reduced_;
 
-  // Of the step under way.
+  // The step under way has these.
   std::vector<bool> has_mine_;
   std::vector<bool> has_any_;
   bool found_inf_ = false;

@@ -152,7 +152,7 @@ absl::Status TcpCollective::AllReduceSlice(ElementType type,
 
 absl::Status TcpCollective::RunAllReduce(ElementType type,
                                          absl::Span<const SumBuffers> buffers) {
-  // Of the call, however many sums it makes.
+  // The call has one deadline, however many sums it makes.
   const absl::Time deadline = absl::Now() + timeout_;
   for (const SumBuffers& each : buffers) {
     Begin(Operation::kAllReduce, type, 0, each.in.size());
