@@ -217,7 +217,8 @@ absl::StatusOr<uint64_t> Rearrangement::Switch() {
     });
     return bytes.status();
   });
-  OPTSTATE_RETURN_IF_ERROR(WithAdvice(switched));
+  // Once the job has the new files, it is not as it was.
+  OPTSTATE_RETURN_IF_ERROR(is_adopted_ ? switched : WithAdvice(switched));
   const absl::Status claimed = ClaimDiskFolders(
       folders_, {.incarnation = job_.tier->control()->incarnation,
                  .owner = job_.options.uid,
