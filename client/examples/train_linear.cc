@@ -15,28 +15,76 @@
 
 #include "absl/status/status.h"
 #include "client/client.h"
-#include "client/examples/line.h"
 #include "proto/types/status_macros.h"
 
 namespace {
 
 namespace client = optstate::client;
-namespace examples = optstate::examples;
 
+constexpr uint32_t kW = 0;
+constexpr uint32_t kB = 1;
 constexpr uint64_t kSteps = 400;
+constexpr int kBatch = 32;
 
-// Writes the gradient of one batch straight into the session's memory. Returns
-// the error of the regression.
+optstate::LayoutSpec MakeLayout() {
+  optstate::LayoutSpec layout;
+  layout.optimizer = optstate::OptimizerKind::kAdamW;
+  layout.groups = {{.options = 0}};
+  for (const char* name : {"w", "b"}) {
+    layout.parameters.push_back({.name = name,
+                                 .shape = {1},
+                                 .numel = 1,
+                                 .dtype = optstate::DType::kFloat32,
+                                 .gradient_dtype = optstate::DType::kFloat32,
+                                 .group = 0});
+  }
+  return layout;
+}
+
+float Read(const client::Session& session, uint32_t parameter) {
+  float value;
+  std::memcpy(&value, session.parameter(parameter).data(), sizeof(value));
+  return value;
+}
+
+// A new job waits for its initial parameters.
+absl::Status LoadZeros(client::Session& session) {
+  OPTSTATE_RETURN_IF_ERROR(session.BeginLoad());
+  const float zero = 0;
+  const absl::Span<const std::byte> data(
+      reinterpret_cast<const std::byte*>(&zero), sizeof(zero));
+  for (const uint32_t parameter : {kW, kB}) {
+    OPTSTATE_RETURN_IF_ERROR(session.Load(client::StateArray::kMaster,
+                                          parameter, optstate::DType::kFloat32,
+                                          data));
+  }
+  return session.FinishLoad();
+}
+
+// Writes the gradient of the mean squared error on one batch straight into the
+// session's memory. Returns the error of the regression.
 absl::StatusOr<float> WriteGradients(client::Session& session,
                                      std::mt19937& generator) {
-  const examples::BatchLoss batch = examples::ComputeLoss(session, generator);
+  std::uniform_real_distribution<float> input(-1, 1);
+  std::normal_distribution<float> noise(0, 0.1f);
+  const float w = Read(session, kW);
+  const float b = Read(session, kB);
+  float loss = 0;
+  float gradient[2] = {0, 0};
+  for (int i = 0; i < kBatch; ++i) {
+    const float x = input(generator);
+    const float error = w * x + b - (3 * x - 2 + noise(generator));
+    loss += error * error / kBatch;
+    gradient[kW] += 2 * error * x / kBatch;
+    gradient[kB] += 2 * error / kBatch;
+  }
   for (size_t i = 0; i < session.piece_count(); ++i) {
     OPTSTATE_ASSIGN_OR_RETURN(const absl::Span<std::byte> to,
                               session.gradient(i));
-    std::memcpy(to.data(), &batch.gradient[session.piece(i).parameter],
+    std::memcpy(to.data(), &gradient[session.piece(i).parameter],
                 sizeof(float));
   }
-  return batch.loss;
+  return loss;
 }
 
 absl::Status Train(const std::string& job, const std::string& endpoint,
@@ -44,7 +92,7 @@ absl::Status Train(const std::string& job, const std::string& endpoint,
   client::SessionOptions options;
   options.job = job;
   options.endpoint = endpoint;
-  options.layout = examples::LineLayout();
+  options.layout = MakeLayout();
   if (is_durable) {
     options.storage.placement = client::Placement::kNvme;
     options.storage.durability = client::Durability::kStep;
@@ -52,7 +100,7 @@ absl::Status Train(const std::string& job, const std::string& endpoint,
   OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<client::Session> session,
                             client::Session::Open(std::move(options)));
   if (session->info().phase == client::JobPhase::kLoading) {
-    OPTSTATE_RETURN_IF_ERROR(examples::LoadInitialValues(*session));
+    OPTSTATE_RETURN_IF_ERROR(LoadZeros(*session));
   }
   const uint64_t first = session->committed_step() + 1;
   std::cout << "job " << job << " at " << session->info().endpoint
@@ -64,12 +112,11 @@ absl::Status Train(const std::string& job, const std::string& endpoint,
   for (commit.step = first; commit.step < first + kSteps; ++commit.step) {
     OPTSTATE_ASSIGN_OR_RETURN(const float loss,
                               WriteGradients(*session, generator));
-    OPTSTATE_RETURN_IF_ERROR(session->Push(commit.step, 0, examples::kW, 2));
+    OPTSTATE_RETURN_IF_ERROR(session->Push(commit.step, 0, kW, 2));
     OPTSTATE_RETURN_IF_ERROR(session->Commit(commit).status());
     if (commit.step % 100 == 0) {
       std::cout << "step " << commit.step << "  loss " << loss << "  w "
-                << examples::ReadParameter(*session, examples::kW) << "  b "
-                << examples::ReadParameter(*session, examples::kB) << "\n";
+                << Read(*session, kW) << "  b " << Read(*session, kB) << "\n";
     }
   }
   return absl::OkStatus();

@@ -10,6 +10,7 @@
 // one machine; machines of their own need none.
 
 #include <array>
+#include <cstring>
 #include <iostream>
 #include <memory>
 #include <random>
@@ -25,15 +26,15 @@
 #include "client/collective/nodes/places.h"
 #include "client/collective/store/file_store.h"
 #include "client/collective/tcp/tcp_collective.h"
-#include "client/examples/line.h"
 #include "proto/types/status_macros.h"
 
 namespace {
 
 namespace client = optstate::client;
-namespace examples = optstate::examples;
 
-constexpr std::array<uint32_t, 2> kParameters = {examples::kW, examples::kB};
+constexpr int kBatch = 32;
+// Parameter 0 is w, parameter 1 is b.
+constexpr std::array<uint32_t, 2> kParameters = {0, 1};
 
 struct Arguments {
   uint64_t steps = 400;
@@ -67,14 +68,58 @@ bool Parse(std::vector<std::string> words, Arguments* arguments) {
          absl::SimpleAtoi(words[3], &arguments->world_size);
 }
 
-// A new job waits for its initial parameters, the same on all nodes.
-absl::Status Load(client::Session& session, client::NodeAgreement& agreement) {
-  OPTSTATE_RETURN_IF_ERROR(examples::LoadInitialValues(session));
-  for (const uint32_t parameter : kParameters) {
-    agreement.NoteLoad(client::StateArray::kMaster, parameter,
-                       examples::InitialValue());
+optstate::LayoutSpec MakeLayout() {
+  optstate::LayoutSpec layout;
+  layout.optimizer = optstate::OptimizerKind::kAdamW;
+  layout.groups = {{.options = 0}};
+  for (const char* name : {"w", "b"}) {
+    layout.parameters.push_back({.name = name,
+                                 .shape = {1},
+                                 .numel = 1,
+                                 .dtype = optstate::DType::kFloat32,
+                                 .gradient_dtype = optstate::DType::kFloat32,
+                                 .group = 0});
   }
-  return absl::OkStatus();
+  return layout;
+}
+
+float Read(const client::Session& session, uint32_t parameter) {
+  float value;
+  std::memcpy(&value, session.parameter(parameter).data(), sizeof(value));
+  return value;
+}
+
+// A new job waits for its initial parameters, the same on all nodes.
+absl::Status LoadZeros(client::Session& session,
+                       client::NodeAgreement& agreement) {
+  OPTSTATE_RETURN_IF_ERROR(session.BeginLoad());
+  const float zero = 0;
+  const absl::Span<const std::byte> data(
+      reinterpret_cast<const std::byte*>(&zero), sizeof(zero));
+  for (const uint32_t parameter : kParameters) {
+    OPTSTATE_RETURN_IF_ERROR(session.Load(client::StateArray::kMaster,
+                                          parameter, optstate::DType::kFloat32,
+                                          data));
+    agreement.NoteLoad(client::StateArray::kMaster, parameter, data);
+  }
+  return session.FinishLoad();
+}
+
+// Computes the gradients of this rank's own batch.
+std::array<float, 2> ComputeGradients(const client::Session& session,
+                                      std::mt19937& generator) {
+  std::uniform_real_distribution<float> input(-1, 1);
+  std::normal_distribution<float> noise(0, 0.1f);
+  const float w = Read(session, 0);
+  const float b = Read(session, 1);
+  std::array<float, 2> gradient = {0, 0};
+  for (int i = 0; i < kBatch; ++i) {
+    const float x = input(generator);
+    const float error = w * x + b - (3 * x - 2 + noise(generator));
+    gradient[0] += 2 * error * x / kBatch;
+    gradient[1] += 2 * error / kBatch;
+  }
+  return gradient;
 }
 
 absl::Status TrainWith(const Arguments& arguments,
@@ -91,8 +136,7 @@ absl::Status TrainWith(const Arguments& arguments,
   commit.max_norm = 1;
   for (commit.step = first; commit.step < first + arguments.steps;
        ++commit.step) {
-    std::array<float, 2> gradient =
-        examples::ComputeLoss(session, generator).gradient;
+    std::array<float, 2> gradient = ComputeGradients(session, generator);
     const std::array<absl::Span<std::byte>, 2> spans = {
         absl::MakeSpan(reinterpret_cast<std::byte*>(&gradient[0]), 4),
         absl::MakeSpan(reinterpret_cast<std::byte*>(&gradient[1]), 4)};
@@ -104,9 +148,8 @@ absl::Status TrainWith(const Arguments& arguments,
                               agreement.Take(session, commit));
     if (outcome.applied) reducer.NoteApplied();
     if (commit.step % 100 == 0) {
-      std::cout << "step " << commit.step << "  w "
-                << examples::ReadParameter(session, examples::kW) << "  b "
-                << examples::ReadParameter(session, examples::kB) << std::endl;
+      std::cout << "step " << commit.step << "  w " << Read(session, 0)
+                << "  b " << Read(session, 1) << std::endl;
     }
   }
   return absl::OkStatus();
@@ -131,7 +174,7 @@ absl::Status Train(const Arguments& arguments) {
   client::SessionOptions options;
   options.job = arguments.job;
   options.endpoint = arguments.endpoint;
-  options.layout = examples::LineLayout();
+  options.layout = MakeLayout();
   agreement->Place(&options);
   OPTSTATE_RETURN_IF_ERROR(agreement->Settle(options));
   const absl::StatusOr<std::unique_ptr<client::Session>> session =
@@ -139,7 +182,7 @@ absl::Status Train(const Arguments& arguments) {
   OPTSTATE_RETURN_IF_ERROR(agreement->Agree(session.status()));
   OPTSTATE_RETURN_IF_ERROR(agreement->CheckAttached(**session));
   if ((*session)->info().phase == client::JobPhase::kLoading) {
-    OPTSTATE_RETURN_IF_ERROR(Load(**session, *agreement));
+    OPTSTATE_RETURN_IF_ERROR(LoadZeros(**session, *agreement));
   }
 
   client::ReducerOptions how;
