@@ -40,7 +40,7 @@ absl::StatusOr<Value> Memberships::Ask(const Key& key, const Question& question,
       return found->second.value;
     }
   }
-  const absl::StatusOr<Value> value = question(key);
+  absl::StatusOr<Value> value = question(key);
   if (!value.ok()) {
     spdlog::warn("a user or group cannot be looked up: {}",
                  value.status().ToString());

@@ -390,7 +390,7 @@ absl::StatusOr<Outcome> SharedOut::Step(
     if (pushed.ok()) session.Abort(commit.step).IgnoreError();
     return all_pushed;
   }
-  const absl::StatusOr<Outcome> outcome = session.Commit(commit);
+  absl::StatusOr<Outcome> outcome = session.Commit(commit);
   OPTSTATE_RETURN_IF_ERROR(AgreeOn(collective_, outcome.status()));
   const std::array<uint64_t, 2> facts = {outcome->step,
                                          outcome->applied ? uint64_t{1} : 0};
