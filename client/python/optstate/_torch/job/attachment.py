@@ -22,7 +22,6 @@ from optstate._torch.job.session_specs import session_spec
 from optstate._torch.layout import optimizer_info, parameter_specs
 from optstate._torch.names import quoted
 from optstate._torch.nodes.norm_members import NormMembers
-from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.together import raised_on_all
 from optstate._torch.offload import OffloadTuner
 from optstate._torch.optimizer_info import by_kind
@@ -78,7 +77,7 @@ class Attachment:
             duplicates=duplicates,
         )
         self.job = met.job
-        self._places = met.places
+        self.places = met.places
         self.is_sharded = met.is_sharded
         # The owners of the parameters that are no shards, by node.
         self.shared_out = met.shared_out
@@ -92,7 +91,7 @@ class Attachment:
             self._trained = Trained(list(map(local_of, tensors)), names, self.job)
             return session_spec(
                 settings,
-                self._places,
+                self.places,
                 job=self.job,
                 optimizer=info.kind,
                 group_options=[info.option_bits(group) for group in param_groups],
@@ -109,7 +108,7 @@ class Attachment:
         try:
             self.session, self._spec = open_together(
                 ranks,
-                self._places,
+                self.places,
                 met.agreement,
                 make_spec,
                 take_over,
@@ -159,8 +158,7 @@ class Attachment:
         # The step whose commit has begun, until its parameters are read back.
         self.committing: int | None = None
         # The rank that looks for the fastest offload_fraction of its node's job has one.
-        tunes = settings.tunes_offload and self._spec.rank == 0
-        self.tuner = OffloadTuner() if tunes else None
+        self.tuner = OffloadTuner() if settings.tunes_offload and self._spec.rank == 0 else None
 
     def map_views(self) -> dict[int, torch.Tensor]:
         """Makes parameters views of the daemon's memory, where possible. Returns the replaced
@@ -209,10 +207,6 @@ class Attachment:
     def ranks(self) -> Ranks:
         """The ranks that train the job together."""
         return self._ranks
-
-    @property
-    def places(self) -> Places:
-        return self._places
 
     @property
     def spec(self) -> SessionSpec:
@@ -448,7 +442,7 @@ class Attachment:
 
         Raises the error of a job that has failed, which would drop its state for the load; on all
         ranks when it has failed on some of several nodes."""
-        with raised_on_all(self._ranks if self._places.several else None):
+        with raised_on_all(self._ranks if self.places.several else None):
             refuse_failed(self.session, self.job, len(self._spec.parameters))
         if self._ranks.world_size == 1:
             yield
