@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from typing import Any
+from typing import Any, NamedTuple
 
 from optstate import _native, errors
 
 _TIMEOUT_S = 60
-# The errors of a change, by optctl's exit code; the README of client/ctl has the codes.
+# The errors of the daemon, by optctl's exit code; the README of client/ctl has the codes.
 _REFUSALS: dict[int, type[errors.OptstateError]] = {
     2: errors.InvalidArgumentError,
     3: errors.NotFoundError,
@@ -33,10 +33,15 @@ def _text_of(done: subprocess.CompletedProcess, *arguments: str) -> str:
 
 
 def ask(endpoint: str | None, *arguments: str) -> dict[str, Any]:
-    """Returns the JSON that optctl prints; UnavailableError, with its text, if it prints none."""
+    """Returns the JSON that optctl prints.
+
+    The error that fits the daemon's refusal, with optctl's text; UnavailableError: there is no
+    answer.
+    """
     done = _run(endpoint, *arguments)
     if done.returncode != 0:
-        raise errors.UnavailableError(_text_of(done, *arguments))
+        refusal = _REFUSALS.get(done.returncode, errors.UnavailableError)
+        raise refusal(_text_of(done, *arguments))
     try:
         return json.loads(done.stdout)
     except ValueError as error:
@@ -49,3 +54,23 @@ def change(endpoint: str | None, *arguments: str) -> None:
     if done.returncode != 0:
         refusal = _REFUSALS.get(done.returncode, errors.UnknownError)
         raise refusal(_text_of(done, *arguments))
+
+
+class RegisteredJob(NamedTuple):
+    """A job that has a layout, as optctl prints it."""
+
+    facts: dict[str, Any]  # of "describe job"
+    parameters: list[dict[str, Any]]  # of "get params"
+
+
+def find_registered(endpoint: str | None, job: str) -> RegisteredJob | None:
+    """Returns the job; None: there is none, or one that its ranks have not registered. The latter
+    goes by itself when they have ended."""
+    try:
+        facts = ask(endpoint, "describe", "job", job)
+        if facts.get("phase") == "JOB_PHASE_EMPTY":
+            return None
+        parameters = ask(endpoint, "get", "params", job).get("parameters", [])
+    except errors.NotFoundError:
+        return None
+    return RegisteredJob(facts, parameters)

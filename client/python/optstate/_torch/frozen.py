@@ -101,7 +101,7 @@ def parameters_in_job(job: str, endpoint: str | None) -> list[tuple[str, int]]:
     """Returns (name, group) of each parameter, in the job's order; empty if optctl fails."""
     try:
         found = _optctl.ask(endpoint, "get", "params", job).get("parameters", [])
-    except errors.UnavailableError:
+    except errors.OptstateError:
         return []
     names = [each["parameter"]["name"] for each in found]
     if parts.part_of(names) is not None:

@@ -205,8 +205,8 @@ def read_note(spec: SessionSpec) -> CopyNote | None:
             return None
     except errors.UnimplementedError:  # a daemon that knows no jobs of several nodes
         return None
-    found = _optctl.ask(spec.endpoint, "get", "params", address.job).get("parameters", [])
-    return note_from(found[0]["parameter"]["name"]) if found else None
+    found = _optctl.find_registered(spec.endpoint, address.job)
+    return note_from(found.parameters[0]["parameter"]["name"]) if found else None
 
 
 def write_note(spec: SessionSpec, note: CopyNote) -> None:

@@ -168,13 +168,13 @@ def _block(entry: dict[str, Any], *, names_part: bool, is_parcel: bool) -> Block
 
 
 def _describe(endpoint: str | None, job: str, position: Position) -> HeldJob | None:
-    found = _optctl.ask(endpoint, "get", "params", job).get("parameters", [])
-    entries = [each["parameter"] for each in found]
-    if not entries:
+    found = _optctl.find_registered(endpoint, job)
+    entries = [each["parameter"] for each in found.parameters] if found else []
+    if not found or not entries:
         return None
+    facts = found.facts
     names = [entries[0]["name"]]
     part, mark = part_of(names), mark_of(names)
-    facts = _optctl.ask(endpoint, "describe", "job", job)
     created = hashlib.blake2b(f"{job} {facts['created_at']}".encode(), digest_size=8).hexdigest()
     names_itself = part is not None or mark is not None
     storage = facts.get("storage", {})

@@ -1,0 +1,51 @@
+"""What the client makes of optctl's answers, without a daemon."""
+
+import pytest
+
+from optstate import _optctl, errors
+
+PARAMETERS = [{"parameter": {"name": "weight"}}]
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """The answers of optctl by its verb, or the error of each."""
+    by_verb = {"describe": {"phase": "JOB_PHASE_READY"}, "get": {"parameters": PARAMETERS}}
+
+    def ask(endpoint, verb, *arguments):
+        answer = by_verb[verb]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(_optctl, "ask", ask)
+    return by_verb
+
+
+def test_a_registered_job(answers):
+    assert _optctl.find_registered(None, "job") == (answers["describe"], PARAMETERS)
+
+
+def test_a_job_whose_ranks_were_killed_before_they_registered_it(answers):
+    answers["describe"] = {"phase": "JOB_PHASE_EMPTY"}
+    answers["get"] = errors.FailedPreconditionError("no layout yet")
+    assert _optctl.find_registered(None, "job") is None
+
+
+@pytest.mark.parametrize("verb", ["describe", "get"])
+def test_a_job_that_goes_before_an_answer(answers, verb):
+    answers[verb] = errors.NotFoundError("no such job")
+    assert _optctl.find_registered(None, "job") is None
+
+
+def test_a_job_that_has_failed(answers):
+    answers["get"] = errors.FailedPreconditionError("it has failed")
+    with pytest.raises(errors.FailedPreconditionError):
+        _optctl.find_registered(None, "job")
+
+
+def test_the_daemon_refusal_keeps_its_type():
+    with pytest.raises(errors.UnavailableError, match="optctl get jobs"):
+        _optctl.ask("unix:/nowhere/optstated.sock", "get", "jobs")
+    with pytest.raises(errors.InvalidArgumentError):
+        _optctl.ask("unix:/nowhere/optstated.sock", "get", "nonsense")
