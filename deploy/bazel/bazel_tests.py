@@ -4,9 +4,10 @@ Usage: bazel_tests.py COUNTS_FILE bazel test ...
 
 Bazel itself reports whole test binaries at the end of the run; its event stream and the XML
 files that GoogleTest writes have the cases. A test that could not be built is built once more: a
-compiler that died for want of memory does not die twice. COUNTS_FILE gets "PASSED FAILED". Exits
-with 1 when a test failed or could not be built, and with Bazel's own status when it did not get
-that far.
+compiler that died for want of memory does not die twice. A test that failed runs once more, and
+one that passes then is counted as passed and named at the end as unsteady. COUNTS_FILE gets
+"PASSED FAILED". Exits with 1 when a test failed twice or could not be built, and with Bazel's own
+status when it did not get that far.
 """
 
 import json
@@ -21,6 +22,9 @@ from xml.etree import ElementTree
 # Bazel's statuses for: all well, something did not build, no test was selected.
 _OK, _BUILD_FAILED, _NO_TESTS = 0, 1, 4
 
+# How often a test runs at the most, until it passes.
+_ATTEMPTS = 2
+
 # How much of a failed test's output is shown.
 _LOG_LINES = 300
 
@@ -28,11 +32,13 @@ _LOG_LINES = 300
 def count_cases(xml_path):
     """Returns (passed, failed, skipped) of a JUnit-like file; one that is unreadable failed."""
     try:
-        cases = list(ElementTree.parse(xml_path).iter("testcase"))
+        cases = ElementTree.parse(xml_path).iter("testcase")
     except (OSError, ElementTree.ParseError):
         return 0, 1, 0
+    # A case that ran once more is there twice, the last run behind.
+    last_runs = {(case.get("classname"), case.get("name")): case for case in cases}
     passed = failed = skipped = 0
-    for case in cases:
+    for case in last_runs.values():
         if case.find("failure") is not None or case.find("error") is not None:
             failed += 1
         elif case.get("status") == "notrun":
@@ -48,13 +54,22 @@ class Report:
     """Follows the events of one run."""
 
     def __init__(self, colour):
-        self.passed = self.failed = self.skipped = 0
+        self._counts = {}  # of each test's last attempt: passed, failed, skipped
+        self._unsteady = set()
         self._tests = set()
         self._built = set()
         self._finished = set()
         self._green, self._red, self._plain = (
             ("\033[32m", "\033[31m", "\033[0m") if colour else ("", "", "")
         )
+
+    @property
+    def passed(self):
+        return sum(passed for passed, _, _ in self._counts.values())
+
+    @property
+    def failed(self):
+        return sum(failed for _, failed, _ in self._counts.values())
 
     def take(self, event):
         name = event.get("id", {})
@@ -63,9 +78,11 @@ class Report:
         elif "targetCompleted" in name and event.get("completed", {}).get("success"):
             self._built.add(name["targetCompleted"]["label"])
         elif "testResult" in name and "testResult" in event:
-            self._result(name["testResult"]["label"], event["testResult"])
+            self._result(name["testResult"], event["testResult"])
 
-    def _result(self, label, result):
+    def _result(self, name, result):
+        # A test of several shards has a result for each.
+        label, shard = name["label"], name.get("shard", 1)
         files = {
             out["name"]: urllib.parse.unquote(urllib.parse.urlparse(out["uri"]).path)
             for out in result.get("testActionOutput", [])
@@ -76,9 +93,9 @@ class Report:
         ok = result["status"] in ("PASSED", "FLAKY")
         if not ok and not failed:
             failed = 1  # A crash, a time-out or a failure outside the cases.
-        self.passed += passed
-        self.failed += failed
-        self.skipped += skipped
+        if failed and name.get("attempt", 1) < _ATTEMPTS:
+            self._unsteady.add(label)
+        self._counts[label, shard] = (passed, failed, skipped)
         self._finished.add(label)
         seconds = int(result.get("testAttemptDurationMillis", 0)) / 1000
         self._line(
@@ -99,8 +116,11 @@ class Report:
 
     def finish(self):
         for label in self.not_built():
-            self.failed += 1
+            self._counts[label, 1] = (0, 1, 0)
             self._line(False, f"{label}: did not build")
+        failed = {label for (label, _), (_, failed, _) in self._counts.items() if failed}
+        for label in sorted(self._unsteady - failed):
+            self._line(True, f"{label}: unsteady, it passed only when it ran once more")
 
     def _line(self, ok, text):
         word = f"{self._green}ok  " if ok else f"{self._red}FAIL"
@@ -131,6 +151,7 @@ def run(command, report):
             "--test_output=summary",
             "--test_summary=none",
             "--keep_going",
+            f"--flaky_test_attempts={_ATTEMPTS}",
             "--ui_event_filters=-info,-fail",
         ]
         where = command.index("test") + 1

@@ -1,7 +1,6 @@
 """What the client makes of optctl's answers, without a daemon."""
 
 import pytest
-
 from optstate import _optctl, errors
 
 PARAMETERS = [{"parameter": {"name": "weight"}}]
