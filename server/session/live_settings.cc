@@ -71,6 +71,11 @@ absl::StatusOr<v1::SetJobReply> LiveSettings::Set(
       ChangeStorage(now.storage, request, SwapSizesOf(job_, now)));
   OPTSTATE_RETURN_IF_ERROR(
       Annotate(Use(storage), absl::StrCat("job \"", job_.options.name, "\"")));
+  // A durability holds from the present step on, which may be none of those
+  // that it makes durable later.
+  if (request.durability() != v1::DURABILITY_KIND_UNSPECIFIED) {
+    OPTSTATE_RETURN_IF_ERROR(durability_.MakeDurableNow());
+  }
   const v1::SetJobReply reply = Reply();
   spdlog::info("settings changed: job={} frames={} {}", job_.options.name,
                reply.frames(), storage.ShortDebugString());

@@ -71,6 +71,15 @@ TEST_F(LiveSettingsTest, WhatIsInForceIsPublished) {
   EXPECT_EQ(job_.scheduler.get(), scheduler_was_) << "training goes on";
 }
 
+TEST_F(LiveSettingsTest, ADurabilityHoldsFromThePresentStepOn) {
+  ASSERT_NO_FATAL_FAILURE(Make(v1::PLACEMENT_NVME, v1::DURABILITY_KIND_STEP));
+  storage::StepRecord record = job_.record();
+  record.committed_step = 4;
+  storage::PublishRecord(record, job_.tier->control());
+  ASSERT_TRUE(SetEvery(7).ok());
+  EXPECT_EQ(job_.store->durable_step(), 4u) << "7 is the next one";
+}
+
 TEST_F(LiveSettingsTest, ARefusalChangesNothing) {
   ASSERT_NO_FATAL_FAILURE(Make(v1::PLACEMENT_NVME, v1::DURABILITY_KIND_STEP));
   const std::string before = Published();

@@ -55,13 +55,16 @@ bool JobDurability::IsCommitDue() const {
   }
 }
 
-absl::Status JobDurability::MakeDurable() {
+bool JobDurability::WaitsForCommits() const {
+  return job_.shape->description.storage.durability() ==
+         v1::DURABILITY_KIND_STEP;
+}
+
+absl::Status JobDurability::MakeDurable(bool waits) {
   commit_requested_at_ = job_.options.clock();
   const uint64_t step = job_.record().committed_step;
   SerializeDurableJob(job_.shape->text, job_.record(), *job_.store,
                       &commit_text_);
-  const bool waits =
-      job_.shape->description.storage.durability() == v1::DURABILITY_KIND_STEP;
   absl::Status status = job_.MakePass([&] {
     absl::Status requested = job_.store->RequestCommit(step, commit_text_);
     return requested.ok() && waits ? job_.store->AwaitCommit() : requested;
@@ -76,7 +79,16 @@ absl::Status JobDurability::MakeDurableIfDue(bool is_load) {
       !job_.HasWholeState()) {
     return absl::OkStatus();
   }
-  return is_load || IsCommitDue() ? MakeDurable() : absl::OkStatus();
+  return is_load || IsCommitDue() ? MakeDurable(WaitsForCommits())
+                                  : absl::OkStatus();
+}
+
+absl::Status JobDurability::MakeDurableNow() {
+  if (!job_.HasDisk() || !IsDurable(job_.shape->description.storage) ||
+      !job_.HasWholeState()) {
+    return absl::OkStatus();
+  }
+  return MakeDurable(/*waits=*/true);
 }
 
 // Compares records, for a load leaves the step as it is, and a step 0 that is
@@ -120,7 +132,7 @@ absl::Status JobDurability::AdoptCommit() {
                            job_.record().committed_step / every >
                                job_.store->durable_step() / every);
   if (durable.loads && (durable.step || !needs_step)) return absl::OkStatus();
-  return MakeDurable();
+  return MakeDurable(WaitsForCommits());
 }
 
 // An orderly end makes the last step durable, so that none is lost when the
@@ -139,7 +151,7 @@ void JobDurability::CommitFinally(bool loading) {
   job_.MakePass(await).IgnoreError();
   const Durable durable = WhatIsDurable();
   if (durable.step && durable.loads) return;
-  absl::Status status = MakeDurable();
+  absl::Status status = MakeDurable(WaitsForCommits());
   if (status.ok()) status = job_.MakePass(await);
   if (!status.ok()) {
     spdlog::error("step {} is not durable, {} is: {}",

@@ -29,6 +29,9 @@ class JobDurability {
   // Makes the present step durable if it is the turn of this one: with
   // durability "step" before this returns, else while training goes on.
   absl::Status MakeDurableIfDue(bool is_load);
+  // Makes the present step of a durable job durable before this returns,
+  // whatever its durability is. Nothing for one without a whole state.
+  absl::Status MakeDurableNow();
   // Makes durable what a former engine had recorded and not answered: the rank
   // that asks for it again is answered at once. That is a step with durability
   // "step", and a load with any.
@@ -50,7 +53,11 @@ class JobDurability {
   Durable WhatIsDurable() const;
   bool IsCommitDue() const;
   absl::Status ChangeFrames(uint64_t bytes, uint64_t frame_bytes);
-  absl::Status MakeDurable();
+  // waits: until the commit is on disk.
+  absl::Status MakeDurable(bool waits);
+  // Says whether each commit is on disk before the call that caused it is
+  // answered.
+  bool WaitsForCommits() const;
 
   JobContext& job_;
   absl::Time commit_requested_at_ = absl::InfinitePast();

@@ -102,6 +102,14 @@ TEST_F(JobDurabilityTest, EverySecond) {
   EXPECT_EQ(DurableAfter(4), 3u);
 }
 
+TEST_F(JobDurabilityTest, NowWhenItIsNotTheTurnOfTheStep) {
+  ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_EVERY));
+  SetStep(4);
+  JobCall lock(&job_.lock);
+  ASSERT_TRUE(durability_.MakeDurableNow().ok());
+  EXPECT_EQ(job_.store->durable_step(), 4u) << "before it is answered";
+}
+
 TEST_F(JobDurabilityTest, NoneOfAJobThatIsNotOrIsNotLoaded) {
   ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_STEP));
   storage::StepRecord record = job_.record();
@@ -110,6 +118,10 @@ TEST_F(JobDurabilityTest, NoneOfAJobThatIsNotOrIsNotLoaded) {
   EXPECT_EQ(DurableAfter(1, /*is_load=*/true), 0u);
   CommitFinally();
   EXPECT_TRUE(AdoptCommit().ok());
+  {
+    JobCall lock(&job_.lock);
+    EXPECT_TRUE(durability_.MakeDurableNow().ok());
+  }
   EXPECT_EQ(commits(), 0u);
 }
 
