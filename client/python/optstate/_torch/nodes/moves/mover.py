@@ -19,6 +19,7 @@ from optstate._torch.nodes.moves.holdings import HeldJob, Holding, find_holding
 from optstate._torch.nodes.moves.new_job import NewJob
 from optstate._torch.nodes.moves.parcelling import Wish, check_alike, check_movable, make_parcels
 from optstate._torch.nodes.moves.reading import Assembly, Reader, by_name, groups_of, numbers_for
+from optstate._torch.nodes.moves.scales import check_scales
 from optstate._torch.nodes.part_names import Part, part_of
 from optstate._torch.nodes.places import Places
 from optstate._torch.ranks import Ranks
@@ -251,6 +252,7 @@ def _load(
         of_parcels = {index: reader.numbers() for index, reader in enumerate(readers)}
         named = [each for each in blocks if each.name]
         check_alike(spec.job, regions, named, parcels)
+        check_scales(spec, regions, named)
         numbers = numbers_for(spec, blocks, regions, of_parcels)
         made.append(NewJob(_of_all_ranks(spec)))
         made[0].begin(numbers.scaler)

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
-from optstate import errors
+from optstate import _native, errors
 from optstate._torch.nodes import idle_steps
 from optstate._torch.nodes.copied_state import Numbers, Wanted, numel_of, sums_of
+from optstate._torch.nodes.eight_bits import restore_scales
 from optstate._torch.nodes.moves.deletion import delete_left
+from optstate._torch.nodes.moves.scales import has_scales
 from optstate._torch.optimizer_info import by_kind
 from optstate._torch.state.arrays import ArrayTransfer
 from optstate.session import Session
@@ -66,15 +68,19 @@ class NewJob:
                 yield arrays
 
     def take(self, pieces: Sequence[tuple[Wanted, torch.Tensor]]) -> None:
-        """Loads whole arrays."""
-        for (array, index, shape), values in pieces:
+        """Loads whole arrays. Values of 8 bits are changed: the daemon encodes them to what they
+        were."""
+        has_codes = has_scales(self._spec)
+        sums = sums_of([values for _, values in pieces])
+        for ((array, index, shape), values), total in zip(pieces, sums):
+            self._sums[index, array] = total
+            self._shapes[index, array] = shape
+            if has_codes and array != _native.MASTER:
+                restore_scales(values)
             for arrays in self._of_owner(index):
                 arrays.load_array(array, index, values)
-            self._shapes[index, array] = shape
         for arrays in self._arrays:
             arrays.flush_loads()
-        for ((array, index, _), _), total in zip(pieces, sums_of([each for _, each in pieces])):
-            self._sums[index, array] = total
 
     def finish_load(self, numbers: Numbers) -> None:
         """Makes what was loaded the job's state, and compares its bits. DataLossError: they are

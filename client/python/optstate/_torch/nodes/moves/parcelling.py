@@ -26,6 +26,7 @@ from optstate._torch.nodes.moves.reading import (
     numbers_for,
     parcel_storage,
 )
+from optstate._torch.nodes.moves.scales import check_scales
 from optstate._torch.nodes.part_names import Part
 from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.resolution import Position, Step
@@ -46,13 +47,6 @@ class Wish(NamedTuple):
 
 def check_movable(spec: SessionSpec, sources: Sequence[HeldJob]) -> None:
     """Raises, on every rank alike, when the state cannot move bit for bit, or not safely."""
-    if spec.state_format == _native.STATE_FORMATS["dynamic8"]:
-        raise errors.UnimplementedError(
-            f'job "{spec.job}" has state of 8 bits (state_dtype="dynamic8"), which cannot move'
-            " between nodes or ranks bit for bit: what 8 bits stand for is rounded to others when"
-            " it is cut otherwise and loaded. Attach on the nodes and ranks that it has, or save a"
-            " checkpoint there, delete the job (optctl delete job) and load it into a new one"
-        )
     durable = [each for each in sources if each.durability not in _DURABILITIES_NONE]
     if durable or spec.storage.durability > 1:
         raise errors.UnimplementedError(
@@ -114,7 +108,9 @@ def make_parcels(
     """
     held = [each.held for each in sources]
     regions = Regions(each.blocks for each in held)
-    check_alike(spec.job, regions, [b for wish in wishes for b in wish.blocks], held)
+    blocks = [block for wish in wishes for block in wish.blocks]
+    check_alike(spec.job, regions, blocks, held)
+    check_scales(spec, regions, blocks)
     carrier = _Carrier(ranks, places, spec, sources, wishes)
     try:
         return carrier.carry(regions, step, run)
