@@ -19,11 +19,16 @@ _REFUSALS: dict[int, type[errors.OptstateError]] = {
 }
 
 
-def _run(endpoint: str | None, *arguments: str) -> subprocess.CompletedProcess:
+def _run(
+    endpoint: str | None, *arguments: str, within_s: float | None = None
+) -> subprocess.CompletedProcess:
     command = [str(_native.PACKAGE_DIRECTORY / "optctl"), "-o", "json"]
     command += ["--endpoint", endpoint] if endpoint else []
+    command += ["--timeout", str(within_s)] if within_s else []
     try:
-        return subprocess.run([*command, *arguments], capture_output=True, timeout=_TIMEOUT_S)
+        return subprocess.run(
+            [*command, *arguments], capture_output=True, timeout=_TIMEOUT_S + (within_s or 0)
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise errors.UnavailableError(f"optctl {' '.join(arguments)}: {error}") from None
 
@@ -48,9 +53,12 @@ def ask(endpoint: str | None, *arguments: str) -> dict[str, Any]:
         raise errors.UnavailableError(f"optctl {' '.join(arguments)}: {error}") from None
 
 
-def change(endpoint: str | None, *arguments: str) -> None:
-    """Has optctl change something; raises the error that fits the daemon's refusal."""
-    done = _run(endpoint, *arguments)
+def change(endpoint: str | None, *arguments: str, within_s: float | None = None) -> None:
+    """Has optctl change something; raises the error that fits the daemon's refusal.
+
+    within_s: how long it waits for the daemon; None: as long as it does by itself.
+    """
+    done = _run(endpoint, *arguments, within_s=within_s)
     if done.returncode != 0:
         refusal = _REFUSALS.get(done.returncode, errors.UnknownError)
         raise refusal(_text_of(done, *arguments))

@@ -11,7 +11,8 @@ from optstate._access import check_same
 from optstate._torch.job.opening import check_names, private_name
 from optstate._torch.job.partition import check_overlap, shard_specs
 from optstate._torch.layout import parameter_names
-from optstate._torch.nodes.agreement import NodeAgreement, check_across_nodes
+from optstate._torch.nodes.across import check_across_nodes
+from optstate._torch.nodes.agreement import NodeAgreement
 from optstate._torch.nodes.norm_group import NormGroup
 from optstate._torch.nodes.norm_members import NormMembers
 from optstate._torch.nodes.owners import SharedOut
@@ -22,12 +23,6 @@ from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
 from optstate._torch.shards import Layout, is_shard
 from optstate.session_spec import ParameterSpec
-
-_IN_NORM_GROUP = (
-    "it clips by one norm with other jobs (norm_group=), which would have to move together. Attach"
-    " on the nodes and ranks that it has, or save a checkpoint of all jobs there, delete them"
-    " (optctl delete job) and load it into new ones"
-)
 
 
 class Meeting(NamedTuple):
@@ -66,10 +61,18 @@ def meet(
     """
     shared_out: list[SharedOut] = []
     try:
+        spans_jobs = members is not None and members.has_several_jobs
         with raised_on_all(members):
-            refusal = None if members is None or not members.has_several_jobs else _IN_NORM_GROUP
-            met = _meet_in_job(param_groups, settings, ranks, job, names_by_id, shared_out, refusal)
-        if members is None or not members.has_several_jobs:
+            met = _meet_in_job(
+                param_groups,
+                settings,
+                ranks,
+                job,
+                names_by_id,
+                shared_out,
+                settles_later=spans_jobs,
+            )
+        if members is None or not spans_jobs:
             return met
         tensors = [tensor for group in param_groups for tensor in group["params"]]
         group = NormGroup(
@@ -94,10 +97,10 @@ def _meet_in_job(
     job: str | None,
     names_by_id: dict[int, str],
     made: list[SharedOut],
-    refusal: str | None,
+    *,
+    settles_later: bool,
 ) -> Meeting:
-    """made: gets what is to be ended when a rank raises. refusal: why the job's state cannot move
-    to other nodes or ranks, if it cannot."""
+    """made: gets what is to be ended when a rank raises. settles_later: as for Mover.find()."""
     tensors: list[torch.Tensor] = [each for group in param_groups for each in group["params"]]
     is_sharded = settings.partition == "local" or any(map(is_shard, tensors))
     begun = ranks.gather((job or private_name(), is_sharded, node_name(), job, settings.access))
@@ -126,9 +129,9 @@ def _meet_in_job(
 
     if is_sharded:
         layout, agreement = exchange_on_nodes(
-            ranks, places, make_mine, in_layout, settings, job, refusal
+            ranks, places, make_mine, in_layout, settings, job, settles_later=settles_later
         )
     elif settings.across_nodes == "sharded" and job is not None:
-        find_whole_job(ranks, places, agreement, settings, job, refusal)
+        find_whole_job(ranks, places, agreement, settings, job, settles_later=settles_later)
     shared_out = made[0] if made else None
     return Meeting(name, names, places, is_sharded, layout, shared_out, agreement)

@@ -19,12 +19,12 @@ from optstate._torch.nodes import resolution
 from optstate._torch.nodes.alike import find_unlike
 from optstate._torch.nodes.clipping import Clipping
 from optstate._torch.nodes.copying import StateCopies
+from optstate._torch.nodes.moving import Moving
 from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.positions import position_of
 from optstate._torch.nodes.resolution import Position, Step, Verdict
 from optstate._torch.nodes.together import interrupts_afterwards
 from optstate._torch.ranks import Ranks
-from optstate._torch.settings import Settings
 from optstate._torch.state.checkpoint import PartialEntry
 from optstate._torch.tensors import bits_sum, in_memory
 from optstate.job_position import bring_verdict, noted_digest
@@ -32,7 +32,7 @@ from optstate.session import Session, StepOutcome
 from optstate.session_spec import SessionSpec
 
 # Rounds of questions and verdicts, before nodes that never settle are an error.
-_ROUNDS_MAX = 8
+ROUNDS_MAX = 8
 # The daemon may notice the end of ranks that were killed only some time later.
 _ENDS_WITHIN_S = 10.0
 _PAUSE_S = 0.05
@@ -45,34 +45,6 @@ _PHASES = {
 
 # The entries of a checkpoint, by parameter: state by name.
 Entries = Mapping[int, Any]
-
-
-def check_across_nodes(settings: Settings, places: Places, *, is_sharded: bool) -> None:
-    """Raises, on every rank alike, when a job cannot be had on these nodes."""
-    if not places.several:
-        return
-    count = len(places.nodes)
-    if settings.across_nodes is None:
-        raise errors.UnimplementedError(
-            f"the ranks run on {count} nodes, each with a daemon of its own: say"
-            ' across_nodes="replicated", so that every node takes the same steps with the same,'
-            ' averaged gradients, or "sharded" when each node holds a part of the state. (Nodes'
-            " are told apart by the kernel's boot id or $OPTSTATE_NODE.)"
-        )
-    if is_sharded and settings.across_nodes == "replicated":
-        raise errors.UnimplementedError(
-            f'the parameters are sharded (DTensors, or partition="local"), and the ranks run on'
-            f' {count} nodes: say across_nodes="sharded", which has each node\'s daemon keep the'
-            " shards of its ranks"
-        )
-    if settings.reduction == "daemon":
-        raise ValueError(
-            f'reduction="daemon" sums the ranks of one node, and the job is on {count}: leave it'
-            " out, with gradients averaged over all ranks (DistributedDataParallel)"
-        )
-    if settings.speculative:
-        raise ValueError("speculative=True cannot be had on several nodes: leave it out")
-    places.check_even()
 
 
 def hash_of(content: bytes) -> int:
@@ -119,14 +91,19 @@ class NodeAgreement:
         self._copies = StateCopies(ranks, places) if kinds is None else None
         # A step whose verdict this rank did not learn, or could not bring.
         self._undecided = 0
-        # This brings a job's state to these nodes and ranks, where it was on others; collective.
-        self.before_settling: Callable[[SessionSpec], None] | None = None
+        # This brings a job's state to these nodes and ranks, where it was on others.
+        self.moving: Moving | None = None
         self.moves_state = False  # whether it was looked for
 
     @property
     def spans_jobs(self) -> bool:
         """Whether several jobs take their steps together."""
         return False
+
+    @property
+    def of_job(self) -> NodeAgreement:
+        """The ranks of this rank's job alone, which agree where it is."""
+        return self
 
     @property
     def is_split(self) -> bool:
@@ -156,9 +133,9 @@ class NodeAgreement:
 
         FailedPreconditionError, on all ranks: they cannot be; it names the nodes.
         """
-        if self.before_settling is not None:
-            self.before_settling(spec)
-        for rounds_left in reversed(range(_ROUNDS_MAX)):
+        if self.moving is not None:
+            self.moving.move(spec)
+        for rounds_left in reversed(range(ROUNDS_MAX)):
             found = self._positions(spec)
             try:
                 verdicts = self._resolve(found)
@@ -442,6 +419,20 @@ class NodeAgreement:
     def agree(self, error: Exception | None) -> None:
         """Raises on every rank when some rank has an error. Collective."""
         self._ranks.agree(error)
+
+    def any_rank(self, flag: bool) -> bool:
+        """Returns whether the flag is set on some rank. Collective."""
+        return self._ranks.any(flag)
+
+    def on_all(self, what: Callable[[], None]) -> None:
+        """Does on every rank what the ranks of each job do together; raises on every rank when it
+        fails for some job. Collective."""
+        error: Exception | None = None
+        try:
+            what()
+        except Exception as failure:
+            error = failure
+        self.agree(error)
 
     def _clip_numbers(self) -> list[int]:
         """Returns what identifies how all jobs clip the step; nothing where there is one job."""

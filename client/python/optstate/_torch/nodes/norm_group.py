@@ -7,7 +7,9 @@ all jobs or by none, whoever dies when, and a job that skips a step has all skip
 settles all jobs together, by the rules of resolution.py.
 
 A job whose nodes all hold the same (across_nodes="replicated") is copied to one of them that lacks
-it, by its own ranks, while those of the other jobs wait.
+it, by its own ranks, while those of the other jobs wait. So does one whose state moves to other
+nodes or ranks (across_nodes="sharded"), and before that all jobs settle their last step where they
+are: a job by itself would not know what the others have decided.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ import torch
 
 from optstate import errors
 from optstate._torch.nodes import resolution
-from optstate._torch.nodes.agreement import NodeAgreement, hash_of
+from optstate._torch.nodes.agreement import ROUNDS_MAX, NodeAgreement, hash_of
+from optstate._torch.nodes.moves.durability import make_present_step_durable
 from optstate._torch.nodes.norm_members import NormMembers
 from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.positions import position_of
@@ -88,6 +91,11 @@ class NormGroup(NodeAgreement):
         self._has_duplicates = any(each[1] for each in found)
         self._first_number = members.job_numbers[ranks.rank] * _PARAMETERS_MAX
         self._clip_options = 0
+        self.moves_state = of_job.moves_state
+
+    @property
+    def of_job(self) -> NodeAgreement:
+        return self._of_job
 
     @property
     def spans_jobs(self) -> bool:
@@ -108,6 +116,59 @@ class NormGroup(NodeAgreement):
         except Exception as failure:
             error = failure
         self.agree(error)
+
+    def settle(self, spec: SessionSpec) -> None:
+        """Does it for all jobs, whose state moves before if that of any job does. Collective."""
+        if self.any_rank(self._of_job.moving is not None):
+            self._settle_before_moves(spec)
+            # A loss of power afterwards finds all jobs at one step.
+            self.on_all(lambda: self._make_durable(spec))
+            self.on_all(lambda: self._move(spec))
+        super().settle(spec)
+
+    def _make_durable(self, spec: SessionSpec) -> None:
+        moving = self._of_job.moving
+
+        def make() -> None:
+            if moving is None or moving.position_before(spec)[0] is not None:
+                make_present_step_durable(spec)
+
+        self._of_job.on_first(make)
+
+    def _move(self, spec: SessionSpec) -> None:
+        if self._of_job.moving is not None:
+            self._of_job.moving.move(spec)
+
+    def _settle_before_moves(self, spec: SessionSpec) -> None:
+        """Brings all jobs to one step where their state is."""
+        for _ in range(ROUNDS_MAX):
+            found = self.on_first(lambda: self._before_moves(spec))
+            positions = [position for position, _, _ in found]
+            parts = [
+                kind if part is None else (job, part)
+                for kind, job, (_, part, _) in zip(self._kinds or (), self._jobs, found)
+            ]
+            try:
+                verdicts = self._resolve(positions, parts, [moves for _, _, moves in found])
+            except resolution.Unresolvable as error:
+                raise errors.FailedPreconditionError(
+                    f'job "{spec.job}" and those of its norm_group: {error}'
+                ) from None
+            if not verdicts:
+                return
+            self.bring(spec, positions, verdicts)
+        raise errors.AbortedError(
+            f'the nodes of job "{spec.job}" and of those of its norm_group do not settle: other'
+            " ranks still take steps of them"
+        )
+
+    def _before_moves(self, spec: SessionSpec) -> tuple[Position | None, int | None, bool]:
+        """Returns how far what this unit has of its job is, which part it is (None: the unit's
+        own), and whether the job's state moves, so that the unit may have nothing."""
+        moving = self._of_job.moving
+        if moving is None:
+            return self._position(spec), None, False
+        return *moving.position_before(spec), True
 
     def check_attached(self, session: Session) -> None:
         """Raises, on all ranks, when jobs are at other steps or have other loss scales, or nodes of
@@ -152,11 +213,14 @@ class NormGroup(NodeAgreement):
         return self._of_job.of_all_shards(of_node)
 
     def _positions(self, spec: SessionSpec) -> list[Position | None]:
+        return self.on_first(lambda: self._position(spec))
+
+    def _position(self, spec: SessionSpec) -> Position | None:
         # An embedded daemon begins with the session.
-        is_new = (spec.endpoint or os.environ.get("OPTSTATE_ENDPOINT")) == "embedded"
+        if (spec.endpoint or os.environ.get("OPTSTATE_ENDPOINT")) == "embedded":
+            return None
         copies = self._of_job._copies
-        ask = position_of if copies is None else copies.position
-        return self.on_first(lambda: None if is_new else ask(spec))
+        return position_of(spec) if copies is None else copies.position(spec)
 
     def _clip_numbers(self) -> list[int]:
         return [self._clip_options]
@@ -164,15 +228,24 @@ class NormGroup(NodeAgreement):
     def _decide(self, votes: Sequence[Step | None]) -> Verdict:
         return resolution.decide(votes, self._kinds_of_votes, self._jobs_of_votes)
 
-    def _resolve(self, positions: Sequence[Position | None]) -> dict[int, Verdict]:
+    def _resolve(
+        self,
+        positions: Sequence[Position | None],
+        parts: Sequence[Hashable] | None = None,
+        may_lack: Sequence[bool] = (),
+    ) -> dict[int, Verdict]:
+        """parts: what each unit holds; None: as it is going to be. may_lack: of each unit, whether
+        it needs to have nothing; empty: no unit moves."""
         # A unit that gets its job from another one takes part when it has it.
         assert self._kinds is not None
-        kinds = self._kinds
+        kinds: Sequence[Hashable] = self._kinds if parts is None else parts
         had = {kind for kind, position in zip(kinds, positions) if position is not None}
+        moves = may_lack or [False] * len(positions)
         there = [
             unit
             for unit, position in enumerate(positions)
-            if position is not None or not (self._can_be_copied[unit] and kinds[unit] in had)
+            if position is not None
+            or not (moves[unit] or (self._can_be_copied[unit] and kinds[unit] in had))
         ]
         verdicts = resolution.resolve(
             [positions[unit] for unit in there],

@@ -32,21 +32,24 @@ def exchange_on_nodes(
     in_layout: Callable[[Layout], Layout],
     settings: Settings,
     job: str | None,
-    refusal: str | None,
+    *,
+    settles_later: bool,
 ) -> tuple[Layout, NodeAgreement]:
     """Does exchange(), and names this node's part in the layout when there are several nodes.
     Returns what the nodes agree by too, which moves the job's state to these nodes and ranks before
     they attach, where it is on others. Collective.
 
     in_layout: what becomes of the layout then. job: None: it is a new one of a unique name.
-    refusal: why state cannot move, if it cannot. FailedPreconditionError, on all ranks: the jobs
-    that the nodes have are not the parts of one run, or not all of them.
+    settles_later: as for Mover.find(). FailedPreconditionError, on all ranks: the jobs that the
+    nodes have are not the parts of one run, or not all of them.
     """
     layout = exchange(ranks, places, make_mine)
     agreement = NodeAgreement(ranks, places, layout.kinds)
     layout = in_layout(layout)
     if settings.across_nodes == "sharded":
-        layout = _named(layout, ranks, places, agreement, settings, job, refusal)
+        layout = _named(
+            layout, ranks, places, agreement, settings, job, settles_later=settles_later
+        )
     return layout, agreement
 
 
@@ -56,10 +59,12 @@ def find_whole_job(
     agreement: NodeAgreement,
     settings: Settings,
     job: str,
-    refusal: str | None,
+    *,
+    settles_later: bool,
 ) -> None:
     """Does what exchange_on_nodes() does about a job that is on one node, and not cut."""
-    Mover(ranks, places, agreement).find(_address(settings, job), [None], None, refusal)
+    mover = Mover(ranks, places, agreement)
+    mover.find(_address(settings, job), [None], None, settles_later=settles_later)
 
 
 def _address(settings: Settings, job: str) -> SessionSpec:
@@ -80,7 +85,8 @@ def _named(
     agreement: NodeAgreement,
     settings: Settings,
     job: str | None,
-    refusal: str | None,
+    *,
+    settles_later: bool,
 ) -> Layout:
     count = len(places.nodes)
     run = ranks.from_first(secrets.token_hex(8))
@@ -88,7 +94,8 @@ def _named(
     if job is not None:
         mover = Mover(ranks, places, agreement)
         address = _address(settings, job)
-        run = mover.find(address, parts, layout.parameters, refusal) or run
+        found = mover.find(address, parts, layout.parameters, settles_later=settles_later)
+        run = found or run
     part = parts[places.node_of[places.rank]]
     if part is None:
         return layout

@@ -53,6 +53,12 @@ class Step:
     norm: NodesNorm | None = None
     clip: tuple[int, ...] = ()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether a committed step, in one phase, was none or one that updates nothing."""
+        norm = 0.0 if self.norm is None else self.norm.gradient_norm
+        return self.digest == 0 and (self.step == 0 or self.found_inf or norm == 0)
+
 
 @dataclasses.dataclass(frozen=True)
 class Position:
@@ -134,8 +140,7 @@ def resolve(
         return verdicts
     if any(p.committed.digest != ahead[kind].digest for kind, p in zip(kinds, there)):
         raise Unresolvable(_describe(there, positions, names, latest))
-    # All nodes take a step in two phases and skip it alike, or these are jobs of several runs.
-    if len({(p.committed.digest == 0, p.committed.found_inf) for p in there}) > 1:
+    if _are_of_several_runs(there, jobs):
         raise Unresolvable(_describe(there, positions, names, latest))
     waiting = {node: p.prepared for node, p in enumerate(there) if p.prepared is not None}
     if waiting:
@@ -158,6 +163,24 @@ def resolve(
             + ": a load of state has ended on some nodes alone"
         )
     return {}
+
+
+def _are_of_several_runs(there: Sequence[Position], jobs: Sequence[Hashable] | None) -> bool:
+    """Returns whether steps of one number show that not all nodes have taken them together: they
+    take a step in two phases, and skip it alike.
+
+    A job whose state has moved got to its step by others that update nothing, and so did all of
+    its nodes: it is not compared with other jobs until it takes a step with them.
+    """
+    by_job: dict[Hashable, set[tuple[bool, bool]]] = {}
+    for job, position in zip(jobs or [0] * len(there), there):
+        step = position.committed
+        by_job.setdefault(job, set()).add((step.digest == 0, step.found_inf))
+    idle = {
+        job for job, position in zip(jobs or [0] * len(there), there) if position.committed.is_idle
+    }
+    compared = {fact for job, of_job in by_job.items() if job not in idle for fact in of_job}
+    return len(compared) > 1 or any(len(of_job) > 1 for of_job in by_job.values())
 
 
 def resolve_present(

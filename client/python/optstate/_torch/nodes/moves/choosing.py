@@ -23,10 +23,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from optstate._torch.names import quoted
+from optstate._torch.nodes.copy_note import has_nothing
 from optstate._torch.nodes.moves.blocks import Regions
-from optstate._torch.nodes.moves.holdings import HeldJob, Holding
+from optstate._torch.nodes.moves.durability import WHILE_MOVING
+from optstate._torch.nodes.moves.holdings import HeldJob, Holding, Mark, last_step_of
+from optstate._torch.nodes.moves.making_note import MakingNote
 from optstate._torch.nodes.part_names import Part
-from optstate._torch.nodes.resolution import Step
 
 _DELETE = (
     "delete it there (optctl delete job {name}) if it is not wanted, and start the ranks again"
@@ -57,6 +59,14 @@ class Choice(NamedTuple):
     def step(self) -> int:
         return max(each.held.step for each in self.sources)
 
+    def is_of(self, former: Choice) -> bool:
+        """Returns whether it is a former choice, perhaps at another step."""
+        return self._places() == former._places()
+
+    def _places(self) -> tuple:
+        sources = [(each.node, each.held.job, each.held.run) for each in self.sources]
+        return self.run, self.stays, self.is_local, sources
+
 
 def choose(
     job: str, names: Sequence[str], found: Sequence[Holding], count_of_nodes: int
@@ -73,7 +83,7 @@ def choose(
     run = _run_of_parcels(job, names, parcels)
     if run is not None:
         chosen = [each for each in parcels if each.held.run == run and each.held.is_whole]
-        debris = _beside_parcels(job, names, chosen, jobs, count_of_nodes)
+        debris = _beside_parcels(job, names, chosen, jobs, found)
         is_local = count_of_nodes == 1 or all(run in each.ready for each in found)
         stays = False
     else:
@@ -142,10 +152,31 @@ def _said(names: Sequence[str], sources: Sequence[Source]) -> str:
     return "; ".join(f"{names[node]}: {held}" for node, held in sources)
 
 
-def is_idle(step: Step) -> bool:
-    """Returns whether a job's last step was one that updates nothing, or none."""
-    norm = 0.0 if step.norm is None else step.norm.gradient_norm
-    return step.digest == 0 and (step.step == 0 or step.found_inf or norm == 0)
+def _is_source(held: HeldJob, mark: Mark) -> bool:
+    """Returns whether parcels with this mark have just what a job has."""
+    if held.position.committed.step != mark.step:
+        return False
+    if held.run == mark.source:
+        return True
+    # Its daemon has restored it from disk.
+    is_alone = held.part is None and bool(mark.last_step)
+    return is_alone and last_step_of(held.position) == mark.last_step
+
+
+def _is_made(held: HeldJob, mark: Mark, note: MakingNote | None) -> bool:
+    """Returns whether a job was made of parcels with this mark, and nobody has trained with it."""
+    step = held.position.committed
+    if not step.is_idle or step.step > mark.step:
+        return False
+    if held.part is not None:
+        return held.run == mark.part.run
+    # The layout of a job of one node does not say it.
+    if has_nothing(held.position) or held.durability == WHILE_MOVING:
+        return True
+    if note is None or note.parcels != mark.part.run:
+        return False
+    # Who makes a job takes no such steps, and a daemon that restores one gives it another run.
+    return note.job == held.run or 0 < step.step == mark.step
 
 
 def _beside_parcels(
@@ -153,25 +184,24 @@ def _beside_parcels(
     names: Sequence[str],
     chosen: Sequence[Source],
     jobs: Sequence[Source],
-    count_of_nodes: int,
+    found: Sequence[Holding],
 ) -> list[Source]:
     """Returns the jobs beside parcels that have everything: those that the parcels were made of,
-    or that were being made of the parcels. Refused: there is another one."""
+    or that were being made of the parcels. Refused: there is another one, or one of which nothing
+    says that it is one of these."""
     mark = chosen[0].held.mark
     assert mark is not None
     for node, held in jobs:
-        position = held.position
-        is_source = held.run == mark.source and position.committed.step == mark.step
-        # A job of one node has no name of its run.
-        is_made = held.run == mark.part.run or (held.part is None and count_of_nodes == 1)
-        is_made = is_made and is_idle(position.committed) and position.committed.step <= mark.step
-        if not (is_source or is_made) or position.prepared is not None:
+        is_known = _is_source(held, mark) or _is_made(held, mark, found[node].note)
+        if not is_known or held.position.prepared is not None:
             raise Refused(
                 f'{names[node]} has job "{job}" ({held}) beside parcels of {mark.part} at step'
-                f" {mark.step} ({_said(names, chosen)}), with which the job was to go on, and of"
-                f" which it was not made: delete one of the two (optctl delete job {job}, or the"
-                f" parcels: {quoted([each.held.job for each in chosen])}), and start the ranks"
-                " again"
+                f" {mark.step} ({_said(names, chosen)}), with which the job was to go on, and"
+                " nothing says that the parcels were made of that job, or it of them, so that one"
+                " of the two would be lost. If another client has made the job, and the run is to"
+                f" go on at step {mark.step}, delete the job (optctl delete job {job}, on"
+                f" {names[node]} alone); if the job is to go on, delete the parcels:"
+                f" {quoted([each.held.job for each in chosen])}. Then start the ranks again"
             )
     return list(jobs)
 
@@ -269,6 +299,9 @@ def _unused(
     step = min(each.held.step for each in chosen)
     for node, held in unused:
         assert held.mark is not None
+        # What a half made one was to be made of stays until all are whole.
+        if not held.is_whole:
+            continue
         if not runs & {held.run, held.mark.source} or held.mark.step > step:
             raise Refused(
                 f'{names[node]} has a parcel of job "{job}" ({held}, as job "{held.job}") that'

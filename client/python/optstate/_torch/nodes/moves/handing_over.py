@@ -14,9 +14,11 @@ from optstate._torch.job.attachment import Attachment
 from optstate._torch.nodes.agreement import NodeAgreement
 from optstate._torch.nodes.moves.choosing import Source
 from optstate._torch.nodes.moves.deletion import delete_left
+from optstate._torch.nodes.moves.durability import make_present_step_durable
 from optstate._torch.nodes.moves.holdings import HeldJob, find_holding
 from optstate._torch.nodes.moves.parcelling import Wish, check_movable, make_parcels
 from optstate._torch.nodes.places import Places
+from optstate._torch.nodes.together import Agreeing
 from optstate._torch.ranks import Ranks
 from optstate._torch.served import Served
 from optstate.session_spec import SessionSpec
@@ -63,16 +65,14 @@ def _number(job: HeldJob) -> int:
     return job.part.number
 
 
+def _refuse_one_node(attachment: Attachment) -> NoReturn:
+    _refuse(attachment, "it is on one node, which would keep all of it. Save a checkpoint")
+
+
 def _check_job(attachment: Attachment, is_sharded: bool) -> None:
     """Raises, on every rank alike, when the job has nothing that nodes could hand over."""
-    nodes, places = attachment.nodes, attachment.places
-    if nodes is not None and nodes.spans_jobs:
-        raise errors.UnimplementedError(
-            f'job "{attachment.job}" clips by one norm with other jobs (norm_group=), which would'
-            " have to be handed over together: save a checkpoint of all jobs"
-        )
-    if not places.several:
-        _refuse(attachment, "it is on one node, which would keep all of it. Save a checkpoint")
+    if not attachment.places.several:
+        _refuse_one_node(attachment)
     if not is_sharded:
         _refuse(
             attachment,
@@ -87,10 +87,9 @@ def _refuse(attachment: Attachment, why: str) -> NoReturn:
     raise errors.FailedPreconditionError(f'job "{attachment.job}" cannot be handed over: {why}')
 
 
-def _leave(served: Served, attachment: Attachment) -> None:
+def _leave(served: Served, attachment: Attachment, everyone: Agreeing) -> None:
     """Detaches every rank, after the daemons have got what the trainer changed; or raises on every
-    rank, which then are attached."""
-    ranks = attachment.ranks
+    rank, which then are attached. everyone: the ranks that take steps together."""
     error: Exception | None = None
     try:
         if attachment.must_abort:
@@ -107,7 +106,7 @@ def _leave(served: Served, attachment: Attachment) -> None:
         attachment.parameters.check_tensors()
     except Exception as failure:
         error = failure
-    ranks.agree(error)
+    everyone.agree(error)
     if served.replaced is not None:
         served.replaced.drop_changed()
     served.send_changes(attachment, groups)
@@ -115,42 +114,81 @@ def _leave(served: Served, attachment: Attachment) -> None:
         f'job "{attachment.job}" was handed over to the nodes that stay: construct the optimizer'
         " anew on them"
     )
-    ranks.agree(None)  # every rank has left
+    everyone.agree(None)  # every rank has left
 
 
-def _hand_over(
-    ranks: Ranks, places: Places, agreement: NodeAgreement, spec: SessionSpec, leaving: set[int]
-) -> None:
-    def find() -> HeldJob | None:
-        return find_holding(spec.endpoint, spec.job, spec.connect_timeout_s, None, None).job
+class _Parts:
+    """The parts of one job that its nodes have, while some of them are handed over.
 
-    found = agreement.on_first(find)
-    jobs = [each for each in found if each is not None and each.part is not None]
-    is_open = any(each.position.prepared is not None for each in jobs)
-    if is_open or len(jobs) != len(found) or len({(each.run, each.step) for each in jobs}) > 1:
-        raise errors.AbortedError(
-            f'the nodes of job "{spec.job}" do not have it at one step, or have prepared another'
-            f" ({'; '.join(map(str, found))}), and nothing was handed over: construct the optimizer"
-            " anew on all nodes, which settles the step, and end other scripts that take steps of"
-            " the job"
-        )
-    check_movable(spec, jobs)
-    sources, wishes = wishes_of(jobs, leaving)
-    if wishes:
-        make_parcels(ranks, places, spec, sources, wishes, step=jobs[0].step, run=jobs[0].run)
-    here = places.node_of[places.rank]
+    Threads: one at a time. Collective, over the ranks of the job: all methods.
+    """
 
-    # All parts are on nodes that stay.
-    def delete() -> None:
-        if here in leaving:
-            delete_left(spec, spec.job)
+    def __init__(
+        self,
+        ranks: Ranks,
+        places: Places,
+        agreement: NodeAgreement,
+        spec: SessionSpec,
+        leaving: set[int],
+    ) -> None:
+        """agreement: of the job's ranks alone."""
+        self._ranks = ranks
+        self._places = places
+        self._agreement = agreement
+        self._spec = spec
+        self._leaving = leaving
+        self._here = places.node_of[places.rank]
 
-    agreement.on_first(delete)
-    if places.rank == places.first_rank:
-        names = ", ".join(places.nodes[node] for node in sorted(leaving))
-        logger.info(
-            'job "%s" was handed over at step %d: %s can leave', spec.job, jobs[0].step, names
-        )
+    def check(self) -> None:
+        """Raises when what the nodes have cannot be handed over."""
+        if self._leaving:
+            found = self._find()
+            check_movable(self._spec, [each for each in found if each is not None])
+
+    def _find(self) -> list[HeldJob | None]:
+        spec = self._spec
+
+        def find() -> HeldJob | None:
+            return find_holding(spec.endpoint, spec.job, spec.connect_timeout_s, None, None).job
+
+        return self._agreement.on_first(find)
+
+    def make_durable(self) -> None:
+        """Has a loss of power leave all nodes at the step at which some leave."""
+        self._agreement.on_first(lambda: make_present_step_durable(self._spec))
+
+    def give(self) -> None:
+        """Has all parts be on nodes that stay."""
+        if not self._leaving:
+            return
+        spec, found = self._spec, self._find()
+        jobs = [each for each in found if each is not None and each.part is not None]
+        is_open = any(each.position.prepared is not None for each in jobs)
+        if is_open or len(jobs) != len(found) or len({(each.run, each.step) for each in jobs}) > 1:
+            raise errors.AbortedError(
+                f'the nodes of job "{spec.job}" do not have it at one step, or have prepared'
+                f" another ({'; '.join(map(str, found))}), and nothing was handed over: construct"
+                " the optimizer anew on all nodes, which settles the step, and end other scripts"
+                " that take steps of the job"
+            )
+        sources, wishes = wishes_of(jobs, self._leaving)
+        if wishes:
+            step, run = jobs[0].step, jobs[0].run
+            make_parcels(self._ranks, self._places, spec, sources, wishes, step=step, run=run)
+
+    def end(self) -> None:
+        """Deletes what leaving nodes have."""
+        if not self._leaving:
+            return
+
+        def delete() -> None:
+            if self._here in self._leaving:
+                delete_left(self._spec, self._spec.job)
+
+        self._agreement.on_first(delete)
+        if self._places.rank == self._places.first_rank:
+            names = ", ".join(self._places.nodes[node] for node in sorted(self._leaving))
+            logger.info('job "%s" was handed over: %s can leave', self._spec.job, names)
 
 
 class HandingOver:
@@ -164,9 +202,10 @@ class HandingOver:
     @torch._disable_dynamo
     def hand_over(self, leaves: bool = False) -> bool:
         """Has nodes that stay take over what the daemons of leaving nodes have of a job with
-        across_nodes="sharded". Collective.
+        across_nodes="sharded". Collective, over all jobs of norm_group.
 
-        leaves: whether this rank's node is going to leave, which one of its ranks may say for all.
+        leaves: whether this rank's node is going to leave, which one of its ranks may say for all;
+        with norm_group, one rank of each job that the node has.
         Call it between two steps. Returns False, and does nothing, while no rank leaves. Otherwise
         it returns True, and the optimizer has left the job on all ranks: end them, and construct
         the optimizer anew on the nodes that stay, in any order and with any number of ranks, where
@@ -174,25 +213,38 @@ class HandingOver:
 
         Parameters and state that were changed in place are sent before. The leaving nodes' jobs are
         deleted when all that they had is on others. If ranks are killed before, all nodes
-        have what they had.
+        have what they had. A durable job is made durable at this step before, on all nodes.
 
         FailedPreconditionError: the job is not one that nodes share, or a step is open; nothing
-        has happened. UnimplementedError: its state has 8 bits or durable steps, or it clips by one
-        norm with other jobs. ResourceExhaustedError: the nodes that stay have too little memory;
-        the jobs are as they were. ValueError: all nodes leave.
+        has happened. ResourceExhaustedError: the nodes that stay have too little memory; the jobs
+        are as they were. ValueError: all nodes leave.
         """
         served = self._served
         attachment = served.attached()
-        ranks = attachment.ranks
-        flags = ranks.gather(bool(leaves))
-        if not any(flags):
-            return False
-        places, spec = attachment.places, attachment.spec
-        _check_job(attachment, served.settings.across_nodes == "sharded")
-        leaving = _leaving_nodes(places, flags)
+        ranks, places = attachment.ranks, attachment.places
         agreement = attachment.nodes
-        assert agreement is not None
-        check_movable(spec, ())
-        _leave(served, attachment)
-        _hand_over(ranks, places, agreement, spec, leaving)
+        any_rank = ranks.any if agreement is None else agreement.any_rank
+        if not any_rank(bool(leaves)):
+            return False
+        flags = ranks.gather(bool(leaves))
+        is_sharded = served.settings.across_nodes == "sharded"
+        if agreement is None:
+            _refuse_one_node(attachment)
+        of_job = agreement.of_job
+        parts: list[_Parts] = []
+
+        def check() -> None:
+            leaving: set[int] = set()
+            if any(flags):
+                _check_job(attachment, is_sharded)
+                leaving = _leaving_nodes(places, flags)
+            parts.append(_Parts(ranks, places, of_job, attachment.spec, leaving))
+            parts[0].check()
+
+        agreement.on_all(check)
+        _leave(served, attachment, agreement)
+        # Each of these is done for all jobs before the next one.
+        agreement.on_all(parts[0].make_durable)
+        agreement.on_all(parts[0].give)
+        agreement.on_all(parts[0].end)
         return True

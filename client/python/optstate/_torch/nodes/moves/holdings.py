@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 from optstate import _native, _optctl, errors
 from optstate._torch.nodes.moves.blocks import Block, Regions
+from optstate._torch.nodes.moves.durability import durability_in
+from optstate._torch.nodes.moves.making_note import MakingNote, note_of
 from optstate._torch.nodes.part_names import Part, part_of
 from optstate._torch.nodes.positions import position_of
 from optstate._torch.nodes.resolution import Position
@@ -25,7 +27,7 @@ from optstate.session_spec import LossScalerState, ParameterSpec, SessionSpec, S
 
 _MARK = re.compile(
     r"optstate\.parcel/([0-9a-f]+)/(\d+)of(\d+)/(\d+)/([0-9a-f]+)/(?:-|([0-9a-f]{16})\.(\d+)\.(\d+))"
-    r"(?:@0)?"
+    r"(?:/([0-9a-f]{16}))?(?:@0)?"
 )
 _SUFFIX = ".optstate-parcel-"
 _JOB_NAME_BYTES_MAX = 128
@@ -51,6 +53,7 @@ class Mark(NamedTuple):
     step: int
     source: str  # the run that it was made of, as HeldJob.run
     scaler: LossScalerState | None  # of a dynamic loss scaler
+    last_step: str = ""  # last_step_of() the job that it was made of, if that was on one node
 
     @property
     def name(self) -> str:
@@ -59,7 +62,8 @@ class Mark(NamedTuple):
             scale = struct.pack(">d", self.scaler.loss_scale).hex()
             scaler = f"{scale}.{self.scaler.good_steps}.{self.scaler.hysteresis_left}"
         run, number, count = self.part
-        return f"optstate.parcel/{run}/{number}of{count}/{self.step}/{self.source}/{scaler}"
+        name = f"optstate.parcel/{run}/{number}of{count}/{self.step}/{self.source}/{scaler}"
+        return f"{name}/{self.last_step}" if self.last_step else name
 
     @property
     def spec(self) -> ParameterSpec:
@@ -75,15 +79,29 @@ def mark_of(names: Sequence[str]) -> Mark | None:
     found = _MARK.fullmatch(names[0]) if names else None
     if found is None:
         return None
-    run, number, count, step, source, scale, good, hysteresis = found.groups()
+    run, number, count, step, source, scale, good, hysteresis, last_step = found.groups()
     scaler = None
     if scale is not None:
         [loss_scale] = struct.unpack(">d", bytes.fromhex(scale))
         scaler = LossScalerState(loss_scale, int(good), int(hysteresis))
-    return Mark(Part(run, int(number), int(count)), int(step), source, scaler)
+    return Mark(Part(run, int(number), int(count)), int(step), source, scaler, last_step or "")
 
 
-def _stem(job: str) -> str:
+def last_step_of(position: Position) -> str:
+    """Returns what identifies the last step of a job; empty: it updated nothing, as many do.
+
+    A daemon that restores a job from disk makes it anew, so that it has another HeldJob.run where
+    its layout names none.
+    """
+    step = position.committed
+    if step.is_idle or step.found_inf or step.norm is None:
+        return ""
+    numbers = struct.pack(">QQdd", step.step, step.digest, *step.norm)
+    return hashlib.blake2b(numbers, digest_size=8).hexdigest()
+
+
+def stem_of(job: str) -> str:
+    """Returns how names of jobs begin that are about the moving state of a job."""
     if len(job.encode()) + _SUFFIX_BYTES_MAX <= _JOB_NAME_BYTES_MAX:
         return job + _SUFFIX
     return hashlib.blake2b(job.encode(), digest_size=16).hexdigest() + _SUFFIX
@@ -93,7 +111,12 @@ def parcel_of(job: str, part: Part) -> str:
     """Returns the name of the job that keeps this part of a job. A job that becomes one of one
     node has all in one parcel, of which there is never another."""
     of_run = "" if part.count == 1 else f"{part.run[:8]}-"
-    return f"{_stem(job)}{of_run}{part.number}of{part.count}"
+    return f"{stem_of(job)}{of_run}{part.number}of{part.count}"
+
+
+def note_job_of(job: str) -> str:
+    """Returns the name of the job that is the note beside a job that is made of parcels."""
+    return f"{stem_of(job)}note"
 
 
 class HeldJob(NamedTuple):
@@ -107,7 +130,7 @@ class HeldJob(NamedTuple):
     world_size: int
     partition: int
     placement: str
-    durability: str
+    durability: str  # as optctl takes it; empty: none
     blocks: tuple[Block, ...]  # in the order of its layout
     fits: bool = False  # whether the node's ranks want just this
 
@@ -135,6 +158,7 @@ class Holding(NamedTuple):
 
     job: HeldJob | None = None
     parcels: tuple[HeldJob, ...] = ()
+    note: MakingNote | None = None  # beside a job that is made of parcels
     # Runs of which the node's parcels have all that its ranks want.
     ready: frozenset[str] = frozenset()
 
@@ -167,6 +191,12 @@ def _block(entry: dict[str, Any], *, names_part: bool, is_parcel: bool) -> Block
     return Block("" if names_part else name, owner, spec)
 
 
+def run_of(job: str, facts: dict[str, Any]) -> str:
+    """Returns what tells a job from others of its name, where its layout does not say it. facts:
+    what optctl says of it."""
+    return hashlib.blake2b(f"{job} {facts['created_at']}".encode(), digest_size=8).hexdigest()
+
+
 def _describe(endpoint: str | None, job: str, position: Position) -> HeldJob | None:
     found = _optctl.find_registered(endpoint, job)
     entries = [each["parameter"] for each in found.parameters] if found else []
@@ -175,7 +205,6 @@ def _describe(endpoint: str | None, job: str, position: Position) -> HeldJob | N
     facts = found.facts
     names = [entries[0]["name"]]
     part, mark = part_of(names), mark_of(names)
-    created = hashlib.blake2b(f"{job} {facts['created_at']}".encode(), digest_size=8).hexdigest()
     names_itself = part is not None or mark is not None
     storage = facts.get("storage", {})
     return HeldJob(
@@ -183,11 +212,11 @@ def _describe(endpoint: str | None, job: str, position: Position) -> HeldJob | N
         part=part,
         mark=mark,
         position=position,
-        run=mark.part.run if mark else part.run if part else created,
+        run=mark.part.run if mark else part.run if part else run_of(job, facts),
         world_size=int(facts["world_size"]),
         partition=_PARTITIONS[facts["partition"]],
         placement=storage.get("placement", ""),
-        durability=storage.get("durability", ""),
+        durability=durability_in(storage),
         blocks=tuple(
             _block(each, names_part=names_itself and index == 0, is_parcel=mark is not None)
             for index, each in enumerate(entries)
@@ -195,7 +224,7 @@ def _describe(endpoint: str | None, job: str, position: Position) -> HeldJob | N
     )
 
 
-def _address(endpoint: str | None, job: str, timeout_s: float) -> SessionSpec:
+def address_of(endpoint: str | None, job: str, timeout_s: float) -> SessionSpec:
     return SessionSpec(
         job=job,
         optimizer=0,
@@ -206,22 +235,27 @@ def _address(endpoint: str | None, job: str, timeout_s: float) -> SessionSpec:
     )
 
 
-def _parcels(endpoint: str | None, job: str, timeout_s: float) -> list[HeldJob]:
+def _parcels(
+    endpoint: str | None, job: str, timeout_s: float
+) -> tuple[list[HeldJob], MakingNote | None]:
+    """Returns the parcels of a job, and the note beside the job that is made of them."""
     try:
         listed = _optctl.ask(endpoint, "get", "jobs")
     except errors.UnavailableError:
         if endpoint or os.environ.get("OPTSTATE_ENDPOINT"):
             raise
-        return []  # there is no daemon of the node
+        return [], None  # there is no daemon of the node
     # An operator sees the jobs of others too.
     names = {each["name"] for each in listed.get("jobs", [])}
-    found = []
-    for name in sorted(each for each in names if each.startswith(_stem(job))):
-        position = position_of(_address(endpoint, name, timeout_s))
+    found, note = [], None
+    for name in sorted(each for each in names if each.startswith(stem_of(job))):
+        position = position_of(address_of(endpoint, name, timeout_s))
         held = None if position is None else _describe(endpoint, name, position)
         if held is not None and held.mark is not None:
             found.append(held)
-    return found
+        elif held is not None:
+            note = note_of(held.blocks[0].spec.name) or note
+    return found, note
 
 
 def _by_name(blocks: Sequence[Block]) -> dict[str, list[tuple]]:
@@ -268,21 +302,35 @@ def find_holding(
     """
     if (endpoint or os.environ.get("OPTSTATE_ENDPOINT")) == "embedded":
         return Holding()  # that daemon begins with the session
-    position = position_of(_address(endpoint, job, timeout_s))
+    position = position_of(address_of(endpoint, job, timeout_s))
     held = None if position is None else _describe(endpoint, job, position)
     if held is not None:
         part = None if held.part is None else held.part[1:]
         is_part = part == (None if expected is None else expected[1:])
         held = held._replace(fits=is_part and _fits(held.blocks, wanted))
-    parcels = _parcels(endpoint, job, timeout_s)
-    return Holding(held, tuple(parcels), _ready(parcels, wanted))
+    parcels, note = _parcels(endpoint, job, timeout_s)
+    return Holding(held, tuple(parcels), note, _ready(parcels, wanted))
+
+
+def created_run(spec: SessionSpec) -> str:
+    """Returns HeldJob.run of this node's job, whose layout names none.
+
+    UnavailableError: it is gone, or its daemon does not say when it was made.
+    """
+    found = _optctl.find_registered(spec.endpoint, spec.job)
+    if found is None or not found.facts.get("created_at"):
+        raise errors.UnavailableError(
+            f'the daemon does not say when job "{spec.job}" was made, into which state moves'
+            f" (optctl describe job {spec.job}): start the ranks again"
+        )
+    return run_of(spec.job, found.facts)
 
 
 def has_whole_parcel(spec: SessionSpec) -> bool:
     """Returns whether the node has a parcel of the job that is to become one of one node."""
     name = parcel_of(spec.job, Part("", 1, 1))
     try:
-        found = find_position(_address(spec.endpoint, name, spec.connect_timeout_s))
+        found = find_position(address_of(spec.endpoint, name, spec.connect_timeout_s))
     except errors.UnimplementedError:  # a daemon that knows no jobs of several nodes
         return False
     return found is not None

@@ -5,30 +5,36 @@ from __future__ import annotations
 import dataclasses
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from optstate import errors
 from optstate._torch.nodes import resolution
-from optstate._torch.nodes.agreement import NodeAgreement
+from optstate._torch.nodes.agreement import ROUNDS_MAX, NodeAgreement
 from optstate._torch.nodes.copied_state import Numbers
 from optstate._torch.nodes.idle_steps import last_steps
 from optstate._torch.nodes.moves.blocks import Block, Regions, block_of
 from optstate._torch.nodes.moves.choosing import Choice, Refused, choose
 from optstate._torch.nodes.moves.deletion import delete_left
-from optstate._torch.nodes.moves.holdings import HeldJob, Holding, find_holding
+from optstate._torch.nodes.moves.holdings import HeldJob, Holding, find_holding, note_job_of
 from optstate._torch.nodes.moves.new_job import NewJob
-from optstate._torch.nodes.moves.parcelling import Wish, check_alike, check_movable, make_parcels
+from optstate._torch.nodes.moves.parcelling import (
+    Wish,
+    check_alike,
+    check_movable,
+    make_durable,
+    make_parcels,
+)
 from optstate._torch.nodes.moves.reading import Assembly, Reader, by_name, groups_of, numbers_for
 from optstate._torch.nodes.moves.scales import check_scales
 from optstate._torch.nodes.part_names import Part, part_of
 from optstate._torch.nodes.places import Places
+from optstate._torch.nodes.positions import position_of
+from optstate._torch.nodes.resolution import Position, Step
 from optstate._torch.ranks import Ranks
 from optstate.session_spec import ParameterSpec, SessionSpec
 
 logger = logging.getLogger("optstate")
 
-# Rounds of questions and verdicts, before nodes that never settle are an error.
-_ROUNDS_MAX = 8
 # Steps that a node takes before all hear of it: a collective has a timeout.
 _STEPS_AT_A_TIME = 2000
 
@@ -44,55 +50,77 @@ class Mover:
         self._places = places
         self._agreement = agreement
         self._choice: Choice | None = None
+        self._settles_later = False
+        self._look: Callable[[], list[Holding]] = list
+        self._notes: Sequence[bool] = ()  # by node, whether one is there
 
     def find(
         self,
         address: SessionSpec,
         expected: Sequence[Part | None],
         wanted: Sequence[ParameterSpec] | None,
-        refusal: str | None,
+        *,
+        settles_later: bool,
     ) -> str | None:
         """Finds where the job's state is; returns the run that it is of, or is going to be of;
         None: there is none yet.
 
         address: of the job on this node. expected: each node's part, whatever the run. wanted: this
-        node's layout; None: whole parameters. refusal: why state cannot move, if it cannot.
+        node's layout; None: whole parameters. settles_later: jobs that take their steps together
+        settle them, after this and before the state moves.
 
         FailedPreconditionError: parts of it are missing, or jobs do not belong together.
         """
         self._agreement.moves_state = True
+        self._settles_later = settles_later
         blocks = None if wanted is None else list(map(block_of, wanted))
         mine = expected[self._places.node_of[self._places.rank]]
-        for _ in range(_ROUNDS_MAX):
-            found = self._agreement.on_first(
+
+        def look() -> list[Holding]:
+            return self._agreement.on_first(
                 lambda: find_holding(
                     address.endpoint, address.job, address.connect_timeout_s, mine, blocks
                 )
             )
+
+        self._look = look
+        for _ in range(ROUNDS_MAX):
+            found = look()
             choice = self._choose(address.job, found)
             if choice is None:
                 return next((each.job.run for each in found if each.job and each.job.part), None)
-            if not self._settle(address, found, choice):
+            if settles_later or not self._settle(address, found, choice):
                 break
         else:
             raise errors.AbortedError(
                 f'the nodes of job "{address.job}" do not settle: other ranks still take steps'
             )
-        if choice.stays and not choice.debris:
+        self._notes = [each.note is not None for each in found]
+        if choice.stays and not choice.debris and not any(self._notes):
             return choice.run
-        if refusal is not None:
-            raise errors.UnimplementedError(
-                f'job "{address.job}" was on other nodes or ranks ({self._said(found)}), and its'
-                f" state does not move to these: {refusal}"
-            )
         self._choice = choice
-        self._agreement.before_settling = self._move
+        self._agreement.moving = self
         if choice.stays or choice.is_local:
             return choice.run
         return self._ranks.from_first(secrets.token_hex(8))
 
-    def _said(self, found: Sequence[Holding]) -> str:
-        return "; ".join(f"{name}: {each}" for name, each in zip(self._places.nodes, found))
+    def position_before(self, spec: SessionSpec) -> tuple[Position | None, int]:
+        """Returns how far a part of the state is that this node has, and its number; None: the
+        node has none, or one of which other nodes say it."""
+        choice = self._choice
+        assert choice is not None
+        here = self._places.node_of[self._places.rank]
+        are_parcels = all(each.held.mark is not None for each in choice.sources)
+        for node, held in choice.sources:
+            if node != here:
+                continue
+            if held.mark is None:
+                return position_of(spec), 0 if held.part is None else held.part.number
+            if are_parcels:
+                # Nothing is prepared of it, and how its last step ended is not known any more.
+                step = Step(held.mark.step, 0, found_inf=True)
+                return Position(step, loads_finished=1), held.mark.part.number
+        return None, 0
 
     def _choose(self, job: str, found: Sequence[Holding]) -> Choice | None:
         nodes = self._places.nodes
@@ -119,32 +147,52 @@ class Mover:
         self._agreement.bring(address, of_nodes, by_node)
         return True
 
-    def _move(self, spec: SessionSpec) -> None:
-        choice = self._choice
-        assert choice is not None
+    def _settled(self, job: str) -> Choice:
+        """Returns the choice at the step at which the state moves."""
+        former = self._choice
+        assert former is not None
+        if not self._settles_later:
+            return former
+        choice = self._choose(job, self._look())
+        if choice is None or not choice.is_of(former):
+            raise errors.AbortedError(
+                f'the state of job "{job}" has changed while its ranks attached: end other scripts'
+                " that use the job, and start the ranks again"
+            )
+        return choice
+
+    def move(self, spec: SessionSpec) -> None:
+        """Brings the state to these nodes and ranks, if it is not there yet."""
+        choice = self._settled(spec.job)
         here = self._places.node_of[self._places.rank]
         is_first = self._places.rank == self._places.first_rank
         mine = [each.held for each in choice.sources if each.node == here and is_first]
         if not choice.stays:
             check_movable(spec, [each.held for each in choice.sources])
-        self._delete(spec, [each.held for each in choice.debris if each.node == here])
-        if choice.stays:
-            return
+        self._delete(spec, [each.held.job for each in choice.debris if each.node == here])
+        if not choice.stays:
+            self._carry(spec, choice, mine)
+        has_note = self._notes[here] or not (choice.stays or part_of([spec.parameters[0].name]))
+        self._delete(spec, [note_job_of(spec.job)] if has_note else [])
+
+    def _carry(self, spec: SessionSpec, choice: Choice, mine: Sequence[HeldJob]) -> None:
+        """Makes this node's job of the state. mine: what this node has of it."""
         blocks = [
             block_of(each, names_part=index == 0 and part_of([each.name]) is not None)
             for index, each in enumerate(spec.parameters)
         ]
+        parcels = list(mine)
         if not choice.is_local:
-            mine = self._make_parcels(spec, choice, blocks, mine)
-        self._make_job(spec, choice.step, blocks, mine)
-        self._delete(spec, mine)
+            parcels = self._make_parcels(spec, choice, blocks, mine)
+        self._make_job(spec, choice.step, blocks, parcels)
+        self._delete(spec, [each.job for each in parcels])
 
-    def _delete(self, spec: SessionSpec, jobs: Sequence[HeldJob]) -> None:
+    def _delete(self, spec: SessionSpec, jobs: Sequence[str]) -> None:
         """Deletes jobs of this node. Returns when all nodes have deleted theirs."""
 
         def delete() -> None:
             for each in jobs:
-                delete_left(spec, each.job)
+                delete_left(spec, each)
 
         self._agreement.on_first(delete)
 
@@ -168,6 +216,7 @@ class Mover:
                 len(wishes),
                 choice.step,
             )
+        self._agreement.on_first(lambda: make_durable(spec, sources))
         made = make_parcels(
             self._ranks,
             self._places,
@@ -178,7 +227,7 @@ class Mover:
             run=choice.run,
         )
         # All parcels are whole: from here on they are the state.
-        self._delete(spec, sources)
+        self._delete(spec, [each.job for each in sources])
         return made
 
     def _make_job(
@@ -229,6 +278,7 @@ class Mover:
                 each.take_steps(skipped, skips=True)
                 each.take_steps(good, skips=False)
                 _check_place(spec, each, step, numbers)
+                each.resume_commits()
                 each.keep()
         except Exception as failure:
             error = failure
@@ -254,8 +304,10 @@ def _load(
         check_alike(spec.job, regions, named, parcels)
         check_scales(spec, regions, named)
         numbers = numbers_for(spec, blocks, regions, of_parcels)
-        made.append(NewJob(_of_all_ranks(spec)))
+        is_alone = part_of([spec.parameters[0].name]) is None
+        made.append(NewJob(_of_all_ranks(spec), parcels=parcels[0].run if is_alone else ""))
         made[0].begin(numbers.scaler)
+        made[0].hold_commits()
         names = list(dict.fromkeys(each.name for each in named))
         mine = by_name(blocks)
         for group, pieces in groups_of(spec, names, regions):

@@ -11,10 +11,19 @@ from typing import Any
 import torch
 
 from optstate import _native, errors
+from optstate._storage import Storage
 from optstate._torch.nodes import idle_steps
 from optstate._torch.nodes.copied_state import Numbers, Wanted, numel_of, sums_of
 from optstate._torch.nodes.eight_bits import restore_scales
 from optstate._torch.nodes.moves.deletion import delete_left
+from optstate._torch.nodes.moves.durability import (
+    WHILE_MOVING,
+    as_of_loads,
+    durability_asked,
+    set_durability,
+)
+from optstate._torch.nodes.moves.holdings import address_of, created_run, note_job_of
+from optstate._torch.nodes.moves.making_note import MakingNote, write_note
 from optstate._torch.nodes.moves.scales import has_scales
 from optstate._torch.optimizer_info import by_kind
 from optstate._torch.state.arrays import ArrayTransfer
@@ -32,9 +41,11 @@ class NewJob:
     Threads: one at a time; the sessions wait for each other in threads of their own.
     """
 
-    def __init__(self, spec: SessionSpec) -> None:
-        """spec: of rank 0, with the layout of all ranks."""
+    def __init__(self, spec: SessionSpec, *, parcels: str = "") -> None:
+        """spec: of rank 0, with the layout of all ranks. parcels: the run of those that the job is
+        made of, which a note then says, because its layout does not."""
         self._spec = spec
+        self._parcels = parcels
         self._sessions: list[Session] = []
         self._arrays: list[ArrayTransfer] = []
         self._has_made = False  # whether undo() removes it
@@ -51,8 +62,30 @@ class NewJob:
                 " it: end that one, and start the ranks of all nodes again"
             )
         self._has_made = True
+        if self._parcels:
+            self._write_note()
         for each in self._sessions:
             each.begin_load()
+
+    def _write_note(self) -> None:
+        spec = self._spec
+        address = address_of(spec.endpoint, note_job_of(spec.job), spec.connect_timeout_s)
+        delete_left(spec, address.job)  # about a job that is gone
+        note = MakingNote(self._parcels, created_run(spec))
+        durability = as_of_loads(spec.storage).durability
+        write_note(address, note, Storage(durability=durability), spec.access)
+
+    def hold_commits(self) -> None:
+        """Has no step of a durable job be made durable by itself, until resume_commits()."""
+        if durability_asked(self._spec.storage):
+            set_durability(self._spec, WHILE_MOVING, self.committed_step)
+
+    def resume_commits(self) -> None:
+        """Makes the present step of a durable job durable, and has others be so as the script has
+        asked for."""
+        durability = durability_asked(self._spec.storage)
+        if durability:
+            set_durability(self._spec, durability, self.committed_step)
 
     def _open(self, spec: SessionSpec) -> None:
         for rank in range(spec.world_size):
@@ -184,5 +217,8 @@ class NewJob:
         remove the rest."""
         with contextlib.suppress(errors.OptstateError):
             self.close()
-            if self._has_made:
-                delete_left(self._spec, self._spec.job)
+            if not self._has_made:
+                return
+            delete_left(self._spec, self._spec.job)
+            if self._parcels:
+                delete_left(self._spec, note_job_of(self._spec.job))

@@ -15,7 +15,8 @@ from optstate._torch.nodes.copied_state import Numbers, Wanted
 from optstate._torch.nodes.idle_steps import last_steps
 from optstate._torch.nodes.moves.blocks import Block, Regions, in_parcel
 from optstate._torch.nodes.moves.choosing import Source
-from optstate._torch.nodes.moves.holdings import HeldJob, Mark, parcel_of
+from optstate._torch.nodes.moves.durability import durability_asked, set_durability
+from optstate._torch.nodes.moves.holdings import HeldJob, Mark, last_step_of, parcel_of
 from optstate._torch.nodes.moves.new_job import NewJob
 from optstate._torch.nodes.moves.reading import (
     Assembly,
@@ -33,7 +34,6 @@ from optstate._torch.nodes.resolution import Position, Step
 from optstate._torch.ranks import Ranks
 from optstate.session_spec import SessionSpec
 
-_DURABILITIES_NONE = ("", "DURABILITY_KIND_NONE", "DURABILITY_KIND_UNSPECIFIED")
 _IN_MEMORY = ("", "PLACEMENT_HOST", "PLACEMENT_UNSPECIFIED")
 
 
@@ -47,19 +47,23 @@ class Wish(NamedTuple):
 
 def check_movable(spec: SessionSpec, sources: Sequence[HeldJob]) -> None:
     """Raises, on every rank alike, when the state cannot move bit for bit, or not safely."""
-    durable = [each for each in sources if each.durability not in _DURABILITIES_NONE]
-    if durable or spec.storage.durability > 1:
-        raise errors.UnimplementedError(
-            f'job "{spec.job}" has durable steps (durability=), which it would not have while its'
-            " state moves to other nodes or ranks. Attach on the nodes and ranks that it has, or"
-            " save a checkpoint there, delete the job (optctl delete job) and load it into a new"
-            " one"
+    if not durability_asked(spec.storage) and any(each.durability for each in sources):
+        raise errors.FailedPreconditionError(
+            f'job "{spec.job}" has durable steps, and the one that its state is to move into would'
+            " not: say durability= again, and placement= if the job has one"
         )
     if spec.storage.placement <= 1 and any(each.placement not in _IN_MEMORY for each in sources):
         raise errors.FailedPreconditionError(
             f'job "{spec.job}" lies on disk, and the one that its state is to move into would not:'
             ' say placement="nvme" (or "auto"), and host_budget= if it had one'
         )
+
+
+def make_durable(spec: SessionSpec, held: Sequence[HeldJob]) -> None:
+    """Makes the present step of durable jobs durable, which this node has of the job of spec."""
+    for each in held:
+        if each.durability and each.mark is None:
+            set_durability(spec, each.durability, each.step)
 
 
 def check_alike(
@@ -198,8 +202,9 @@ class _Carrier:
         try:
             scaler = next(iter(numbers.values())).scaler
             last_steps(self._spec, scaler, step)  # raises if the job could not be made of it
+            last_step = _last_step(self._sources)
             for wish in self._mine:
-                mark = Mark(wish.part, step, run, scaler)
+                mark = Mark(wish.part, step, run, scaler, last_step)
                 parcel = NewJob(self._spec_of(wish, mark))
                 self._made.append((wish, mark, parcel))
                 parcel.begin()
@@ -240,7 +245,7 @@ class _Carrier:
             world_size=1,
             partition=spec.partition,
             placement="",
-            durability="",
+            durability=durability_asked(spec.storage),
             blocks=tuple(blocks),
         )
 
@@ -285,6 +290,15 @@ class _Carrier:
             for node, block in self._wanted.get(theirs.name, ())
             if theirs.overlap(block) is not None
         }
+
+
+def _last_step(sources: Sequence[Source]) -> str:
+    """Returns what tells a job whose layout does not name its run, when it was restored from disk
+    meanwhile; empty: there is none."""
+    [held] = [each.held for each in sources] if len(sources) == 1 else [None]
+    if held is None or held.part is not None or held.mark is not None:
+        return ""
+    return last_step_of(held.position)
 
 
 def _behind(pieces: Sequence[tuple[Wanted, torch.Tensor]]) -> list[tuple[Wanted, torch.Tensor]]:

@@ -13,6 +13,7 @@ from optstate import _native, errors
 from optstate._storage import Storage
 from optstate._torch.nodes.copied_state import Numbers, Wanted, fetch_numbers_of
 from optstate._torch.nodes.moves.blocks import Block, Regions
+from optstate._torch.nodes.moves.durability import as_it_is, as_of_loads
 from optstate._torch.nodes.moves.holdings import HeldJob
 from optstate._torch.optimizer_info import by_kind
 from optstate._torch.state.arrays import ArrayTransfer
@@ -38,15 +39,16 @@ def spec_of(held: HeldJob, spec: SessionSpec) -> SessionSpec:
         accumulate=spec.accumulate and held.mark is None,
         loss_scaler=spec.loss_scaler if held.mark is None else None,
         loss_scaler_state=None,
-        storage=spec.storage if held.mark is None else parcel_storage(spec),
+        storage=spec.storage if held.mark is None else as_it_is(parcel_storage(spec)),
         speculative=False,
         change_detection=0,
     )
 
 
 def parcel_storage(spec: SessionSpec) -> Storage:
-    """Returns where a parcel of the job lies: as the job, and on no device."""
-    return spec.storage._replace(
+    """Returns where a parcel of the job lies: as the job, and on no device. It takes no steps, and
+    that of a durable job is durable when it is whole."""
+    return as_of_loads(spec.storage)._replace(
         has_offload_fraction=False, offload_fraction=0.0, device_budget_bytes=0
     )
 
