@@ -6,13 +6,18 @@ are (1, 2 or 4), and a run that has moved must end with the bits of one that nev
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
+import shutil
+import signal
 
 import nodes as on_nodes
 import optstate
 import ranks
 import sharded
 import torch
+from optstate._torch.nodes.moves import mover, new_job
 from torch.distributed.device_mesh import init_device_mesh
 from training import bits, loss_of, small_model
 
@@ -24,6 +29,8 @@ CASES = {
     "bfloat16": {},
     "split": {"master": "split"},
     "state": {"state_dtype": "bfloat16"},
+    "eight": {"state_dtype": "dynamic8"},
+    "Lion": {"state_dtype": "dynamic8"},
     "scaler": {"loss_scaler": SCALER},
     "NAdam": {},
     "Adafactor": {},
@@ -32,12 +39,15 @@ CASES = {
 
 
 def make(rank, endpoints, per_node, job, kind, case, kwargs):
-    """kind: "fsdp", of shards; "hsdp", of a replica on each node; "zero", of whole parameters that
-    nodes share out."""
+    """kind: "fsdp", of shards; "wide", of shards that 1, 2 and 4 ranks cut at multiples of 256
+    elements; "hsdp", of a replica on each node; "zero", of whole parameters that nodes share out.
+    """
     endpoint = on_nodes.enter(rank, endpoints, per_node)
     dtype = torch.bfloat16 if case in ("bfloat16", "split") else torch.float32
     if kind == "zero":
         model = small_model(dtype=dtype)
+    elif kind == "wide":
+        model = sharded.fsdp(_wide_model())
     elif kind == "hsdp":
         mesh = init_device_mesh("cpu", (len(endpoints), per_node), mesh_dim_names=("r", "s"))
         model = sharded.fsdp(sharded.make_model(dtype=dtype), mesh)
@@ -51,8 +61,22 @@ def make(rank, endpoints, per_node, job, kind, case, kwargs):
     return model, kind_of(parameters, job=job, endpoint=endpoint, **kwargs)
 
 
+def _wide_model():
+    generator = torch.Generator().manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 8, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.randn(8, 256, generator=generator) * 0.1)
+    return model
+
+
+def _wide_loss(model, step):
+    generator = torch.Generator().manual_seed(2000 + step)
+    inputs = torch.randn(16, 256, generator=generator)
+    return (model(inputs) - inputs[:, :8].sin()).square().mean()
+
+
 def take_step(model, optimizer, kind, case, step):
-    loss = loss_of if kind == "zero" else sharded.loss_of
+    loss = {"zero": loss_of, "wide": _wide_loss}.get(kind, sharded.loss_of)
     optimizer.zero_grad()
     found = loss(model, step)
     (optimizer.scale(found) if case == "scaler" else found).backward()
@@ -118,3 +142,91 @@ def said(connection, rank, endpoints, per_node, job, kwargs):
     except Exception as error:
         return type(error).__name__, str(error)
     return None
+
+
+# A place where a rank stops while state moves, and is killed.
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """After a call of NewJob's method, or before a rank deletes a job, when the ranks before it
+    have done so."""
+
+    name: str
+    count: int
+    rank: int = 1
+
+    def __call__(self, connection, rank):
+        if self.name == "delete_left":
+            self._stop_deleting(connection, rank)
+        elif rank == self.rank:
+            self._stop_after(connection)
+
+    def _stop_after(self, connection):
+        original, calls = getattr(new_job.NewJob, self.name), []
+
+        def stopping(*args, **kwargs):
+            result = original(*args, **kwargs)
+            calls.append(self.name)
+            if len(calls) == self.count:
+                ranks.say(connection, "stopped")
+                connection.recv()
+            return result
+
+        setattr(new_job.NewJob, self.name, stopping)
+
+    def _stop_deleting(self, connection, rank):
+        original, calls = mover.delete_left, []
+
+        def stopping(spec, job):
+            calls.append(job)
+            if len(calls) != self.count:
+                original(spec, job)
+                return
+            if rank < self.rank:
+                original(spec, job)
+            ranks.say(connection, "stopped")
+            connection.recv()
+
+        mover.delete_left = stopping
+
+    @property
+    def stopped(self):
+        """The ranks that stop."""
+        return range(self.rank + 1) if self.name == "delete_left" else [self.rank]
+
+
+STOPS = [
+    ("begin", 1),  # the parcel is made,
+    ("take", 1),
+    ("finish_load", 1),
+    ("load_nothing", 1),  # and is whole
+    ("delete_left", 1),  # one node has no former job any more
+    ("begin", 2),  # the job is made,
+    ("finish_load", 2),
+    ("take_steps", 1),  # is at its step,
+    ("resume_commits", 1),  # and is durable, if it was
+    ("delete_left", 2),  # one node has no parcel any more
+]
+
+
+def kill_while_moving(endpoints, per_node, job, stop, kind="fsdp", **kwargs):
+    """Ranks are killed while the state moves to them."""
+    arguments = (endpoints, per_node, job, kind, "AdamW", UNTIL, kwargs, stop)
+    world = len(endpoints) * per_node
+    with ranks.running(train, world, *arguments) as running:
+        for rank in stop.stopped:
+            assert running.hear(rank) == "stopped"
+        running.kill(*range(world))
+
+
+def lose_power(nodes):
+    """Kills the daemons and all engines, and removes all that they had in memory."""
+    engines = [on_nodes.engine(each, job) for each in nodes for job in each.jobs()]
+    for each in nodes:
+        each.kill()
+    for engine in engines:
+        os.kill(engine, signal.SIGKILL)
+    for each in nodes:
+        shutil.rmtree(each.directory / "state")
+        each.start()

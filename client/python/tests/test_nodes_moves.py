@@ -18,7 +18,10 @@ nodes = on_nodes.nodes
         ("fsdp", "amsgrad"),
         ("fsdp", "split"),
         ("fsdp", "scaler"),
+        ("fsdp", "eight"),
         ("zero", "AdamW"),
+        ("zero", "eight"),
+        ("zero", "Lion"),
         ("zero", "bfloat16"),
         ("zero", "scaler"),
         ("zero", "NAdam"),
@@ -70,6 +73,17 @@ def test_state_of_16_bits(kind, nodes, job):
     before = moves.run(moves.endpoints(nodes), 1, job, kind, "state", until=3)
     after = moves.run(moves.endpoints(nodes)[::-1], 1, job, kind, "state", until=3)
     assert after == (3, *before[1:])
+
+
+@pytest.mark.parametrize("before", [1, 2])
+def test_state_of_8_bits_that_is_cut_between_blocks(before, nodes, daemon, job):
+    """To more ranks, and back to fewer ones; later steps have the bits of any other cut."""
+    expected = moves.unmoved(daemon, job, "wide", "eight")
+    moves.run([nodes[0].shm], before, job, "wide", "eight", until=2)
+    begun, *_ = moves.run(moves.endpoints(nodes), 2, job, "wide", "eight", until=4)
+    assert begun == 2
+    begun, *found = moves.run(moves.endpoints(nodes)[::-1], 1, job, "wide", "eight")
+    assert begun == 4 and tuple(found) == expected
 
 
 def _leave(connection, rank, endpoints, job, kind, until, leaving):

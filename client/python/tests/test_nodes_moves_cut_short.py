@@ -10,90 +10,23 @@ import nodes_moves as moves
 import optstate
 import pytest
 import ranks
-from optstate._torch.nodes.moves import holdings, mover, new_job, parcelling
+from optstate._torch.nodes.moves import holdings, mover, parcelling
 from training import small_model
 
 nodes = on_nodes.nodes
 
 
-@dataclasses.dataclass(frozen=True)
-class _Stop:
-    """A place where a rank stops: after a call of NewJob's method, or before it deletes a job, when
-    the ranks before it have done so."""
-
-    name: str
-    count: int
-    rank: int = 1
-
-    def __call__(self, connection, rank):
-        if self.name == "delete_left":
-            self._stop_deleting(connection, rank)
-        elif rank == self.rank:
-            self._stop_after(connection)
-
-    def _stop_after(self, connection):
-        original, calls = getattr(new_job.NewJob, self.name), []
-
-        def stopping(*args, **kwargs):
-            result = original(*args, **kwargs)
-            calls.append(self.name)
-            if len(calls) == self.count:
-                ranks.say(connection, "stopped")
-                connection.recv()
-            return result
-
-        setattr(new_job.NewJob, self.name, stopping)
-
-    def _stop_deleting(self, connection, rank):
-        original, calls = mover.delete_left, []
-
-        def stopping(spec, job):
-            calls.append(job)
-            if len(calls) != self.count:
-                original(spec, job)
-                return
-            if rank < self.rank:
-                original(spec, job)
-            ranks.say(connection, "stopped")
-            connection.recv()
-
-        mover.delete_left = stopping
-
-
-def _kill_while_moving(endpoints, per_node, job, stop, kind="fsdp"):
-    """Ranks are killed while the state moves to them."""
-    arguments = (endpoints, per_node, job, kind, "AdamW", moves.UNTIL, None, stop)
-    with ranks.running(moves.train, 2, *arguments) as running:
-        stopped = range(stop.rank + 1) if stop.name == "delete_left" else [stop.rank]
-        for rank in stopped:
-            assert running.hear(rank) == "stopped"
-        running.kill(0, 1)
-
-
-STOPS = [
-    ("begin", 1),  # the parcel is made,
-    ("take", 1),
-    ("finish_load", 1),
-    ("load_nothing", 1),  # and is whole
-    ("delete_left", 1),  # one node has no former job any more
-    ("begin", 2),  # the job is made,
-    ("finish_load", 2),
-    ("take_steps", 1),  # and is at its step
-    ("delete_left", 2),  # one node has no parcel any more
-]
-
-
-@pytest.mark.parametrize("stop", STOPS, ids=lambda stop: "-".join(map(str, stop)))
+@pytest.mark.parametrize("stop", moves.STOPS, ids=lambda stop: "-".join(map(str, stop)))
 def test_ranks_that_are_killed_while_state_moves(stop, nodes, daemon, job):
     """The next ranks go on, whether they are on the nodes that it moved to or on those it was on,
     and in whichever number."""
     expected = moves.unmoved(daemon, job)
     there, back = moves.endpoints(nodes), moves.endpoints(nodes)[::-1]
     moves.run(there, 1, job, until=3)
-    _kill_while_moving(back, 1, job, _Stop(*stop))
+    moves.kill_while_moving(back, 1, job, moves.Stop(*stop))
     begun, *_ = moves.run(there, 1, job, until=4)
     assert begun == 3
-    _kill_while_moving(back, 1, job, _Stop(*stop))
+    moves.kill_while_moving(back, 1, job, moves.Stop(*stop))
     begun, *found = moves.run(back, 1, job)
     assert begun == 4 and tuple(found) == expected
     assert moves.jobs(nodes) == [[job], [job]]
@@ -173,7 +106,7 @@ def test_another_script_between_two_tries(stop, nodes, daemon, job):
     expected = moves.unmoved(daemon, job, "zero")
     ranks.run(_leave, 2, moves.endpoints(nodes), job)
     endpoint = nodes[0].shm
-    _kill_while_moving([endpoint], 2, job, _Stop(*stop, rank=0), "zero")
+    moves.kill_while_moving([endpoint], 2, job, moves.Stop(*stop, rank=0), "zero")
     if stop[0] == "delete_left":
         nodes[0].run_optctl("delete", "job", job)  # as the rank was going to
     [(kind, text)] = ranks.run(_without_nodes, 1, endpoint, job)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import nodes as on_nodes
 import nodes_moves as moves
 import optstate
+import pytest
 import ranks
 import sharded
+import torch
 from daemon import start_daemon_with_disks
-from training import loss_of, small_model
+from optstate import _native
+from optstate._torch.nodes.moves.deletion import delete_left
+from optstate._torch.state.arrays import ArrayTransfer
+from optstate.session import Session
+from optstate.session_spec import SessionSpec
+from training import small_model
 
 nodes = on_nodes.nodes
 
@@ -52,22 +61,27 @@ def _lacks(connection, rank, endpoints, job):
     return None
 
 
-def test_state_of_8_bits(nodes, job):
+def test_state_of_8_bits_that_would_be_cut_within_blocks(nodes, job):
+    """The error names the parameters, and where the job can go on."""
     kwargs = {"state_dtype": "dynamic8"}
     moves.run([nodes[0].shm], 2, job, until=2, **kwargs)
-    kind, text = _refused(moves.endpoints(nodes), 1, job, **kwargs)
-    assert kind == "UnimplementedError" and 'state_dtype="dynamic8"' in text
-    assert moves.jobs(nodes) == [[job], []]
-    assert moves.run([nodes[0].shm], 2, job, until=3, **kwargs)[0] == 2
+    for endpoints, per_node in ((moves.endpoints(nodes), 2), ([nodes[1].shm, nodes[0].shm], 2)):
+        kind, text = _refused(endpoints, per_node, job, **kwargs)
+        assert kind == "UnimplementedError" and 'state_dtype="dynamic8"' in text
+        assert '"0.weight"' in text and "[4, 8] at [0, 0] of [7, 8] before" in text
+        assert "multiples of 256 elements" in text and "delete the job" in text
+        assert sorted(map(len, moves.jobs(nodes))) == [0, 1]
+    assert moves.run(moves.endpoints(nodes), 1, job, until=3, **kwargs)[0] == 2
 
 
-def test_durable_steps(tmp_path, job):
+def test_a_durable_job_does_not_stop_being_durable_unasked(tmp_path, job):
     daemon = start_daemon_with_disks(tmp_path, "disk")
     try:
         moves.run([daemon.shm], 1, job, until=2, durability="step")
         kind, text = _refused([daemon.shm], 2, job)
-        assert kind == "UnimplementedError" and "durability=" in text
+        assert kind == "FailedPreconditionError" and "say durability= again" in text
         assert moves.run([daemon.shm], 1, job, until=3)[0] == 2
+        assert moves.run([daemon.shm], 2, job, until=4, durability="step")[0] == 3
     finally:
         daemon.stop()
 
@@ -86,37 +100,66 @@ def test_state_on_disk_does_not_leave_it_unasked(tmp_path, job):
         daemon.stop()
 
 
-def _in_group(connection, rank, endpoints, job, count, until):
-    """Each job has half of the ranks, and all clip by one norm."""
-    import torch.distributed as dist
+# A job of one node that another client has made beside parcels.
 
-    endpoint = on_nodes.enter(rank, endpoints, count // len(endpoints))
-    halves = [list(range(0, count, 2)), list(range(1, count, 2))]
-    groups = [dist.new_group(half) for half in halves]
-    model = small_model()
-    try:
-        optimizer = optstate.AdamW(
-            model[0].parameters() if rank % 2 else model[3].parameters(),
-            job=f"{job}-{rank % 2}",
-            endpoint=endpoint,
-            process_group=groups[rank % 2],
-            norm_group=dist.group.WORLD,
-            across_nodes="sharded",
-            max_norm=1.0,
-        )
-    except optstate.OptstateError as error:
-        return type(error).__name__, str(error)
-    for step in range(until):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
+
+def _made_by_another(connection, rank, endpoint, job, loads):
+    """Makes a job of the model's parameters, which no mover did, and loads it."""
+    parameters = list(small_model().named_parameters())
+    optimizer = optstate.AdamW(parameters, job=f"{job}-like", endpoint=endpoint)
+    spec = optimizer._served.attachment.spec
     optimizer.close()
+    session = Session.open(dataclasses.replace(spec, job=job))
+    if loads:
+        arrays = ArrayTransfer(session, spec.parameters)
+        session.begin_load()
+        for index, (_, parameter) in enumerate(parameters):
+            arrays.load_array(_native.MASTER, index, torch.full_like(parameter, 7.0))
+        arrays.flush_loads()
+        session.finish_load()
+    session.close()
+
+
+def _delete(node, job):
+    """Deletes a job there whose ranks may just have ended."""
+    address = SessionSpec(job=job, optimizer=0, group_options=[], parameters=[], endpoint=node.shm)
+    delete_left(address, job)
+
+
+def _leave(connection, rank, endpoints, job):
+    model, optimizer = moves.make(rank, endpoints, 1, job, "zero", "AdamW", {})
+    for step in range(3):
+        moves.take_step(model, optimizer, "zero", "AdamW", step)
+    assert optimizer.hand_over(leaves=rank == 1)
+
+
+@pytest.mark.parametrize("loads", [False, True], ids=["empty", "loaded"])
+def test_a_job_that_another_client_made_beside_a_parcel(loads, nodes, daemon, job):
+    """It is kept, and the error names both; one that has nothing makes no difference."""
+    expected = moves.unmoved(daemon, job, "zero")
+    node = nodes[0]
+    ranks.run(_leave, 2, moves.endpoints(nodes), job)
+    # All is in one parcel, and the job is not there yet.
+    moves.kill_while_moving([node.shm], 2, job, moves.Stop("begin", 2, rank=0), "zero")
+    _delete(node, job)
+    ranks.run(_made_by_another, 1, node.shm, job, loads)
+    _delete(node, f"{job}-like")
+    if loads:
+        [parcel] = [each for each in node.jobs() if each.endswith("1of1")]
+        found = ranks.run(_said_of_whole, 2, node.shm, job)
+        for kind, text in found:
+            assert kind == "FailedPreconditionError" and "nothing says" in text
+            assert f"optctl delete job {job}, on node0 alone" in text and f'"{parcel}"' in text
+        assert job in node.jobs() and parcel in node.jobs()
+        _delete(node, job)
+    begun, *after = moves.run([node.shm], 2, job, "zero")
+    assert begun == 3 and tuple(after) == expected
+    assert node.jobs() == [job]
+
+
+def _said_of_whole(connection, rank, endpoint, job):
+    try:
+        moves.make(rank, [endpoint], 2, job, "zero", "AdamW", {})[1].close()
+    except Exception as error:
+        return type(error).__name__, str(error)
     return None
-
-
-def test_jobs_that_clip_by_one_norm(nodes, job):
-    assert ranks.run(_in_group, 2, [nodes[0].shm], job, 2, 2) == [None] * 2
-    for kind, text in ranks.run(_in_group, 4, moves.endpoints(nodes), job, 4, 0):
-        assert kind == "UnimplementedError" and "norm_group=" in text
-    assert moves.jobs(nodes) == [[f"{job}-0", f"{job}-1"], []]
-    assert ranks.run(_in_group, 2, [nodes[0].shm], job, 2, 1) == [None] * 2

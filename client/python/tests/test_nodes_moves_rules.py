@@ -5,10 +5,20 @@ from __future__ import annotations
 import pytest
 from optstate._torch.nodes.moves.blocks import Block
 from optstate._torch.nodes.moves.choosing import Refused, choose
+from optstate._torch.nodes.moves.durability import WHILE_MOVING
 from optstate._torch.nodes.moves.handing_over import wishes_of
-from optstate._torch.nodes.moves.holdings import HeldJob, Holding, Mark, mark_of, parcel_of
+from optstate._torch.nodes.moves.holdings import (
+    HeldJob,
+    Holding,
+    Mark,
+    last_step_of,
+    mark_of,
+    parcel_of,
+)
+from optstate._torch.nodes.moves.making_note import MakingNote, note_of
 from optstate._torch.nodes.part_names import Part, part_of
 from optstate._torch.nodes.resolution import Position, Step
+from optstate.job_position import NodesNorm
 from optstate.session_spec import LossScalerState, ParameterSpec, Shard
 
 
@@ -20,18 +30,33 @@ def _block(name, begin, end, whole=8):
 def _held(begin, end, *, run="a", number=1, count=2, step=3, mark=None, loads=1, **more):
     """A job that has these elements of the one parameter."""
     part = None if mark or not count else Part(run, number, count)
-    position = Position(Step(step, more.pop("digest", 7)), loads_finished=loads, **more)
+    last = Step(step, more.pop("digest", 7), norm=NodesNorm(more.pop("norm", 0.0), 1.0))
+    durable = more.pop("durable", "")
+    position = Position(last, loads_finished=loads, **more)
     blocks = (_block("w", begin, end),)
-    return HeldJob("gpt", part, mark, position, run, 1, 4, "", "", blocks)
+    return HeldJob("gpt", part, mark, position, run, 1, 4, "", durable, blocks)
 
 
-def _parcel(begin, end, *, run="b", number=1, count=2, step=3, source="a", loads=2):
-    mark = Mark(Part(run, number, count), step, source, None)
+def _parcel(begin, end, *, run="b", number=1, count=2, step=3, source="a", loads=2, last_step=""):
+    mark = Mark(Part(run, number, count), step, source, None, last_step)
     return _held(begin, end, run=run, mark=mark, step=0, loads=loads)
 
 
 FIRST, SECOND = _held(0, 4), _held(4, 8, number=2)
 HALVES = _parcel(0, 4), _parcel(4, 8, number=2)
+# All of a job on one node, whose layout does not name its run.
+WHOLE = (_parcel(0, 8, count=1),)
+NOTE = MakingNote("b", "made")
+
+
+def _alone(**facts):
+    return _held(0, 8, count=0, **{"run": "made", "digest": 0, **facts})
+
+
+# A job of one node that was trained, and what identifies its last step.
+TRAINED = _alone(run="a", digest=7, norm=2.0)
+LAST_STEP = last_step_of(TRAINED.position)
+RESTORED = TRAINED._replace(run="anew")
 
 
 @pytest.mark.parametrize(
@@ -53,6 +78,24 @@ HALVES = _parcel(0, 4), _parcel(4, 8, number=2)
         ([Holding(None, HALVES[:1]), Holding(SECOND, HALVES[1:])], "b", 2, 1),
         # The jobs are being made of them.
         ([Holding(_held(0, 4, run="b", step=1, digest=0), HALVES)], "b", 2, 1),
+        # So is one of one node, to which nothing was ever loaded,
+        ([Holding(_alone(run="c", step=0, loads=0), WHOLE)], "b", 1, 1),
+        # of which a note says so,
+        ([Holding(_alone(step=0), WHOLE, NOTE)], "b", 1, 1),
+        ([Holding(_alone(step=2), WHOLE, NOTE)], "b", 1, 1),
+        # or its durability; and that came from the disk since.
+        ([Holding(_alone(run="c", step=2, durable=WHILE_MOVING), WHOLE)], "b", 1, 1),
+        ([Holding(_alone(run="c", step=3), WHOLE, NOTE)], "b", 1, 1),
+        # The former job of one node came from the disk since.
+        ([Holding(RESTORED, (_parcel(0, 8, count=1, last_step=LAST_STEP),))], "b", 1, 1),
+        (
+            [Holding(RESTORED, (_parcel(0, 4, last_step=LAST_STEP),)), Holding()],
+            "anew",
+            1,
+            1,
+        ),
+        # Another run's parcel was given up half made.
+        ([Holding(FIRST, (_parcel(0, 4, source="c", loads=1),)), Holding(SECOND)], "a", 2, 1),
         # The jobs are whole, and parcels are partly deleted.
         ([Holding(_held(0, 8, run="b", count=1, digest=0), HALVES[:1])], "b", 1, 1),
     ],
@@ -73,9 +116,28 @@ def test_where_the_state_is(found, run, sources, debris):
         ([Holding(_held(0, 8, count=1)), Holding(_held(0, 8, run="c", count=1))], "do not belong"),
         ([Holding(None, HALVES[:1])], "half made"),
         # A job that has gone on beside parcels that have everything, or is of another run.
-        ([Holding(_held(0, 8, count=1, step=5), HALVES)], "of which it was not made"),
-        ([Holding(_held(0, 8, run="c", count=1), HALVES)], "of which it was not made"),
-        ([Holding(_held(0, 4, run="b", step=2), HALVES)], "of which it was not made"),
+        ([Holding(_held(0, 8, count=1, step=5), HALVES)], "nothing says"),
+        ([Holding(_held(0, 8, run="c", count=1), HALVES)], "nothing says"),
+        ([Holding(_held(0, 4, run="b", step=2), HALVES)], "nothing says"),
+        # A job of one node that another client has made, beside a note about one that is gone.
+        ([Holding(_alone(run="c", step=0), WHOLE)], "optctl delete job gpt, on node0 alone"),
+        ([Holding(_alone(run="c", step=0), WHOLE, NOTE)], "nothing says"),
+        ([Holding(_alone(run="c", step=2), WHOLE, NOTE)], "nothing says"),
+        ([Holding(_alone(step=2), WHOLE, MakingNote("c", "made"))], "nothing says"),
+        # One that was trained since.
+        ([Holding(_alone(step=2, digest=7), WHOLE, NOTE)], "nothing says"),
+        ([Holding(_alone(step=2, norm=1.0), WHOLE, NOTE)], "nothing says"),
+        ([Holding(_alone(step=4), WHOLE, NOTE)], "nothing says"),
+        # One that took another last step than the job that the parcel was made of.
+        (
+            [
+                Holding(
+                    _alone(run="c", digest=7, norm=3.0),
+                    (_parcel(0, 8, count=1, last_step=LAST_STEP),),
+                )
+            ],
+            "nothing says",
+        ),
         # A parcel of another run, or one that is ahead.
         ([Holding(FIRST, (_parcel(0, 4, source="c"),)), Holding(SECOND)], "does not belong"),
         ([Holding(FIRST, (_parcel(0, 4, step=4),)), Holding(SECOND)], "does not belong"),
@@ -96,9 +158,22 @@ def test_nothing_is_there():
 
 def test_a_mark_says_what_a_parcel_is():
     for scaler in (None, LossScalerState(0.1, 3, 2)):
-        mark = Mark(Part("0af3", 2, 3), 17, "b00c", scaler)
-        assert mark_of([mark.name]) == mark == mark_of([f"{mark.name}@0"])
+        for last_step in ("", LAST_STEP):
+            mark = Mark(Part("0af3", 2, 3), 17, "b00c", scaler, last_step)
+            assert mark_of([mark.name]) == mark == mark_of([f"{mark.name}@0"])
     assert mark_of(["0.weight"]) is None and part_of([mark.name]) is None
+
+
+def test_a_note_says_what_a_job_is_made_of():
+    note = MakingNote("0af3", "b00c")
+    assert note_of(note.name) == note and note_of("0.weight") is None
+    assert mark_of([note.name]) is None and part_of([note.name]) is None
+
+
+def test_steps_that_update_nothing_identify_no_job():
+    assert LAST_STEP and last_step_of(_alone(step=3, digest=7, norm=3.0).position) != LAST_STEP
+    for facts in ({"step": 0}, {"step": 3}, {"step": 3, "norm": 0.0}):
+        assert last_step_of(_alone(**facts).position) == ""
 
 
 def test_names_of_parcels_fit():

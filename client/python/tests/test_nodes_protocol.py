@@ -157,6 +157,31 @@ def test_the_rules_of_nodes_with_other_shards():
     assert found == {1: Verdict.COMMIT, 2: Verdict.COMMIT}
 
 
+def test_a_job_that_has_moved_is_not_compared_with_other_jobs():
+    """It got to its step by others, which have no digest."""
+    names, kinds = ["a", "b", "c"], [0, 1, 2]
+    jobs = [0, 1, 1]
+
+    def resolve(*positions):
+        return resolution.resolve(positions, names, kinds, jobs)
+
+    def alone(step, norm):
+        return Position(Step(step, 0, norm=NodesNorm(norm, 1.0)))
+
+    moved = _at(8, 0, True)
+    assert resolve(_at(8, 9), moved, moved) == {}
+    assert resolve(moved, _at(8, 9), _at(8, 10)) == {}
+    assert resolve(_at(8, 9), alone(8, 0.0), alone(8, 0.0)) == {}
+    for positions in (
+        (_at(8, 9), moved, _at(8, 10)),  # one node of it alone
+        (_at(8, 9), _at(7, 0, True), _at(7, 0, True)),
+        (_at(8, 9), alone(8, 2.0), alone(8, 2.0)),  # it has trained without the other one
+        (_at(8, 9, True), _at(8, 10), _at(8, 11)),
+    ):
+        with pytest.raises(Unresolvable):
+            resolve(*positions)
+
+
 def test_the_rules():
     names = ["a", "b"]
     mine, other = Step(8, 9), Step(8, 10)

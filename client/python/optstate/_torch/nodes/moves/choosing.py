@@ -152,14 +152,12 @@ def _said(names: Sequence[str], sources: Sequence[Source]) -> str:
     return "; ".join(f"{names[node]}: {held}" for node, held in sources)
 
 
-def _is_source(held: HeldJob, mark: Mark) -> bool:
-    """Returns whether parcels with this mark have just what a job has."""
-    if held.position.committed.step != mark.step:
-        return False
-    if held.run == mark.source:
+def _was_made_of(mark: Mark, held: HeldJob) -> bool:
+    """Returns whether a parcel with this mark was made of a job."""
+    if mark.source == held.run:
         return True
     # Its daemon has restored it from disk.
-    is_alone = held.part is None and bool(mark.last_step)
+    is_alone = held.mark is None and held.part is None and bool(mark.last_step)
     return is_alone and last_step_of(held.position) == mark.last_step
 
 
@@ -192,7 +190,8 @@ def _beside_parcels(
     mark = chosen[0].held.mark
     assert mark is not None
     for node, held in jobs:
-        is_known = _is_source(held, mark) or _is_made(held, mark, found[node].note)
+        is_source = _was_made_of(mark, held) and held.position.committed.step == mark.step
+        is_known = is_source or _is_made(held, mark, found[node].note)
         if not is_known or held.position.prepared is not None:
             raise Refused(
                 f'{names[node]} has job "{job}" ({held}) beside parcels of {mark.part} at step'
@@ -302,7 +301,9 @@ def _unused(
         # What a half made one was to be made of stays until all are whole.
         if not held.is_whole:
             continue
-        if not runs & {held.run, held.mark.source} or held.mark.step > step:
+        belongs = bool(runs & {held.run, held.mark.source})
+        belongs = belongs or any(_was_made_of(held.mark, each.held) for each in chosen)
+        if not belongs or held.mark.step > step:
             raise Refused(
                 f'{names[node]} has a parcel of job "{job}" ({held}, as job "{held.job}") that'
                 f" does not belong to the state with which the job goes on ({_said(names, chosen)})"

@@ -4,7 +4,8 @@ A durable job has three forms on its way, and each is durable before the one bef
 
     the former jobs     at the step at which they move, before parcels are made of them: one that
                         is made durable now and then would come back from a loss of power at an
-                        earlier step than its parcels, and a node that stays than what is handed over
+                        earlier step than its parcels, and one of a node that stays than what is
+                        handed over
     the parcels         by each of their loads, of which a whole one has had two
     the new job         at its step, before parcels are deleted
 

@@ -1,0 +1,140 @@
+"""Durable jobs that are sharded over nodes go on with other nodes or ranks: a loss of power at any
+moment leaves the step at which they move."""
+
+from __future__ import annotations
+
+import nodes_moves as moves
+import pytest
+import ranks
+from daemon import start_daemon_with_disks
+from optstate._torch.nodes.moves import durability
+from optstate._torch.nodes.moves.holdings import address_of
+from optstate._torch.nodes.positions import position_of
+
+# A step would be durable long after the tests, but for what the moves do.
+SELDOM = "every 1000"
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    daemons = []
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        daemons.append(start_daemon_with_disks(folder, "disk"))
+    yield daemons
+    for each in daemons:
+        each.stop()
+
+
+def _durable_steps(nodes, job):
+    addresses = [address_of(each.shm, job, 0) for each in nodes]
+    return [position_of(address).durable_step for address in addresses]
+
+
+def _durabilities(nodes, job):
+    found = [each.optctl("describe", "job", job)["storage"] for each in nodes]
+    return [durability.durability_in(each) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("asked", "case", "more"),
+    [
+        ("step", "AdamW", {}),
+        (SELDOM, "AdamW", {"placement": "nvme"}),
+        ("interval 1h", "scaler", {}),
+        ("step", "eight", {}),
+    ],
+)
+def test_a_job_is_durable_where_it_moves_to(asked, case, more, nodes, daemon, job):
+    expected = moves.unmoved(daemon, job, case=case)
+    kwargs = {"durability": asked, **more}
+    moves.run([nodes[0].shm], 2, job, case=case, until=3, **kwargs)
+    begun, *_ = moves.run(moves.endpoints(nodes), 1, job, case=case, until=3, **kwargs)
+    assert begun == 3 and _durable_steps(nodes, job) == [3, 3]
+    shown = "interval 3600000ms" if asked.startswith("interval") else asked
+    assert _durabilities(nodes, job) == [shown] * 2
+    assert moves.jobs(nodes) == [[job], [job]]
+    moves.lose_power(nodes)
+    begun, *found = moves.run(moves.endpoints(nodes)[::-1], 1, job, case=case, **kwargs)
+    assert begun == 3 and tuple(found) == expected
+
+
+@pytest.mark.parametrize("stop", moves.STOPS, ids=lambda stop: "-".join(map(str, stop)))
+def test_power_that_is_lost_while_state_moves(stop, nodes, daemon, job):
+    expected = moves.unmoved(daemon, job)
+    there, back = moves.endpoints(nodes), moves.endpoints(nodes)[::-1]
+    moves.run(there, 1, job, until=3, durability=SELDOM)
+    assert _durable_steps(nodes, job) == [0, 0]
+    moves.kill_while_moving(back, 1, job, moves.Stop(*stop), durability=SELDOM)
+    moves.lose_power(nodes)
+    begun, *found = moves.run(back, 1, job, durability=SELDOM)
+    assert begun == 3 and tuple(found) == expected
+    assert moves.jobs(nodes) == [[job], [job]]
+    assert _durabilities(nodes, job) == [SELDOM] * 2
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [*moves.STOPS, ("delete_left", 3)],  # the last one: of the note
+    ids=lambda stop: "-".join(map(str, stop)),
+)
+def test_power_that_is_lost_while_a_job_of_one_node_moves(stop, nodes, daemon, job):
+    """Its layout does not name its run, and when it was made is not known after a reboot."""
+    expected = moves.unmoved(daemon, job)
+    node = nodes[0]
+    moves.run([node.shm], 1, job, until=3, durability=SELDOM)
+    moves.kill_while_moving([node.shm], 2, job, moves.Stop(*stop, rank=0), durability=SELDOM)
+    moves.lose_power([node])
+    begun, *found = moves.run([node.shm], 2, job, durability=SELDOM)
+    assert begun == 3 and tuple(found) == expected
+    assert node.jobs() == [job]
+
+
+@pytest.mark.parametrize("stop", [("finish_load", 1), ("load_nothing", 1), ("delete_left", 1)])
+def test_power_that_is_lost_while_one_node_becomes_two(stop, nodes, daemon, job):
+    expected = moves.unmoved(daemon, job)
+    moves.run([nodes[0].shm], 2, job, until=3, durability=SELDOM)
+    rank = 0 if stop[0] == "delete_left" else 1  # the one that has a former job
+    stopping = moves.Stop(*stop, rank=rank)
+    moves.kill_while_moving(moves.endpoints(nodes), 1, job, stopping, durability=SELDOM)
+    moves.lose_power(nodes)
+    begun, *found = moves.run(moves.endpoints(nodes), 1, job, durability=SELDOM)
+    assert begun == 3 and tuple(found) == expected
+    assert moves.jobs(nodes) == [[job], [job]]
+
+
+def _leave(connection, rank, endpoints, job):
+    """The second node leaves at step 3, and hands its part over."""
+    model, optimizer = moves.make(rank, endpoints, 1, job, "fsdp", "AdamW", {"durability": SELDOM})
+    for step in range(3):
+        moves.take_step(model, optimizer, "fsdp", "AdamW", step)
+    assert optimizer.hand_over(leaves=rank == 1)
+
+
+def test_power_that_is_lost_after_a_node_has_left(nodes, daemon, job):
+    """What stays is durable at the step at which the other part was handed over."""
+    expected = moves.unmoved(daemon, job)
+    ranks.run(_leave, 2, moves.endpoints(nodes), job)
+    moves.lose_power(nodes)
+    assert nodes[1].jobs() == []
+    begun, *found = moves.run([nodes[0].shm], 2, job, durability=SELDOM)
+    assert begun == 3 and tuple(found) == expected
+
+
+def _earlier_build(connection, rank, endpoints, job):
+    """This rank's daemon sets durabilities, and makes nothing durable by that."""
+    change = durability._optctl.change
+    durability._optctl.change = lambda endpoint, verb, *rest, **how: (
+        None if verb == "set" else change(endpoint, verb, *rest, **how)
+    )
+    return moves.said(connection, rank, endpoints, 1, job, {"durability": SELDOM})
+
+
+def test_a_daemon_that_makes_no_step_durable_when_it_is_asked(nodes, job):
+    moves.run(moves.endpoints(nodes), 1, job, until=2, durability=SELDOM)
+    for kind, text in ranks.run(_earlier_build, 2, moves.endpoints(nodes)[::-1], job):
+        assert kind == "UnimplementedError" and "Upgrade optstated" in text
+        assert "durable at step 2" in text and "durable at step 0" in text
+    assert moves.jobs(nodes) == [[job], [job]]
+    assert moves.run(moves.endpoints(nodes), 1, job, until=3, durability=SELDOM)[0] == 2
