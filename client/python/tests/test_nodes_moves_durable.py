@@ -11,8 +11,15 @@ from optstate._torch.nodes.moves import durability
 from optstate._torch.nodes.moves.holdings import address_of
 from optstate._torch.nodes.positions import position_of
 
-# A step would be durable long after the tests, but for what the moves do.
+# A step would be durable long after the tests, but for what they and the moves do.
 SELDOM = "every 1000"
+# Where parcels are not whole, the former jobs go on, from their durable step.
+BEFORE = {
+    ("begin", 1): (2,),
+    ("take", 1): (2,),
+    ("finish_load", 1): (2,),
+    ("load_nothing", 1): (2, 3),
+}
 
 
 @pytest.fixture
@@ -35,6 +42,20 @@ def _durable_steps(nodes, job):
 def _durabilities(nodes, job):
     found = [each.optctl("describe", "job", job)["storage"] for each in nodes]
     return [durability.durability_in(each) for each in found]
+
+
+def _train_to_2(nodes, per_node, job):
+    """The step is durable."""
+    moves.run(moves.endpoints(nodes), per_node, job, until=2, durability=SELDOM)
+    for each in nodes:
+        each.run_optctl("set", "job", job, f"durability={SELDOM}")
+
+
+def _train_to_3(nodes, per_node, job):
+    """Step 2 is durable, and step 3 is not."""
+    _train_to_2(nodes, per_node, job)
+    moves.run(moves.endpoints(nodes), per_node, job, until=3, durability=SELDOM)
+    assert _durable_steps(nodes, job) == [2] * len(nodes)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +84,12 @@ def test_a_job_is_durable_where_it_moves_to(asked, case, more, nodes, daemon, jo
 @pytest.mark.parametrize("stop", moves.STOPS, ids=lambda stop: "-".join(map(str, stop)))
 def test_power_that_is_lost_while_state_moves(stop, nodes, daemon, job):
     expected = moves.unmoved(daemon, job)
-    there, back = moves.endpoints(nodes), moves.endpoints(nodes)[::-1]
-    moves.run(there, 1, job, until=3, durability=SELDOM)
-    assert _durable_steps(nodes, job) == [0, 0]
+    back = moves.endpoints(nodes)[::-1]
+    _train_to_3(nodes, 1, job)
     moves.kill_while_moving(back, 1, job, moves.Stop(*stop), durability=SELDOM)
     moves.lose_power(nodes)
     begun, *found = moves.run(back, 1, job, durability=SELDOM)
-    assert begun == 3 and tuple(found) == expected
+    assert begun in BEFORE.get(stop, (3,)) and tuple(found) == expected
     assert moves.jobs(nodes) == [[job], [job]]
     assert _durabilities(nodes, job) == [SELDOM] * 2
 
@@ -83,7 +103,7 @@ def test_power_that_is_lost_while_a_job_of_one_node_moves(stop, nodes, daemon, j
     """Its layout does not name its run, and when it was made is not known after a reboot."""
     expected = moves.unmoved(daemon, job)
     node = nodes[0]
-    moves.run([node.shm], 1, job, until=3, durability=SELDOM)
+    _train_to_3([node], 1, job)
     moves.kill_while_moving([node.shm], 2, job, moves.Stop(*stop, rank=0), durability=SELDOM)
     moves.lose_power([node])
     begun, *found = moves.run([node.shm], 2, job, durability=SELDOM)
@@ -94,7 +114,7 @@ def test_power_that_is_lost_while_a_job_of_one_node_moves(stop, nodes, daemon, j
 @pytest.mark.parametrize("stop", [("finish_load", 1), ("load_nothing", 1), ("delete_left", 1)])
 def test_power_that_is_lost_while_one_node_becomes_two(stop, nodes, daemon, job):
     expected = moves.unmoved(daemon, job)
-    moves.run([nodes[0].shm], 2, job, until=3, durability=SELDOM)
+    _train_to_3(nodes[:1], 2, job)
     rank = 0 if stop[0] == "delete_left" else 1  # the one that has a former job
     stopping = moves.Stop(*stop, rank=rank)
     moves.kill_while_moving(moves.endpoints(nodes), 1, job, stopping, durability=SELDOM)
@@ -107,7 +127,7 @@ def test_power_that_is_lost_while_one_node_becomes_two(stop, nodes, daemon, job)
 def _leave(connection, rank, endpoints, job):
     """The second node leaves at step 3, and hands its part over."""
     model, optimizer = moves.make(rank, endpoints, 1, job, "fsdp", "AdamW", {"durability": SELDOM})
-    for step in range(3):
+    for step in range(optimizer.committed_step, 3):
         moves.take_step(model, optimizer, "fsdp", "AdamW", step)
     assert optimizer.hand_over(leaves=rank == 1)
 
@@ -115,6 +135,7 @@ def _leave(connection, rank, endpoints, job):
 def test_power_that_is_lost_after_a_node_has_left(nodes, daemon, job):
     """What stays is durable at the step at which the other part was handed over."""
     expected = moves.unmoved(daemon, job)
+    _train_to_2(nodes, 1, job)
     ranks.run(_leave, 2, moves.endpoints(nodes), job)
     moves.lose_power(nodes)
     assert nodes[1].jobs() == []
@@ -136,5 +157,6 @@ def test_a_daemon_that_makes_no_step_durable_when_it_is_asked(nodes, job):
     for kind, text in ranks.run(_earlier_build, 2, moves.endpoints(nodes)[::-1], job):
         assert kind == "UnimplementedError" and "Upgrade optstated" in text
         assert "durable at step 2" in text and "durable at step 0" in text
-    assert moves.jobs(nodes) == [[job], [job]]
+    # The state is in parcels, and the jobs were removed.
+    assert all(len(each) == 1 and "optstate-parcel" in each[0] for each in moves.jobs(nodes))
     assert moves.run(moves.endpoints(nodes), 1, job, until=3, durability=SELDOM)[0] == 2

@@ -37,13 +37,20 @@ def _held(begin, end, *, run="a", number=1, count=2, step=3, mark=None, loads=1,
     return HeldJob("gpt", part, mark, position, run, 1, 4, "", durable, blocks)
 
 
-def _parcel(begin, end, *, run="b", number=1, count=2, step=3, source="a", loads=2, last_step=""):
-    mark = Mark(Part(run, number, count), step, source, None, last_step)
+def _parcel(begin, end, *, run="b", number=1, count=2, step=3, source="a", loads=2, **facts):
+    mark = Mark(Part(run, number, count), step, source, None, **facts)
     return _held(begin, end, run=run, mark=mark, step=0, loads=loads)
 
 
 FIRST, SECOND = _held(0, 4), _held(4, 8, number=2)
 HALVES = _parcel(0, 4), _parcel(4, 8, number=2)
+# Durable jobs that came back from their disks, and parcels that were made before.
+BACK = [
+    _held(begin, begin + 4, number=number, step=2, durable="every 2", durable_step=2)
+    for begin, number in ((0, 1), (4, 2))
+]
+AHEAD = _parcel(0, 4, durable=(2,)), _parcel(4, 8, number=2, durable=(2,))
+HALF_MADE = _parcel(4, 8, number=2, durable=(2,), loads=1)
 # All of a job on one node, whose layout does not name its run.
 WHOLE = (_parcel(0, 8, count=1),)
 NOTE = MakingNote("b", "made")
@@ -94,6 +101,13 @@ RESTORED = TRAINED._replace(run="anew")
             1,
             1,
         ),
+        # Jobs of several nodes came from their disks at an earlier step, beside whole parcels,
+        ([Holding(BACK[0], AHEAD[:1]), Holding(BACK[1], AHEAD[1:])], "b", 2, 2),
+        ([Holding(BACK[1], AHEAD[:1]), Holding(None, AHEAD[1:])], "b", 2, 1),
+        # or when one was not whole.
+        ([Holding(BACK[0], AHEAD[:1]), Holding(BACK[1], (HALF_MADE,))], "a", 2, 2),
+        # All parts were handed over, and one node's job was deleted.
+        ([Holding(FIRST, (_parcel(0, 4, run="a"), _parcel(4, 8, run="a", number=2)))], "a", 2, 1),
         # Another run's parcel was given up half made.
         ([Holding(FIRST, (_parcel(0, 4, source="c", loads=1),)), Holding(SECOND)], "a", 2, 1),
         # The jobs are whole, and parcels are partly deleted.
@@ -102,7 +116,7 @@ RESTORED = TRAINED._replace(run="anew")
 )
 def test_where_the_state_is(found, run, sources, debris):
     choice = choose("gpt", [f"node{i}" for i in range(len(found))], found, len(found))
-    assert choice is not None and choice.run == run and choice.step == 3 or choice.step == 9
+    assert choice is not None and choice.run == run and choice.step in (2, 3, 9)
     assert (len(choice.sources), len(choice.debris)) == (sources, debris)
     assert not set(choice.sources) & set(choice.debris)
 
@@ -119,6 +133,21 @@ def test_where_the_state_is(found, run, sources, debris):
         ([Holding(_held(0, 8, count=1, step=5), HALVES)], "nothing says"),
         ([Holding(_held(0, 8, run="c", count=1), HALVES)], "nothing says"),
         ([Holding(_held(0, 4, run="b", step=2), HALVES)], "nothing says"),
+        # Jobs that came from their disks, and were trained from there; or with another history.
+        ([Holding(BACK[0], (_parcel(0, 4, durable=(1,)),)), Holding(BACK[1], AHEAD[1:])], "says"),
+        (
+            [
+                Holding(_held(0, 4, step=2, durable="step", durable_step=1), AHEAD[:1]),
+                Holding(None, AHEAD[1:]),
+            ],
+            "nothing says",
+        ),
+        # Those whose parcels are not all here: they may be whole.
+        ([Holding(BACK[0], AHEAD[:1]), Holding(BACK[1])], "does not belong"),
+        (
+            [Holding(FIRST._replace(run="a"), (_parcel(0, 4, step=4), HALF_MADE)), Holding(SECOND)],
+            "not belong",
+        ),
         # A job of one node that another client has made, beside a note about one that is gone.
         ([Holding(_alone(run="c", step=0), WHOLE)], "optctl delete job gpt, on node0 alone"),
         ([Holding(_alone(run="c", step=0), WHOLE, NOTE)], "nothing says"),
@@ -158,8 +187,8 @@ def test_nothing_is_there():
 
 def test_a_mark_says_what_a_parcel_is():
     for scaler in (None, LossScalerState(0.1, 3, 2)):
-        for last_step in ("", LAST_STEP):
-            mark = Mark(Part("0af3", 2, 3), 17, "b00c", scaler, last_step)
+        for last_step, durable in (("", ()), (LAST_STEP, ()), (LAST_STEP, (7,)), ("", (0, 15))):
+            mark = Mark(Part("0af3", 2, 3), 17, "b00c", scaler, last_step, durable)
             assert mark_of([mark.name]) == mark == mark_of([f"{mark.name}@0"])
     assert mark_of(["0.weight"]) is None and part_of([mark.name]) is None
 
@@ -189,3 +218,7 @@ def test_what_leaving_nodes_hand_over():
     assert [each.node for each in sources] == [1]
     assert [(each.node, each.part.number) for each in wishes] == [(0, 2)]
     assert wishes_of(jobs, {0, 1}) == ([], [])
+    # Those that stay give theirs to themselves, once of each part.
+    sources, wishes = wishes_of(jobs, {1, 3}, all_parts=True)
+    assert [each.node for each in sources] == [0, 1]
+    assert [(each.node, each.part.number) for each in wishes] == [(0, 1), (0, 2)]

@@ -161,6 +161,23 @@ def _was_made_of(mark: Mark, held: HeldJob) -> bool:
     return is_alone and last_step_of(held.position) == mark.last_step
 
 
+def _is_source(held: HeldJob, mark: Mark) -> bool:
+    """Returns whether a job is one that parcels with this mark were made of, and has nothing that
+    they lack."""
+    if not _was_made_of(mark, held):
+        return False
+    step = held.position.committed.step
+    return step == mark.step or (step < mark.step and _came_back(held, mark))
+
+
+def _came_back(held: HeldJob, mark: Mark) -> bool:
+    """Returns whether a job that a parcel was made of has lost its memory since, and nobody has
+    trained with it from its durable step on."""
+    position = held.position
+    is_durable = bool(held.durability) and position.durable_step == position.committed.step
+    return is_durable and position.durable_step in mark.durable and position.prepared is None
+
+
 def _is_made(held: HeldJob, mark: Mark, note: MakingNote | None) -> bool:
     """Returns whether a job was made of parcels with this mark, and nobody has trained with it."""
     step = held.position.committed
@@ -190,8 +207,7 @@ def _beside_parcels(
     mark = chosen[0].held.mark
     assert mark is not None
     for node, held in jobs:
-        is_source = _was_made_of(mark, held) and held.position.committed.step == mark.step
-        is_known = is_source or _is_made(held, mark, found[node].note)
+        is_known = _is_source(held, mark) or _is_made(held, mark, found[node].note)
         if not is_known or held.position.prepared is not None:
             raise Refused(
                 f'{names[node]} has job "{job}" ({held}) beside parcels of {mark.part} at step'
@@ -303,10 +319,19 @@ def _unused(
             continue
         belongs = bool(runs & {held.run, held.mark.source})
         belongs = belongs or any(_was_made_of(held.mark, each.held) for each in chosen)
-        if not belongs or held.mark.step > step:
+        is_ahead = held.mark.step > step and not _was_given_up(held.mark, chosen, unused)
+        if not belongs or is_ahead:
             raise Refused(
                 f'{names[node]} has a parcel of job "{job}" ({held}, as job "{held.job}") that'
                 f" does not belong to the state with which the job goes on ({_said(names, chosen)})"
                 f": {_DELETE.format(name=held.job)}"
             )
     return list(unused)
+
+
+def _was_given_up(mark: Mark, chosen: Sequence[Source], unused: Sequence[Source]) -> bool:
+    """Returns whether a parcel is one of those that were being made of the chosen jobs when all
+    lost their memory: all parcels are here, and some are half made."""
+    of_run = [each for each in unused if each.held.run == mark.part.run]
+    has_all = len(of_run) == mark.part.count and not all(each.held.is_whole for each in of_run)
+    return has_all and all(_came_back(each.held, mark) for each in chosen)

@@ -1,16 +1,15 @@
 """Keeps what is durable of a job durable while its state moves.
 
-A durable job has three forms on its way, and each is durable before the one before it goes:
+A durable job has three forms on its way, and a loss of power on all nodes leaves one of them whole:
 
-    the former jobs     at the step at which they move, before parcels are made of them: one that
-                        is made durable now and then would come back from a loss of power at an
-                        earlier step than its parcels, and one of a node that stays than what is
-                        handed over
+    the former jobs     at their last durable step, until all parcels are whole
     the parcels         by each of their loads, of which a whole one has had two
-    the new job         at its step, before parcels are deleted
+    the new jobs        at the step at which they moved, before parcels are deleted
 
-A new job takes many steps that update nothing, of which none is made durable by itself: the first
-and the last state of it are.
+Parcels say at which steps former jobs come back from their disks, and those that do are deleted
+beside whole parcels as others are. A job of one node is known again by its last step alone, so it
+is made durable at that first. A new job takes many steps that update nothing, of which none is made
+durable by itself: the first and the last state of it are.
 """
 
 from __future__ import annotations

@@ -36,21 +36,26 @@ def _leaving_nodes(places: Places, flags: Sequence[bool]) -> set[int]:
     return leaving
 
 
-def wishes_of(jobs: Sequence[HeldJob], leaving: set[int]) -> tuple[list[Source], list[Wish]]:
+def wishes_of(
+    jobs: Sequence[HeldJob], leaving: set[int], *, all_parts: bool = False
+) -> tuple[list[Source], list[Wish]]:
     """Returns the parts that no node would have any more, and which nodes get them: each the one
-    that has the fewest elements so far. jobs: by node."""
+    that has the fewest elements so far. jobs: by node. all_parts: nodes that stay give theirs too,
+    to themselves."""
     staying = [node for node in range(len(jobs)) if node not in leaving]
     loads = {node: _elements(jobs[node]) for node in staying}
-    there = {_number(jobs[node]) for node in staying}
+    there = set() if all_parts else {_number(jobs[node]) for node in staying}
     sources, wishes = [], []
-    for node in sorted(leaving):
+    for node in [*(staying if all_parts else ()), *sorted(leaving)]:
         part = jobs[node].part
         assert part is not None
         if part.number in there:
             continue  # another node holds the same shards
         there.add(part.number)
-        heir = min(staying, key=lambda each: (loads[each], each))
-        loads[heir] += _elements(jobs[node])
+        heir = node
+        if node in leaving:
+            heir = min(staying, key=lambda each: (loads[each], each))
+            loads[heir] += _elements(jobs[node])
         sources.append(Source(node, jobs[node]))
         wishes.append(Wish(heir, part, tuple(each for each in jobs[node].blocks if each.name)))
     return sources, wishes
@@ -137,6 +142,7 @@ class _Parts:
         self._agreement = agreement
         self._spec = spec
         self._leaving = leaving
+        self._gives_all = False  # nodes that stay have what they give, too, and no job
         self._here = places.node_of[places.rank]
 
     def check(self) -> None:
@@ -154,8 +160,10 @@ class _Parts:
         return self._agreement.on_first(find)
 
     def make_durable(self) -> None:
-        """Has a loss of power leave all nodes at the step at which some leave."""
-        self._agreement.on_first(lambda: make_present_step_durable(self._spec))
+        """Has a loss of power leave a job that stays at the step at which others are handed
+        over."""
+        if not self._leaving:
+            self._agreement.on_first(lambda: make_present_step_durable(self._spec))
 
     def give(self) -> None:
         """Has all parts be on nodes that stay."""
@@ -171,18 +179,21 @@ class _Parts:
                 " the optimizer anew on all nodes, which settles the step, and end other scripts"
                 " that take steps of the job"
             )
-        sources, wishes = wishes_of(jobs, self._leaving)
+        # A loss of power would take the nodes that stay back to a step before.
+        durable_steps = [each.position.durable_step for each in jobs if each.durability]
+        self._gives_all = any(step != jobs[0].step for step in durable_steps)
+        sources, wishes = wishes_of(jobs, self._leaving, all_parts=self._gives_all)
         if wishes:
             step, run = jobs[0].step, jobs[0].run
             make_parcels(self._ranks, self._places, spec, sources, wishes, step=step, run=run)
 
     def end(self) -> None:
-        """Deletes what leaving nodes have."""
+        """Deletes what is on other nodes, or in parcels, by now."""
         if not self._leaving:
             return
 
         def delete() -> None:
-            if self._here in self._leaving:
+            if self._gives_all or self._here in self._leaving:
                 delete_left(self._spec, self._spec.job)
 
         self._agreement.on_first(delete)

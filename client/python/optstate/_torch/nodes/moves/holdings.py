@@ -27,7 +27,7 @@ from optstate.session_spec import LossScalerState, ParameterSpec, SessionSpec, S
 
 _MARK = re.compile(
     r"optstate\.parcel/([0-9a-f]+)/(\d+)of(\d+)/(\d+)/([0-9a-f]+)/(?:-|([0-9a-f]{16})\.(\d+)\.(\d+))"
-    r"(?:/([0-9a-f]{16}))?(?:@0)?"
+    r"(?:/([0-9a-f]{16}))?(?:/d(\d+(?:\.\d+)*))?(?:@0)?"
 )
 _SUFFIX = ".optstate-parcel-"
 _JOB_NAME_BYTES_MAX = 128
@@ -54,6 +54,7 @@ class Mark(NamedTuple):
     source: str  # the run that it was made of, as HeldJob.run
     scaler: LossScalerState | None  # of a dynamic loss scaler
     last_step: str = ""  # last_step_of() the job that it was made of, if that was on one node
+    durable: tuple[int, ...] = ()  # the steps at which durable jobs come back from their disks
 
     @property
     def name(self) -> str:
@@ -63,7 +64,8 @@ class Mark(NamedTuple):
             scaler = f"{scale}.{self.scaler.good_steps}.{self.scaler.hysteresis_left}"
         run, number, count = self.part
         name = f"optstate.parcel/{run}/{number}of{count}/{self.step}/{self.source}/{scaler}"
-        return f"{name}/{self.last_step}" if self.last_step else name
+        name += f"/{self.last_step}" if self.last_step else ""
+        return f"{name}/d{'.'.join(map(str, self.durable))}" if self.durable else name
 
     @property
     def spec(self) -> ParameterSpec:
@@ -79,12 +81,14 @@ def mark_of(names: Sequence[str]) -> Mark | None:
     found = _MARK.fullmatch(names[0]) if names else None
     if found is None:
         return None
-    run, number, count, step, source, scale, good, hysteresis, last_step = found.groups()
+    run, number, count, step, source, scale, good, hysteresis, last_step, durable = found.groups()
     scaler = None
     if scale is not None:
         [loss_scale] = struct.unpack(">d", bytes.fromhex(scale))
         scaler = LossScalerState(loss_scale, int(good), int(hysteresis))
-    return Mark(Part(run, int(number), int(count)), int(step), source, scaler, last_step or "")
+    part = Part(run, int(number), int(count))
+    steps = tuple(map(int, durable.split("."))) if durable else ()
+    return Mark(part, int(step), source, scaler, last_step or "", steps)
 
 
 def last_step_of(position: Position) -> str:

@@ -60,9 +60,10 @@ def check_movable(spec: SessionSpec, sources: Sequence[HeldJob]) -> None:
 
 
 def make_durable(spec: SessionSpec, held: Sequence[HeldJob]) -> None:
-    """Makes the present step of durable jobs durable, which this node has of the job of spec."""
+    """Makes the present step of a durable job that is on one node durable there: only by its last
+    step it is known again when it has come from the disk."""
     for each in held:
-        if each.durability and each.mark is None:
+        if each.durability and each.mark is None and each.part is None:
             set_durability(spec, each.durability, each.step)
 
 
@@ -167,6 +168,13 @@ class _Carrier:
             for wish, _, parcel in self._made:
                 found = numbers_for(self._spec, wish.blocks, regions, numbers)
                 parcel.finish_load(_behind_mark(found))
+        except Exception as failure:
+            self._error = failure
+        self._ranks.agree(self._error)
+        # When one is whole, all others are there: else nobody could tell, where some of them are
+        # missing, whether they were whole.
+        try:
+            for _, _, parcel in self._made:
                 parcel.keep()  # from here on another rank may have learnt that it is whole
                 parcel.load_nothing()
         except Exception as failure:
@@ -202,9 +210,9 @@ class _Carrier:
         try:
             scaler = next(iter(numbers.values())).scaler
             last_steps(self._spec, scaler, step)  # raises if the job could not be made of it
-            last_step = _last_step(self._sources)
+            comes_back = _last_step(self._sources), _durable_steps(self._sources)
             for wish in self._mine:
-                mark = Mark(wish.part, step, run, scaler, last_step)
+                mark = Mark(wish.part, step, run, scaler, *comes_back)
                 parcel = NewJob(self._spec_of(wish, mark))
                 self._made.append((wish, mark, parcel))
                 parcel.begin()
@@ -299,6 +307,12 @@ def _last_step(sources: Sequence[Source]) -> str:
     if held is None or held.part is not None or held.mark is not None:
         return ""
     return last_step_of(held.position)
+
+
+def _durable_steps(sources: Sequence[Source]) -> tuple[int, ...]:
+    """Returns the steps at which durable jobs are when their daemons have lost their memory."""
+    held = [each.held for each in sources if each.held.mark is None and each.held.durability]
+    return tuple(sorted({each.position.durable_step for each in held}))
 
 
 def _behind(pieces: Sequence[tuple[Wanted, torch.Tensor]]) -> list[tuple[Wanted, torch.Tensor]]:
