@@ -133,7 +133,7 @@ def _leave(connection, rank, endpoints, job):
 
 
 def test_power_that_is_lost_after_a_node_has_left(nodes, daemon, job):
-    """What stays is durable at the step at which the other part was handed over."""
+    """All that stays is durable at the step at which the other part was handed over."""
     expected = moves.unmoved(daemon, job)
     _train_to_2(nodes, 1, job)
     ranks.run(_leave, 2, moves.endpoints(nodes), job)

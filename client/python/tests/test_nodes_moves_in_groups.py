@@ -131,7 +131,7 @@ def _jobs(job):
     ids=["all", "places", "one"],
 )
 def test_jobs_move_together(before, after, nodes, daemon, job):
-    """Those whose state is where it is to be go on with those whose state has moved."""
+    """Jobs whose state is where it is to be go on with jobs whose state has moved."""
     expected = _one_job(daemon, job)
     assert _run(nodes, before, job, until=3)[0] == 0
     assert _run(nodes, after, job) == (3, expected)
@@ -142,7 +142,7 @@ def test_a_job_of_which_a_part_is_missing(nodes, daemon, job):
     """No job moves then, and with the part's ranks all go on."""
     expected = _one_job(daemon, job)
     _run(nodes, APART, job, until=3)
-    # Of job 1 the second node has a part, and no rank; job 0 would move.
+    # The second node has a part of job 1, and no rank; job 0 would move.
     for kind, text in ranks.run(_said, 2, moves.endpoints(nodes), HOME, job):
         assert kind == "FailedPreconditionError" and "elements are missing" in text
     assert moves.jobs(nodes) == [_jobs(job)] * 2

@@ -87,7 +87,7 @@ RESTORED = TRAINED._replace(run="anew")
         ([Holding(_held(0, 4, run="b", step=1, digest=0), HALVES)], "b", 2, 1),
         # So is one of one node, to which nothing was ever loaded,
         ([Holding(_alone(run="c", step=0, loads=0), WHOLE)], "b", 1, 1),
-        # of which a note says so,
+        # one that a note names,
         ([Holding(_alone(step=0), WHOLE, NOTE)], "b", 1, 1),
         ([Holding(_alone(step=2), WHOLE, NOTE)], "b", 1, 1),
         # or its durability; and that came from the disk since.
@@ -142,7 +142,7 @@ def test_where_the_state_is(found, run, sources, debris):
             ],
             "nothing says",
         ),
-        # Those whose parcels are not all here: they may be whole.
+        # Their parcels are not all here, and may be whole.
         ([Holding(BACK[0], AHEAD[:1]), Holding(BACK[1])], "does not belong"),
         (
             [Holding(FIRST._replace(run="a"), (_parcel(0, 4, step=4), HALF_MADE)), Holding(SECOND)],
@@ -218,7 +218,7 @@ def test_what_leaving_nodes_hand_over():
     assert [each.node for each in sources] == [1]
     assert [(each.node, each.part.number) for each in wishes] == [(0, 2)]
     assert wishes_of(jobs, {0, 1}) == ([], [])
-    # Those that stay give theirs to themselves, once of each part.
+    # Nodes that stay give theirs to themselves, each part once.
     sources, wishes = wishes_of(jobs, {1, 3}, all_parts=True)
     assert [each.node for each in sources] == [0, 1]
     assert [(each.node, each.part.number) for each in wishes] == [(0, 1), (0, 2)]

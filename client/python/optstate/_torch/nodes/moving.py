@@ -1,4 +1,4 @@
-"""What brings the state of a job to the nodes and ranks that go on with it."""
+"""The interface by which the state of a job gets to the nodes and ranks that go on with it."""
 
 from __future__ import annotations
 

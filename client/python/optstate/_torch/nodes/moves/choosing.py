@@ -190,7 +190,8 @@ def _is_made(held: HeldJob, mark: Mark, note: MakingNote | None) -> bool:
         return True
     if note is None or note.parcels != mark.part.run:
         return False
-    # Who makes a job takes no such steps, and a daemon that restores one gives it another run.
+    # A client that makes a job takes no such steps; a daemon that restores one gives it another
+    # run.
     return note.job == held.run or 0 < step.step == mark.step
 
 
@@ -314,7 +315,7 @@ def _unused(
     step = min(each.held.step for each in chosen)
     for node, held in unused:
         assert held.mark is not None
-        # What a half made one was to be made of stays until all are whole.
+        # The jobs that a half made one is made of stay until all are whole.
         if not held.is_whole:
             continue
         belongs = bool(runs & {held.run, held.mark.source})
