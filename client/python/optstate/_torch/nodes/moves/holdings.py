@@ -163,6 +163,8 @@ class Holding(NamedTuple):
     job: HeldJob | None = None
     parcels: tuple[HeldJob, ...] = ()
     note: MakingNote | None = None  # beside a job that is made of parcels
+    # Names of jobs that were to be parcels and have nothing: they never became durable.
+    leftovers: tuple[str, ...] = ()
     # Runs of which the node's parcels have all that its ranks want.
     ready: frozenset[str] = frozenset()
 
@@ -239,27 +241,35 @@ def address_of(endpoint: str | None, job: str, timeout_s: float) -> SessionSpec:
     )
 
 
-def _parcels(
-    endpoint: str | None, job: str, timeout_s: float
-) -> tuple[list[HeldJob], MakingNote | None]:
-    """Returns the parcels of a job, and the note beside the job that is made of them."""
+def _is_empty(address: SessionSpec) -> bool:
+    """Returns whether a job has no layout."""
+    found = find_position(address)
+    return found is not None and found.phase == _native.PHASE_EMPTY
+
+
+def _around(endpoint: str | None, job: str, timeout_s: float) -> Holding:
+    """Returns all that a node has of a job but the job itself."""
     try:
         listed = _optctl.ask(endpoint, "get", "jobs")
     except errors.UnavailableError:
         if endpoint or os.environ.get("OPTSTATE_ENDPOINT"):
             raise
-        return [], None  # there is no daemon of the node
+        return Holding()  # there is no daemon of the node
     # An operator sees the jobs of others too.
     names = {each["name"] for each in listed.get("jobs", [])}
-    found, note = [], None
+    parcels, leftovers, note = [], [], None
     for name in sorted(each for each in names if each.startswith(stem_of(job))):
-        position = position_of(address_of(endpoint, name, timeout_s))
+        address = address_of(endpoint, name, timeout_s)
+        if _is_empty(address):
+            leftovers.append(name)
+            continue
+        position = position_of(address)
         held = None if position is None else _describe(endpoint, name, position)
         if held is not None and held.mark is not None:
-            found.append(held)
+            parcels.append(held)
         elif held is not None:
             note = note_of(held.blocks[0].spec.name) or note
-    return found, note
+    return Holding(None, tuple(parcels), note, tuple(leftovers))
 
 
 def _by_name(blocks: Sequence[Block]) -> dict[str, list[tuple]]:
@@ -312,8 +322,8 @@ def find_holding(
         part = None if held.part is None else held.part[1:]
         is_part = part == (None if expected is None else expected[1:])
         held = held._replace(fits=is_part and _fits(held.blocks, wanted))
-    parcels, note = _parcels(endpoint, job, timeout_s)
-    return Holding(held, tuple(parcels), note, _ready(parcels, wanted))
+    found = _around(endpoint, job, timeout_s)
+    return found._replace(job=held, ready=_ready(found.parcels, wanted))
 
 
 def created_run(spec: SessionSpec) -> str:
@@ -337,4 +347,5 @@ def has_whole_parcel(spec: SessionSpec) -> bool:
         found = find_position(address_of(spec.endpoint, name, spec.connect_timeout_s))
     except errors.UnimplementedError:  # a daemon that knows no jobs of several nodes
         return False
-    return found is not None
+    # One that never became durable is empty after a loss of power.
+    return found is not None and found.phase != _native.PHASE_EMPTY

@@ -52,7 +52,8 @@ class Mover:
         self._choice: Choice | None = None
         self._settles_later = False
         self._look: Callable[[], list[Holding]] = list
-        self._notes: Sequence[bool] = ()  # by node, whether one is there
+        # By node, jobs that are of no use once the state is where it is to be.
+        self._leftovers: Sequence[Sequence[str]] = ()
 
     def find(
         self,
@@ -95,8 +96,9 @@ class Mover:
             raise errors.AbortedError(
                 f'the nodes of job "{address.job}" do not settle: other ranks still take steps'
             )
-        self._notes = [each.note is not None for each in found]
-        if choice.stays and not choice.debris and not any(self._notes):
+        note = note_job_of(address.job)
+        self._leftovers = [(*each.leftovers, *([note] if each.note else [])) for each in found]
+        if choice.stays and not choice.debris and not any(self._leftovers):
             return choice.run
         self._choice = choice
         self._agreement.moving = self
@@ -172,8 +174,10 @@ class Mover:
         self._delete(spec, [each.held.job for each in choice.debris if each.node == here])
         if not choice.stays:
             self._carry(spec, choice, mine)
-        has_note = self._notes[here] or not (choice.stays or part_of([spec.parameters[0].name]))
-        self._delete(spec, [note_job_of(spec.job)] if has_note else [])
+        leftovers = {*self._leftovers[here]}
+        if not choice.stays and part_of([spec.parameters[0].name]) is None:
+            leftovers.add(note_job_of(spec.job))
+        self._delete(spec, sorted(leftovers))
 
     def _carry(self, spec: SessionSpec, choice: Choice, mine: Sequence[HeldJob]) -> None:
         """Makes this node's job of the state. mine: what this node has of it."""
