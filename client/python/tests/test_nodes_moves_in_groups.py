@@ -88,6 +88,7 @@ def _train(connection, rank, endpoints, places, job, until, kwargs=None, pause=N
     for step in range(begun, until):
         _take_step(model, optimizer, rank, places, step)
     assert optimizer.committed_step == until
+    assert begun == until or optimizer.last_outcome.clip_coefficient < 1
     found = begun, bits(model.parameters())
     optimizer.close()
     return found
@@ -100,25 +101,11 @@ def _run(nodes, places, job, until=moves.UNTIL, kwargs=None):
     return found[0]
 
 
-def _one_job(daemon, job):
-    """The bits of one job that has all parameters, and stays where it is."""
-    model = small_model()
-    optimizer = optstate.AdamW(
-        model.named_parameters(),
-        lr=0.01,
-        job=f"{job}-unmoved",
-        endpoint=daemon.shm,
-        max_norm=MAX_NORM,
-    )
-    clipped = 0
-    for step in range(moves.UNTIL):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-        clipped += optimizer.last_outcome.clip_coefficient < 1
-    optimizer.close()
-    assert clipped
-    return bits(model.parameters())
+def _unmoved(daemon, job):
+    """The bits of jobs that stay on one node."""
+    begun, found = _run([daemon], HOME, f"{job}-unmoved")
+    assert begun == 0
+    return found
 
 
 def _jobs(job):
@@ -132,7 +119,7 @@ def _jobs(job):
 )
 def test_jobs_move_together(before, after, nodes, daemon, job):
     """Jobs whose state is where it is to be go on with jobs whose state has moved."""
-    expected = _one_job(daemon, job)
+    expected = _unmoved(daemon, job)
     assert _run(nodes, before, job, until=3)[0] == 0
     assert _run(nodes, after, job) == (3, expected)
     assert sorted({each for of_node in moves.jobs(nodes) for each in of_node}) == _jobs(job)
@@ -140,7 +127,7 @@ def test_jobs_move_together(before, after, nodes, daemon, job):
 
 def test_a_job_of_which_a_part_is_missing(nodes, daemon, job):
     """No job moves then, and with the part's ranks all go on."""
-    expected = _one_job(daemon, job)
+    expected = _unmoved(daemon, job)
     _run(nodes, APART, job, until=3)
     # The second node has a part of job 1, and no rank; job 0 would move.
     for kind, text in ranks.run(_said, 2, moves.endpoints(nodes), HOME, job):
@@ -167,7 +154,7 @@ def _said(connection, rank, endpoints, places, job):
 )
 def test_a_step_that_was_under_way_is_settled_by_all_jobs(where, resumed_at, nodes, daemon, job):
     """A job that moves does not know by itself what the other one has done with it."""
-    expected = _one_job(daemon, job)
+    expected = _unmoved(daemon, job)
     arguments = (moves.endpoints(nodes), HOME, job, moves.UNTIL, None, None, where)
     with ranks.running(_train, 2, *arguments) as running:
         for rank in range(2):
@@ -183,7 +170,7 @@ STOPS = [("begin", 1), ("load_nothing", 1), ("finish_load", 2), ("take_steps", 1
 @pytest.mark.parametrize("rank", [2, 3])
 def test_ranks_that_are_killed_while_one_job_moves(stop, rank, nodes, daemon, job):
     """The other one may have moved."""
-    expected = _one_job(daemon, job)
+    expected = _unmoved(daemon, job)
     _run(nodes, HOME, job, until=3)
     stopping = moves.Stop(*stop, rank=rank)
     arguments = (moves.endpoints(nodes), APART, job, moves.UNTIL, None, stopping)
@@ -197,7 +184,7 @@ def test_ranks_that_are_killed_while_one_job_moves(stop, rank, nodes, daemon, jo
 
 def test_power_that_is_lost_while_jobs_move(tmp_path, daemon, job):
     """Both are durable at the step at which they move, before any of them does."""
-    expected = _one_job(daemon, job)
+    expected = _unmoved(daemon, job)
     folders = [tmp_path / name for name in ("first", "second")]
     for folder in folders:
         folder.mkdir()
@@ -234,7 +221,7 @@ def _leave(connection, rank, endpoints, places, job, leaving):
     ids=["node", "one job's part"],
 )
 def test_a_node_that_leaves_hands_over(leaving, after, nodes, daemon, job):
-    expected = _one_job(daemon, job)
+    expected = _unmoved(daemon, job)
     ranks.run(_leave, 4, moves.endpoints(nodes), APART, job, leaving)
     there = [f"{job}-{stage}" for stage in (0, 1) if (stage, 1) not in leaving]
     assert nodes[1].jobs() == there
