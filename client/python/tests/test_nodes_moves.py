@@ -18,7 +18,6 @@ nodes = on_nodes.nodes
         ("fsdp", "amsgrad"),
         ("fsdp", "split"),
         ("fsdp", "scaler"),
-        ("fsdp", "eight"),
         ("zero", "AdamW"),
         ("zero", "eight"),
         ("zero", "Lion"),
@@ -73,6 +72,15 @@ def test_state_of_16_bits(kind, nodes, job):
     before = moves.run(moves.endpoints(nodes), 1, job, kind, "state", until=3)
     after = moves.run(moves.endpoints(nodes)[::-1], 1, job, kind, "state", until=3)
     assert after == (3, *before[1:])
+
+
+def test_state_of_8_bits_whose_shards_stay_whole(nodes, daemon, job):
+    """On other nodes, by as many ranks."""
+    expected = moves.unmoved(daemon, job, "fsdp", "eight")
+    moves.run([nodes[0].shm], 2, job, "fsdp", "eight", until=2)
+    moves.run(moves.endpoints(nodes), 1, job, "fsdp", "eight", until=4)
+    begun, *found = moves.run(moves.endpoints(nodes)[::-1], 1, job, "fsdp", "eight")
+    assert begun == 4 and tuple(found) == expected
 
 
 @pytest.mark.parametrize("before", [1, 2])
