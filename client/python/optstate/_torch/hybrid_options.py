@@ -9,7 +9,7 @@ import torch
 from optstate.errors import InvalidArgumentError, UnimplementedError
 
 _CLASSES = ("cpu_optimizer_cls", "gpu_optimizer_cls")
-# What is always so here, by the keyword that asks for it; False would ask for something else.
+# Facts that hold in any case, by the keyword that asks for them; False would ask for others.
 _ALWAYS = {
     "param_update_in_fp32": (
         "16-bit parameters always have masters here, by which they are updated in float32"
