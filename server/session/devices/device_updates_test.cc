@@ -112,8 +112,8 @@ TEST_F(DeviceUpdatesTest, WhoAsksInVainIsToldWhatToDo) {
       rooms_->Register(SpecOf(Sharing(0.5))).status()));
 }
 
-// A device's error is not taken for an absent daemon, an absent job or a mistake
-// of optstate.
+// A device's error is not taken for an absent daemon, an absent job or a
+// mistake of optstate.
 TEST_F(DeviceUpdatesTest, AFaultOfTheNodeRefusesTheJobWithItsText) {
   for (const absl::StatusCode code :
        {absl::StatusCode::kUnavailable, absl::StatusCode::kNotFound,
