@@ -38,6 +38,7 @@ struct DeviceInfo {
 // The errors of all that follows:
 //   RESOURCE_EXHAUSTED   the device's memory is used up. Nothing has happened.
 //   INVALID_ARGUMENT     an address or a range is not what it has to be.
+//   FAILED_PRECONDITION  the node has to be mended first; the text says how.
 //   UNAVAILABLE          this call failed, a later one may succeed.
 //   INTERNAL             the device is lost for this process: a kernel ended
 //                        with an error, or the hardware did. Each later call

@@ -48,9 +48,20 @@ absl::Status FitGradientLog(uint64_t bytes, storage::HostTier* tier) {
   return tier->ResizeGradientLog(std::max(bytes, GradientLog::BytesNeeded({})));
 }
 
+// To a client, UNAVAILABLE says that no daemon has answered and that it may ask
+// again, NOT_FOUND that there is no job, and INTERNAL that optstate has a
+// mistake. A device's errors are another matter: the node has to be mended.
+absl::Status OfNode(const absl::Status& status) {
+  if (!absl::IsUnavailable(status) && !absl::IsNotFound(status) &&
+      !absl::IsInternal(status)) {
+    return status;
+  }
+  return absl::FailedPreconditionError(status.message());
+}
+
 absl::Status TryToShare(const v1::StorageSettings& storage, JobContext* job) {
   const double fraction = OffloadFractionOf(storage);
-  if (fraction < 1) OPTSTATE_RETURN_IF_ERROR(job->devices.Open());
+  if (fraction < 1) OPTSTATE_RETURN_IF_ERROR(OfNode(job->devices.Open()));
   ReleaseDevices(job);
   JobDescription description = job->shape->description;
   description.storage = storage;
@@ -58,13 +69,13 @@ absl::Status TryToShare(const v1::StorageSettings& storage, JobContext* job) {
   const ResidentSizes sizes = ResidentSizesOf(description, devices);
   OPTSTATE_RETURN_IF_ERROR(
       FitGradientLog(GradientLogBytes(description, devices), &*job->tier));
-  OPTSTATE_RETURN_IF_ERROR(
+  OPTSTATE_RETURN_IF_ERROR(OfNode(
       job->executor->Share(fraction, job->layout().optimizer(),
                            job->devices.devices(), job->devices.kernels(),
                            {.device_bytes = sizes.device_bytes,
                             .batch_bytes = sizes.batch_bytes,
                             .log = job->tier->gradient_log(),
-                            .room = sizes.log}));
+                            .room = sizes.log})));
   if (sizes.device_bytes > 0) {
     job->store->SetLag(job->executor->lag());
     storage::SetMayLag(true, job->tier->control());
@@ -78,7 +89,7 @@ absl::Status CheckDeviceUpdates(const JobDescription& description,
                                 JobContext* job) {
   if (OffloadFractionOf(description.storage) == 1) return absl::OkStatus();
   OPTSTATE_RETURN_IF_ERROR(CheckResidents(description));
-  absl::Status status = job->devices.Open();
+  absl::Status status = OfNode(job->devices.Open());
   if (status.ok()) {
     status = job->devices.kernels()->CanUpdate(description.layout.optimizer());
   }

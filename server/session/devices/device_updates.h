@@ -16,8 +16,9 @@
 namespace optstate::session {
 
 // Opens the daemon's devices if such a job uses some. FAILED_PRECONDITION:
-// there are none, and what to do; UNIMPLEMENTED: no device has a kernel of the
-// optimizer; other errors are those of the devices.
+// there are none, or one fails, and what to do; UNIMPLEMENTED: no device has a
+// kernel of the optimizer; RESOURCE_EXHAUSTED: no memory. Never UNAVAILABLE,
+// after which a client would ask again.
 absl::Status CheckDeviceUpdates(const JobDescription& description,
                                 JobContext* job);
 
@@ -30,8 +31,8 @@ uint64_t DeviceUpdateBytes(const JobContext& job,
 void MakeExecutor(JobContext* job);
 
 // Shares updates as the settings say from the next pass on. An error, which is
-// logged and kept for DescribeDeviceUpdates, leaves the shares as they were,
-// but that no record stays on a device.
+// logged and kept for DescribeDeviceUpdates, is as above, and leaves the shares
+// as they were, but that no record stays on a device.
 absl::Status ShareUpdates(const v1::StorageSettings& storage, JobContext* job);
 
 // Has no record stay on a device, and nothing of the job's files be in use

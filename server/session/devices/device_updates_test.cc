@@ -3,8 +3,10 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/scheduler/executors/device_update_executor.h"
@@ -24,6 +26,24 @@ using ::testing::StartsWith;
 
 constexpr uint64_t kBudget = uint64_t{64} << 20;
 
+// A node whose devices fail in one way, whatever is asked of them.
+class FailingRuntime final : public accelerator::DeviceRuntime {
+ public:
+  explicit FailingRuntime(absl::Status failure)
+      : failure_(std::move(failure)) {}
+
+  absl::StatusOr<std::vector<accelerator::DeviceInfo>> Devices() override {
+    return failure_;
+  }
+  absl::StatusOr<std::unique_ptr<accelerator::Device>> Open(
+      size_t /*index*/) override {
+    return failure_;
+  }
+
+ private:
+  const absl::Status failure_;
+};
+
 // A job of which devices update a part; the test registers it.
 class DeviceUpdatesTest : public ::testing::Test, protected RoomGround {
  protected:
@@ -32,6 +52,13 @@ class DeviceUpdatesTest : public ::testing::Test, protected RoomGround {
   void SetDevices(const std::string& devices) {
     Job::Options options = JobOptions();
     options.config.set_devices(devices);
+    rooms_ = std::make_unique<LowerRooms>(std::move(options));
+  }
+  void SetFailure(absl::Status failure) {
+    rooms_.reset();  // before its runtime
+    runtime_ = std::make_unique<FailingRuntime>(std::move(failure));
+    Job::Options options = JobOptions();
+    options.device_runtime = runtime_.get();
     rooms_ = std::make_unique<LowerRooms>(std::move(options));
   }
   static v1::StorageSettings Sharing(double fraction, uint64_t budget = 0) {
@@ -60,6 +87,7 @@ class DeviceUpdatesTest : public ::testing::Test, protected RoomGround {
     return description;
   }
 
+  std::unique_ptr<accelerator::DeviceRuntime> runtime_;  // outlives the rooms
   std::unique_ptr<LowerRooms> rooms_;
 };
 
@@ -82,6 +110,40 @@ TEST_F(DeviceUpdatesTest, WhoAsksInVainIsToldWhatToDo) {
                     HasSubstr("--devices")));
   EXPECT_TRUE(absl::IsFailedPrecondition(
       rooms_->Register(SpecOf(Sharing(0.5))).status()));
+}
+
+// A device's error is not taken for an absent daemon, an absent job or a
+// mistake of optstate.
+TEST_F(DeviceUpdatesTest, AFaultOfTheNodeRefusesTheJobWithItsText) {
+  for (const absl::StatusCode code :
+       {absl::StatusCode::kUnavailable, absl::StatusCode::kNotFound,
+        absl::StatusCode::kInternal, absl::StatusCode::kFailedPrecondition}) {
+    SetFailure(absl::Status(code, "the MPS server has gone; start it"));
+    const absl::Status refused =
+        rooms_->Register(SpecOf(Sharing(0.5))).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_THAT(refused.message(),
+                AllOf(HasSubstr("leave it out"),
+                      HasSubstr("the MPS server has gone; start it")));
+    EXPECT_TRUE(job().shape == nullptr) << "nothing is left behind";
+    EXPECT_FALSE(job().tier.has_value());
+  }
+  SetFailure(absl::ResourceExhaustedError("no memory"));
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      rooms_->Register(SpecOf(Sharing(0.5))).status()));
+}
+
+// The node has changed since, so the job goes on by the CPU and says why.
+TEST_F(DeviceUpdatesTest, AFaultThatComesLaterIsAProblemAlone) {
+  SetFailure(absl::UnavailableError("the MPS server has gone; start it"));
+  ASSERT_NO_FATAL_FAILURE(Register({}));
+  v1::StorageSettings& storage = job().shape->description.storage;
+  storage.set_offload_fraction(0.5);
+  const absl::Status failed = ShareUpdates(storage, &job());
+  EXPECT_EQ(failed,
+            absl::FailedPreconditionError("the MPS server has gone; start it"));
+  EXPECT_THAT(Described().device_updates().problem(),
+              HasSubstr("the MPS server has gone; start it"));
 }
 
 TEST_F(DeviceUpdatesTest, AnOptimizerThatNoDeviceHas) {
