@@ -38,6 +38,7 @@
 #include "server/scheduler/workers/memory_bandwidth.h"
 #include "server/scheduler/workers/memory_bandwidth_record.h"
 #include "server/start_report.h"
+#include "server/supervisor/job_events.h"
 #include "server/supervisor/kept_segments.h"
 #include "server/supervisor/state_directory.h"
 #include "server/supervisor/supervisor.h"
@@ -363,6 +364,7 @@ void Daemon::OnGrpc(UniqueFd fd, const PeerCredentials& peer) {
 
 void Daemon::ReportSuppressedLines() {
   observe::LogLeftOut();
+  supervisor::JobEvents::TellLossesLeftOut();
   loop_->RunAfter(kReportSuppressedEvery, [this] { ReportSuppressedLines(); });
 }
 
