@@ -10,6 +10,7 @@
 #include "proto/types/status_macros.h"
 #include "server/accept/hello_check.h"
 #include "server/accept/refusal.h"
+#include "server/observe/event_log.h"
 #include "server/observe/node_event.h"
 #include "server/observe/peer_log.h"
 #include "server/os/open_sockets.h"
@@ -32,6 +33,17 @@ void Refuse(const Waiting& waiting, const absl::Status& status) {
 absl::Status IsFailed(const JobHost& host) {
   return absl::FailedPreconditionError(
       absl::StrCat("job \"", host.name(), "\" is FAILED: ", host.reason()));
+}
+
+// Returns whether the last event about draining says that it has begun: an
+// upgrade continues the events of the build before this one.
+bool IsDrainingTold() {
+  bool is_told = false;
+  for (const v1::Event& event : observe::Events().After(0)) {
+    if (event.kind() == "drain_begun") is_told = true;
+    if (event.kind() == "drain_ended") is_told = false;
+  }
+  return is_told;
 }
 
 }  // namespace
@@ -57,7 +69,9 @@ void Supervisor::Start() {
         "draining, as it was told before this start: `optctl drain --resume` "
         "ends it";
     spdlog::warn(text);
-    observe::NoteNodeEvent(v1::EVENT_SEVERITY_WARNING, "drain_begun", text);
+    if (!IsDrainingTold()) {
+      observe::NoteNodeEvent(v1::EVENT_SEVERITY_WARNING, "drain_begun", text);
+    }
   }
   spdlog::info("jobs share the cores by {}", shares_.description());
   for (const auto& [name, uid] : registry_.jobs()) {
@@ -69,6 +83,7 @@ void Supervisor::Start() {
     }
   }
   options_.kept.clear();  // segments of jobs that are gone
+  NoteInterruptedSleeps();
 }
 
 void Supervisor::OnHello(UniqueFd fd, const accept::PeerCredentials& peer,

@@ -59,6 +59,8 @@ class Supervisor : public SupervisorControl {
     // Returns why no job can be created, else OK; null: nothing could prevent
     // it.
     std::function<absl::Status()> check_state_directory = nullptr;
+    // What the previous supervisor had under way; see SleepsUnderWay().
+    std::vector<SleepingJobs::UnderWay> interrupted_sleeps = {};
   };
   struct Callbacks {
     // Called as JobHost's on_engine.
@@ -87,6 +89,12 @@ class Supervisor : public SupervisorControl {
   // Returns the kept gradients by job. An engine reports its own to the next
   // supervisor, but may die before that.
   KeptByJob Kept() const;
+
+  // Returns the jobs that are on their way to sleep or awake, which an upgrade
+  // interrupts.
+  std::vector<SleepingJobs::UnderWay> SleepsUnderWay() const {
+    return sleeping_.AllUnderWay();
+  }
 
   // Asks every engine to end and waits for none: this process ends immediately.
   void TellEnginesToStop();
@@ -192,6 +200,7 @@ class Supervisor : public SupervisorControl {
   // Returns false when the job has ended, and OnStopped() goes on.
   bool OnStoppedToSleep(JobHost* host, bool over);
   void StartAwake(const std::string& name);
+  void NoteInterruptedSleeps();
 
   os::EventLoop* const loop_;
   Options options_;
