@@ -185,7 +185,7 @@ class GrpcAdminClient : public AdminClient {
       return absl::CancelledError("interrupted: the trace was ended");
     }
     if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
-      return Annotate(absl::FailedPreconditionError(
+      return Annotate(absl::UnimplementedError(
                           "the daemon is of an older build, which cannot "
                           "trace: `optctl upgrade` puts another in its place"),
                       address());
@@ -251,7 +251,7 @@ class GrpcAdminClient : public AdminClient {
     }
     if (status.ok()) return absl::OkStatus();
     if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
-      return Annotate(absl::FailedPreconditionError(
+      return Annotate(absl::UnimplementedError(
                           "the daemon is of an older build, which remembers no "
                           "events: `optctl upgrade` puts another in its place"),
                       address());
