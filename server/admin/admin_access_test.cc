@@ -342,6 +342,23 @@ TEST_F(AdminAccessTest, TheAccessIsSetAloneAndTakesNoEngine) {
   EXPECT_TRUE(control_.jobs["secret"].access.is_private());
 }
 
+// What two callers have seen and change at once is not undone by either.
+TEST_F(AdminAccessTest, TheAccessIsSetWhileItIsAsTheCallerHasSeenIt) {
+  MakePrivate();
+  v1::SetJobRequest request;
+  request.set_name("secret");
+  *request.mutable_access_before() = control_.jobs["secret"].access;
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      service_->SetJob(request, Operator(), Soon()).status()));
+  request.mutable_access();
+  ASSERT_TRUE(service_->SetJob(request, Operator(), Soon()).ok());
+  EXPECT_FALSE(control_.jobs["secret"].access.is_private());
+  request.mutable_access()->set_is_private(true);
+  EXPECT_TRUE(
+      absl::IsAborted(service_->SetJob(request, Operator(), Soon()).status()));
+  EXPECT_FALSE(control_.jobs["secret"].access.is_private());
+}
+
 TEST_F(AdminAccessTest, ListsShowAPrivateJobToThoseWhoMayLook) {
   for (const Who who : kAll) {
     if (!Has(who)) continue;

@@ -68,6 +68,7 @@ std::string Flag(const char* name, bool is_set) {
 std::string DetailOf(const v1::SetJobRequest& request) {
   v1::SetJobRequest settings = request;
   settings.clear_name();
+  settings.clear_access_before();  // it sets nothing
   return absl::StrCat("settings=\"",
                       absl::CHexEscape(settings.ShortDebugString()), "\"");
 }

@@ -57,7 +57,7 @@ class NoJobs : public supervisor::SupervisorControl {
     return None();
   }
   absl::Status SetAccess(const std::string&, const v1::JobAccess&,
-                         const Caller&) override {
+                         const v1::JobAccess*, const Caller&) override {
     return None();
   }
   bool MaySee(const v1::Event&, const Caller*) const override { return false; }

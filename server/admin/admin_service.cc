@@ -294,6 +294,9 @@ absl::StatusOr<v1::SetJobReply> AdminService::SetJob(
     OPTSTATE_RETURN_IF_ERROR(SetAccess(request, caller));
     return v1::SetJobReply();
   }
+  if (request.has_access_before()) {
+    return absl::InvalidArgumentError("access_before is set without access");
+  }
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary,
                             FindToChange(request.name(), caller));
   absl::StatusOr<v1::SetJobReply> set = engines_->SetJob(request, deadline);

@@ -23,6 +23,7 @@
 #include "proto/types/conversions.h"
 #include "proto/types/layout.h"
 #include "server/access/caller.h"
+#include "server/access/job_access.h"
 #include "server/admin/admin_service.h"
 #include "server/admin/engine_channels.h"
 #include "server/admin/fake_engine_service.h"
@@ -86,6 +87,7 @@ class FakeControl : public supervisor::SupervisorControl {
     return CheckMayChange(name, caller);
   }
   absl::Status SetAccess(const std::string& name, const v1::JobAccess& access,
+                         const v1::JobAccess* before,
                          const access::Caller& caller) override {
     calls.push_back("set access " + name);
     const absl::StatusOr<supervisor::JobSummary> job = FindJob(name);
@@ -94,6 +96,10 @@ class FakeControl : public supervisor::SupervisorControl {
         supervisor::CheckMayChangeAccess(name, job->uid, job->access, caller);
     if (!may.ok()) return may;
     absl::MutexLock lock(&mutex);
+    if (before != nullptr &&
+        !access::IsSameAccess(*before, jobs[name].access)) {
+      return absl::AbortedError("it was changed meanwhile");
+    }
     jobs[name].access = access;
     return absl::OkStatus();
   }

@@ -113,6 +113,7 @@ class Supervisor : public SupervisorControl {
   absl::Status RecoverJob(const std::string& name, const access::Caller& caller,
                           pid_t failed_engine, bool to_durable) override;
   absl::Status SetAccess(const std::string& name, const v1::JobAccess& access,
+                         const v1::JobAccess* before,
                          const access::Caller& caller) override;
   bool MaySee(const v1::Event& event,
               const access::Caller* caller) const override;
@@ -148,6 +149,7 @@ class Supervisor : public SupervisorControl {
   // `access` is one that a job of this owner can have.
   absl::Status SetAccessInLoop(const std::string& name, uid_t owner,
                                const v1::JobAccess& access,
+                               const v1::JobAccess* before,
                                const access::Caller& caller);
   // Says who may see the events of a job that was there before this object.
   void BeginAudience(const std::string& name, uid_t owner);

@@ -83,13 +83,14 @@ class SupervisorControl {
                                   const access::Caller& caller,
                                   pid_t failed_engine, bool to_durable) = 0;
 
-  // Replaces who may use a job; sessions that are attached stay. Takes no
-  // engine. INVALID_ARGUMENT: as access::CheckJobAccess(); NOT_FOUND;
-  // PERMISSION_DENIED; UNAVAILABLE: the job is on its way to sleep or awake, or
-  // being deleted; FAILED_PRECONDITION: a disk that has a part of it is not
-  // there.
+  // Replaces who may use a job, only while that is `before`; null: whatever it
+  // is. Sessions that are attached stay. Takes no engine. INVALID_ARGUMENT: as
+  // access::CheckJobAccess(); NOT_FOUND; PERMISSION_DENIED; ABORTED: it is not
+  // `before`; UNAVAILABLE: the job is on its way to sleep or awake, or being
+  // deleted; FAILED_PRECONDITION: a disk that has a part of it is not there.
   virtual absl::Status SetAccess(const std::string& name,
                                  const v1::JobAccess& access,
+                                 const v1::JobAccess* before,
                                  const access::Caller& caller) = 0;
   // Returns whether `caller` may see an event; null: whether everybody may.
   // Does not wait for the supervisor's thread.

@@ -94,7 +94,7 @@ class FakeControl : public supervisor::SupervisorControl {
     return absl::OkStatus();
   }
   absl::Status SetAccess(const std::string&, const v1::JobAccess&,
-                         const access::Caller&) override {
+                         const v1::JobAccess*, const access::Caller&) override {
     return absl::OkStatus();
   }
   bool MaySee(const v1::Event&, const access::Caller*) const override {
