@@ -125,6 +125,14 @@ class GrpcAdminClient : public AdminClient {
     return Call(&v1::Admin::Stub::DescribeTiers, request);
   }
 
+  absl::StatusOr<v1::DescribeTiersReply> MeasureTiers(
+      const v1::DescribeTiersRequest& request,
+      absl::Duration measuring) override {
+    const absl::Time deadline = absl::Now() + connection_->timeout();
+    OPTSTATE_RETURN_IF_ERROR(connection_->Await(deadline));
+    return Ask(&v1::Admin::Stub::DescribeTiers, request, deadline + measuring);
+  }
+
   absl::StatusOr<v1::DescribeDevicesReply> DescribeDevices() override {
     return Call(&v1::Admin::Stub::DescribeDevices,
                 v1::DescribeDevicesRequest());

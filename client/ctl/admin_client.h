@@ -72,6 +72,10 @@ class AdminClient {
                                OnSleepProgress progress) = 0;
   virtual absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
       const v1::DescribeTiersRequest& request) = 0;
+  // The same with directories that are measured, for which the daemon has
+  // `measuring` besides the timeout.
+  virtual absl::StatusOr<v1::DescribeTiersReply> MeasureTiers(
+      const v1::DescribeTiersRequest& request, absl::Duration measuring) = 0;
   virtual absl::StatusOr<v1::DescribeDevicesReply> DescribeDevices() = 0;
   // `user`: by name or number; empty: all, as far as the caller sees them.
   virtual absl::StatusOr<v1::ListUsersReply> ListUsers(

@@ -47,6 +47,21 @@ std::string UpgradeProgressText(const v1::ServerStatus& status,
                       RateText(replaced, jobs, "at most ", elapsed));
 }
 
+std::string MeasureProgressText(const v1::DescribeTiersReply& before,
+                                const v1::DescribeTiersReply& now) {
+  constexpr int kMeasuringS = 2;
+  const int total = before.directories_size();
+  int measured = 0;
+  for (int i = 0; i < std::min(total, now.directories_size()); ++i) {
+    const auto& was = before.directories(i).measured_at();
+    const auto& is = now.directories(i).measured_at();
+    if (is.seconds() != was.seconds() || is.nanos() != was.nanos()) ++measured;
+  }
+  return absl::StrCat("measuring disks: ", measured, " of ", total,
+                      " directories, about ", (total - measured) * kMeasuringS,
+                      " s left");
+}
+
 std::string DrainProgressText(absl::Duration left) {
   return absl::StrFormat(
       "draining: waits for open steps, %.0f s more at the most",

@@ -22,6 +22,11 @@ std::string TraceProgressText(const std::string& job, const ChromeTrace& trace,
 std::string UpgradeProgressText(const v1::ServerStatus& status,
                                 absl::Duration elapsed);
 
+// Returns how many of the directories on disks are measured, and the time left
+// at 2 s each. `before`: as they were when that began.
+std::string MeasureProgressText(const v1::DescribeTiersReply& before,
+                                const v1::DescribeTiersReply& now);
+
 // Returns what a drain waits for, and how long at the most from now on.
 std::string DrainProgressText(absl::Duration left);
 

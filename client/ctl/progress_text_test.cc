@@ -59,6 +59,24 @@ TEST(ProgressTextTest, AnUpgradeHasARateAndATimeLeft) {
             "0 s left");
 }
 
+TEST(ProgressTextTest, MeasuredDirectoriesAreThoseWithAnotherTime) {
+  v1::DescribeTiersReply before;
+  before.add_directories();
+  before.add_directories()->mutable_measured_at()->set_seconds(1000);
+  before.add_directories()->mutable_measured_at()->set_seconds(1000);
+  EXPECT_EQ(MeasureProgressText(before, before),
+            "measuring disks: 0 of 3 directories, about 6 s left");
+  v1::DescribeTiersReply now = before;
+  now.mutable_directories(0)->mutable_measured_at()->set_seconds(2000);
+  now.mutable_directories(1)->mutable_measured_at()->set_nanos(1);
+  EXPECT_EQ(MeasureProgressText(before, now),
+            "measuring disks: 2 of 3 directories, about 2 s left");
+  // The daemon has another configuration now.
+  now.clear_directories();
+  EXPECT_EQ(MeasureProgressText(before, now),
+            "measuring disks: 0 of 3 directories, about 6 s left");
+}
+
 TEST(ProgressTextTest, ADrainSaysHowLongItWaits) {
   EXPECT_EQ(DrainProgressText(absl::Seconds(9)),
             "draining: waits for open steps, 9 s more at the most");
