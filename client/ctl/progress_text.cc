@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "client/ctl/output.h"
 
 namespace optstate::ctl {
 namespace {
@@ -45,6 +46,14 @@ std::string UpgradeProgressText(const v1::ServerStatus& status,
   return absl::StrCat("upgrading: ", replaced, " of at most ", jobs,
                       " engines replaced",
                       RateText(replaced, jobs, "at most ", elapsed));
+}
+
+std::string BugReportProgressText(absl::string_view part, uint64_t number,
+                                  uint64_t parts, uint64_t bytes,
+                                  absl::Duration elapsed) {
+  return absl::StrCat("bug report: ", part, ", ", number, " of ", parts,
+                      " parts, ", HumanBytes(bytes), " so far",
+                      RateText(number - 1, parts, "about ", elapsed));
 }
 
 std::string MeasureProgressText(const v1::DescribeTiersReply& before,

@@ -59,6 +59,15 @@ TEST(ProgressTextTest, AnUpgradeHasARateAndATimeLeft) {
             "0 s left");
 }
 
+TEST(ProgressTextTest, ABugReportSaysWhichPartItFetches) {
+  EXPECT_EQ(BugReportProgressText("status.json", 1, 12, 0, absl::Seconds(1)),
+            "bug report: status.json, 1 of 12 parts, 0 B so far");
+  EXPECT_EQ(
+      BugReportProgressText("events.jsonl", 7, 12, 3 << 20, absl::Seconds(3)),
+      "bug report: events.jsonl, 7 of 12 parts, 3.0 MiB so far, 2.0 a "
+      "second, about 3 s left");
+}
+
 TEST(ProgressTextTest, MeasuredDirectoriesAreThoseWithAnotherTime) {
   v1::DescribeTiersReply before;
   before.add_directories();
