@@ -99,12 +99,36 @@ class GrpcAdminClient : public AdminClient {
     return all;
   }
 
-  absl::StatusOr<v1::DeleteJobReply> DeleteJob(const std::string& name,
-                                               bool force) override {
+  absl::Status DeleteJob(
+      const std::string& name, bool force, int interrupt,
+      absl::FunctionRef<void(const v1::DeleteProgress&)> progress) override {
+    OPTSTATE_RETURN_IF_ERROR(
+        connection_->Await(absl::Now() + connection_->timeout()));
+    grpc::ClientContext context;
+    connection_->SayWhoCalls(&context);
+    StreamWatch watch(&context, connection_->timeout(), interrupt);
     v1::DeleteJobRequest request;
     request.set_name(name);
     request.set_force(force);
-    return Call(&v1::Admin::Stub::DeleteJob, request);
+    const auto reader =
+        connection_->stub()->DeleteJobWatched(&context, request);
+    v1::DeleteProgress message;
+    while (reader->Read(&message)) {
+      watch.Touch();
+      progress(message);
+    }
+    const grpc::Status status = reader->Finish();
+    if (status.ok()) return absl::OkStatus();
+    if (watch.was_interrupted()) {
+      return absl::CancelledError(
+          absl::StrCat("interrupted: the daemon goes on to delete job ", name,
+                       "; `optctl events ", name, "` says when it is deleted"));
+    }
+    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+      return Call(&v1::Admin::Stub::DeleteJob, request).status();
+    }
+    return watch.was_silent() ? connection_->Silent()
+                              : connection_->Explain(status);
   }
 
   absl::StatusOr<v1::RecoverJobReply> RecoverJob(const std::string& name,

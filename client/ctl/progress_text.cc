@@ -48,6 +48,27 @@ std::string UpgradeProgressText(const v1::ServerStatus& status,
                       RateText(replaced, jobs, "at most ", elapsed));
 }
 
+std::string DeleteProgressText(const std::string& job,
+                               const v1::DeleteProgress& progress,
+                               absl::Duration elapsed) {
+  std::string text = absl::StrCat("deleting job ", job);
+  if (progress.awaits_engine()) {
+    return absl::StrCat(text, ": waits for the end of its engine");
+  }
+  if (progress.bytes_total() == 0) return text;
+  const auto done = static_cast<double>(progress.bytes());
+  const auto total = static_cast<double>(progress.bytes_total());
+  absl::StrAppendFormat(&text, ": %.0f%%, %s of %s", done * 100 / total,
+                        HumanBytes(progress.bytes()),
+                        HumanBytes(progress.bytes_total()));
+  const double s = absl::ToDoubleSeconds(elapsed);
+  if (done == 0 || s <= 0) return text;
+  absl::StrAppendFormat(&text, " at %s/s, %.0f s left",
+                        HumanBytes(static_cast<uint64_t>(done / s)),
+                        s * std::max(total - done, 0.0) / done);
+  return text;
+}
+
 std::string BugReportProgressText(absl::string_view part, uint64_t number,
                                   uint64_t parts, uint64_t bytes,
                                   absl::Duration elapsed) {

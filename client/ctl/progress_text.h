@@ -23,6 +23,12 @@ std::string TraceProgressText(const std::string& job, const ChromeTrace& trace,
 std::string UpgradeProgressText(const v1::ServerStatus& status,
                                 absl::Duration elapsed);
 
+// Returns what the deletion of a job waits for, or how much is removed, with
+// its rate and the time left. `elapsed`: the time since the first byte.
+std::string DeleteProgressText(const std::string& job,
+                               const v1::DeleteProgress& progress,
+                               absl::Duration elapsed);
+
 // Returns which part of a bug report is being fetched, the first one being 1,
 // the bytes of all before it, and the time left if further parts take as long.
 // `elapsed`: the time since the first one began.

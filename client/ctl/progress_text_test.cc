@@ -59,6 +59,22 @@ TEST(ProgressTextTest, AnUpgradeHasARateAndATimeLeft) {
             "0 s left");
 }
 
+TEST(ProgressTextTest, ADeletionWaitsForTheEngineAndHasARate) {
+  v1::DeleteProgress progress;
+  progress.set_awaits_engine(true);
+  EXPECT_EQ(DeleteProgressText("gpt", progress, absl::ZeroDuration()),
+            "deleting job gpt: waits for the end of its engine");
+  progress.set_awaits_engine(false);
+  EXPECT_EQ(DeleteProgressText("gpt", progress, absl::ZeroDuration()),
+            "deleting job gpt");
+  progress.set_bytes_total(uint64_t{8} << 30);
+  EXPECT_EQ(DeleteProgressText("gpt", progress, absl::ZeroDuration()),
+            "deleting job gpt: 0%, 0 B of 8.0 GiB");
+  progress.set_bytes(uint64_t{2} << 30);
+  EXPECT_EQ(DeleteProgressText("gpt", progress, absl::Seconds(2)),
+            "deleting job gpt: 25%, 2.0 GiB of 8.0 GiB at 1.0 GiB/s, 6 s left");
+}
+
 TEST(ProgressTextTest, ABugReportSaysWhichPartItFetches) {
   EXPECT_EQ(BugReportProgressText("status.json", 1, 12, 0, absl::Seconds(1)),
             "bug report: status.json, 1 of 12 parts, 0 B so far");

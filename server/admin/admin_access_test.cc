@@ -75,7 +75,7 @@ const std::map<std::string, Does>& MethodsOfJobs() {
       {"DeleteJob", Does::kChange},    {"RecoverJob", Does::kChange},
       {"SetJob", Does::kChange},       {"VerifyJob", Does::kChange},
       {"SleepJob", Does::kChange},     {"WakeJob", Does::kChange},
-      {"TraceJob", Does::kChange}};
+      {"TraceJob", Does::kChange},     {"DeleteJobWatched", Does::kChange}};
   return *methods;
 }
 

@@ -187,6 +187,22 @@ grpc::Status AdminCalls::DeleteJob(grpc::ServerContext* context,
              });
 }
 
+// Its rule and its lines of the audit are those of DeleteJob: the two differ in
+// what the caller is told meanwhile.
+grpc::Status AdminCalls::DeleteJobWatched(
+    grpc::ServerContext* context, const v1::DeleteJobRequest* request,
+    grpc::ServerWriter<v1::DeleteProgress>* writer) {
+  return Act(*context, "DeleteJob", request->name(),
+             Flag("force", request->force()), [&](const Caller& caller) {
+               return service_->DeleteJobWatched(
+                   request->name(), request->force(), caller,
+                   Deadline(*context),
+                   [writer](const v1::DeleteProgress& progress) {
+                     return writer->Write(progress);
+                   });
+             });
+}
+
 grpc::Status AdminCalls::RecoverJob(grpc::ServerContext* context,
                                     const v1::RecoverJobRequest* request,
                                     v1::RecoverJobReply* reply) {

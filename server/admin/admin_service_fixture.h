@@ -60,10 +60,17 @@ class FakeControl : public supervisor::SupervisorControl {
   void ReleaseJob(const std::string& name) override {
     calls.push_back("release " + name);
   }
-  absl::Status DeleteHeldJob(const std::string& name, absl::Time) override {
+  std::shared_ptr<supervisor::JobDeletion> BeginDeletion(
+      const std::string& name) override {
     calls.push_back("delete " + name);
     jobs.erase(name);
-    return absl::OkStatus();
+    auto deletion = std::make_shared<supervisor::JobDeletion>();
+    if (deletion_goes_on) return deletion;
+    deletion->BeginRemoval();
+    deletion->removal().bytes = 10;
+    deletion->removal().bytes_total = 10;
+    deletion->End(delete_status);
+    return deletion;
   }
   void EndJob(const std::string& name) {
     absl::MutexLock lock(&mutex);
@@ -157,6 +164,8 @@ class FakeControl : public supervisor::SupervisorControl {
 
   mutable absl::Mutex mutex;
   absl::Status sleep_status;
+  absl::Status delete_status;
+  bool deletion_goes_on = false;  // for ever
   std::map<std::string, supervisor::JobSummary> jobs;
   std::vector<std::string> calls;
   bool is_draining = false;

@@ -25,6 +25,7 @@
 #include "server/supervisor/core_shares.h"
 #include "server/supervisor/creation_budget.h"
 #include "server/supervisor/job_audience.h"
+#include "server/supervisor/job_deletion.h"
 #include "server/supervisor/job_host.h"
 #include "server/supervisor/job_registry.h"
 #include "server/supervisor/kept_segments.h"
@@ -104,8 +105,7 @@ class Supervisor : public SupervisorControl {
   absl::Status HoldJob(const std::string& name,
                        const access::Caller& caller) override;
   void ReleaseJob(const std::string& name) override;
-  absl::Status DeleteHeldJob(const std::string& name,
-                             absl::Time deadline) override;
+  std::shared_ptr<JobDeletion> BeginDeletion(const std::string& name) override;
   absl::StatusOr<std::shared_ptr<SleepOperation>> PutToSleep(
       const std::string& name, pid_t engine) override;
   absl::StatusOr<std::shared_ptr<SleepOperation>> WakeJob(
@@ -125,10 +125,11 @@ class Supervisor : public SupervisorControl {
   bool draining() const override { return draining_; }
 
  private:
-  // A job held for deletion: by which caller, and what DeleteHeldJob waits for.
+  // A job held for deletion: by which caller, and the deletion once it has
+  // begun.
   struct Held {
     std::string by;
-    std::function<void(const absl::Status&)> deleted;
+    std::shared_ptr<JobDeletion> deletion;
   };
 
   const v1::Limits& limits() const { return options_.config.limits(); }
@@ -189,6 +190,8 @@ class Supervisor : public SupervisorControl {
                                         const access::Caller& caller);
   absl::Status HoldJobInLoop(const std::string& name,
                              const access::Caller& caller);
+  void BeginDeletionInLoop(const std::string& name,
+                           const std::shared_ptr<JobDeletion>& deletion);
   // Returns why a job that has no JobHost has no engine: it is asleep, or there
   // is none of that name.
   absl::Status WhyNoHost(const std::string& name) const;

@@ -12,9 +12,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "optstate/v1/admin.pb.h"
 #include "server/access/caller.h"
+#include "server/supervisor/job_deletion.h"
 #include "server/supervisor/sleep/sleep_operation.h"
 
 namespace optstate::supervisor {
@@ -57,10 +59,18 @@ class SupervisorControl {
   virtual absl::Status HoldJob(const std::string& name,
                                const access::Caller& caller) = 0;
   virtual void ReleaseJob(const std::string& name) = 0;
-  // Ends the engine of a held job and removes its state. DEADLINE_EXCEEDED: the
-  // deletion goes on, and will be completed.
-  virtual absl::Status DeleteHeldJob(const std::string& name,
-                                     absl::Time deadline) = 0;
+  // Ends the engine of a held job and removes its state; the deletion goes on
+  // by itself.
+  virtual std::shared_ptr<JobDeletion> BeginDeletion(
+      const std::string& name) = 0;
+  // The same, and waits for its end. DEADLINE_EXCEEDED: the deletion goes on,
+  // and will be completed.
+  absl::Status DeleteHeldJob(const std::string& name, absl::Time deadline) {
+    const std::shared_ptr<JobDeletion> deletion = BeginDeletion(name);
+    if (deletion->AwaitEnd(deadline)) return deletion->status();
+    return absl::DeadlineExceededError(
+        absl::StrCat("job \"", name, "\" is still being deleted"));
+  }
 
   // Begins to put a held job to sleep, whose engine runs with this pid; the
   // operation goes on by itself, and ends the hold. FAILED_PRECONDITION: the

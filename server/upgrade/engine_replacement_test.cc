@@ -78,8 +78,11 @@ class FakeControl : public supervisor::SupervisorControl {
     return absl::OkStatus();
   }
   void ReleaseJob(const std::string&) override {}
-  absl::Status DeleteHeldJob(const std::string&, absl::Time) override {
-    return absl::OkStatus();
+  std::shared_ptr<supervisor::JobDeletion> BeginDeletion(
+      const std::string&) override {
+    auto deletion = std::make_shared<supervisor::JobDeletion>();
+    deletion->End(absl::OkStatus());
+    return deletion;
   }
   absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> PutToSleep(
       const std::string&, pid_t) override {
