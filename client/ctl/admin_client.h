@@ -78,7 +78,7 @@ class AdminClient {
                                OnSleepProgress progress) = 0;
   virtual absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
       const v1::DescribeTiersRequest& request) = 0;
-  // The same with directories that are measured, for which the daemon has
+  // Does so with directories that are measured, for which the daemon has
   // `measuring` besides the timeout.
   virtual absl::StatusOr<v1::DescribeTiersReply> MeasureTiers(
       const v1::DescribeTiersRequest& request, absl::Duration measuring) = 0;

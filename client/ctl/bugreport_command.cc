@@ -63,7 +63,7 @@ struct Daemon {
   bool is_local = true;
 };
 
-// What is fetched, one after the other; a part may be several files.
+// The parts that are fetched, one after the other; one may be several files.
 constexpr absl::string_view kParts[] = {
     "status.json",  "jobs.json",   "sessions.json", "tiers.json",
     "devices.json", "users.json",  "events.jsonl",  "machine",

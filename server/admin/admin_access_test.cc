@@ -342,7 +342,7 @@ TEST_F(AdminAccessTest, TheAccessIsSetAloneAndTakesNoEngine) {
   EXPECT_TRUE(control_.jobs["secret"].access.is_private());
 }
 
-// What two callers have seen and change at once is not undone by either.
+// A change by one caller is not undone by another, who has not seen it.
 TEST_F(AdminAccessTest, TheAccessIsSetWhileItIsAsTheCallerHasSeenIt) {
   MakePrivate();
   v1::SetJobRequest request;

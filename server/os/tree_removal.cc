@@ -71,7 +71,7 @@ absl::Status RemoveTrees(const std::vector<TreeToRemove>& trees,
       const bool may_be_cut = !tree.may_be_mapped && info.st_nlink == 1;
       const uint64_t left = may_be_cut ? Cut(path, info, piece_bytes, progress)
                                        : AllocatedBytes(info);
-      // What cannot be removed here, RemoveTree() says.
+      // RemoveTree() says what cannot be removed here.
       if (::unlink(path.c_str()) == 0) progress->bytes += left;
     });
     status.Update(RemoveTree(tree.path));

@@ -38,7 +38,7 @@ std::string TimeText(absl::Duration took) {
   return absl::StrFormat("%.2f s", absl::ToDoubleSeconds(took));
 }
 
-// What one user's jobs may have of events of lost ranks.
+// The part that one user's jobs may have of events of lost ranks.
 struct LossBudget {
   static constexpr double kBurst = 64;
   static constexpr absl::Duration kInterval = absl::Seconds(10);

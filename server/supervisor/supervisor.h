@@ -60,7 +60,7 @@ class Supervisor : public SupervisorControl {
     // Returns why no job can be created, else OK; null: nothing could prevent
     // it.
     std::function<absl::Status()> check_state_directory = nullptr;
-    // What the previous supervisor had under way; see SleepsUnderWay().
+    // Left under way by the previous supervisor; see SleepsUnderWay().
     std::vector<SleepingJobs::UnderWay> interrupted_sleeps = {};
   };
   struct Callbacks {

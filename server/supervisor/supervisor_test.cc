@@ -237,7 +237,7 @@ TEST_F(SupervisorTest, DeletionWaitsForTheEngineAndRemovesTheState) {
   EXPECT_NE(MustOpen("a").engine_pid, session.engine_pid);
 }
 
-// Who asked for it sees what it waits for, and how much is removed.
+// The caller sees what it waits for, and how much is removed.
 TEST_F(SupervisorTest, ADeletionSaysHowFarItIs) {
   harness_.Start();
   const auto engine = static_cast<pid_t>(MustOpen("a").engine_pid);

@@ -80,7 +80,7 @@ TEST_F(DiskRatesTest, EachDirectoryIsMeasuredOnce) {
   EXPECT_THAT(Recorded(), ElementsAre(9, 9));
 }
 
-// Who looks meanwhile sees how many directories are measured, and keeps the
+// A look meanwhile shows how many directories are measured, and keeps the
 // rates of the others.
 TEST_F(DiskRatesTest, EachRateIsRecordedOnceItIsKnown) {
   Measure();

@@ -86,7 +86,7 @@ class SleepingJobs {
   // A job that was awake again has an engine that is ready, or gets none.
   void OnEngine(const std::string& job, const absl::Status& status);
 
-  // What is on its way, for the build that takes this one's place.
+  // A job that is on its way, for the build that takes this one's place.
   using UnderWay = v1::SupervisorHandover::SleepUnderWay;
   std::vector<UnderWay> AllUnderWay() const;
   // Tells as an event what has become of a job that was on its way when the
