@@ -76,9 +76,9 @@ class AdminService {
       absl::Time deadline);
   absl::Status DeleteJob(const std::string& name, bool force,
                          const access::Caller& caller, absl::Time deadline);
-  // Does the same. Calls `pass` several times a second, until the end or until it
-  // returns false (CANCELLED); the deletion goes on either way. `deadline` is
-  // of the answer of the job's engine.
+  // Does the same. Calls `pass` several times a second, until the end or until
+  // it returns false (CANCELLED); the deletion goes on either way. `deadline`
+  // is of the answer of the job's engine.
   absl::Status DeleteJobWatched(
       const std::string& name, bool force, const access::Caller& caller,
       absl::Time deadline,
