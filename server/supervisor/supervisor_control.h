@@ -63,8 +63,8 @@ class SupervisorControl {
   // by itself.
   virtual std::shared_ptr<JobDeletion> BeginDeletion(
       const std::string& name) = 0;
-  // Does the same, and waits for its end. DEADLINE_EXCEEDED: the deletion goes on,
-  // and will be completed.
+  // Does the same, and waits for its end. DEADLINE_EXCEEDED: the deletion goes
+  // on, and will be completed.
   absl::Status DeleteHeldJob(const std::string& name, absl::Time deadline) {
     const std::shared_ptr<JobDeletion> deletion = BeginDeletion(name);
     if (deletion->AwaitEnd(deadline)) return deletion->status();
