@@ -51,6 +51,40 @@ TEST_F(AdminOperationsTest, DeleteSparesAJobWithRanks) {
                                           "hold busy", "delete busy"));
 }
 
+TEST_F(AdminOperationsTest, AWatchedDeletionTellsItsEnd) {
+  AddJob("busy", 1);
+  AddJob("idle", 0);
+  v1::DeleteProgress last;
+  int messages = 0;
+  const auto remove = [&](const char* job) {
+    return service_->DeleteJobWatched(job, /*force=*/false, kSelf, Soon(),
+                                      [&](const v1::DeleteProgress& progress) {
+                                        last = progress;
+                                        return ++messages < 3;
+                                      });
+  };
+  EXPECT_TRUE(absl::IsFailedPrecondition(remove("busy")));
+  EXPECT_EQ(messages, 0);
+  EXPECT_THAT(control_.calls, ElementsAre("hold busy", "release busy"));
+  const absl::Status deleted = remove("idle");
+  EXPECT_TRUE(deleted.ok()) << deleted;
+  EXPECT_TRUE(last.done());
+  EXPECT_FALSE(last.awaits_engine());
+  EXPECT_EQ(last.bytes(), 10u);
+  EXPECT_EQ(last.bytes_total(), 10u);
+  AddJob("damaged", 0);
+  control_.delete_status = absl::DataLossError("the disk");
+  EXPECT_EQ(remove("damaged"), control_.delete_status);
+  // One that goes on is told until the caller takes no more of it.
+  AddJob("long", 0);
+  control_.deletion_goes_on = true;
+  messages = 0;
+  EXPECT_TRUE(absl::IsCancelled(remove("long")));
+  EXPECT_EQ(messages, 3);
+  EXPECT_FALSE(last.done());
+  EXPECT_TRUE(last.awaits_engine());
+}
+
 TEST_F(AdminOperationsTest, DeleteOfAnEngineThatDoesNotAnswerNeedsForce) {
   AddJob("hanging", 0, /*hangs=*/true);
   EXPECT_TRUE(absl::IsFailedPrecondition(

@@ -238,38 +238,6 @@ absl::StatusOr<v1::ListParametersReply> AdminService::ListParameters(
   return engines_->ListParameters(request, EngineDeadline(deadline));
 }
 
-absl::Status AdminService::DeleteJob(const std::string& name, bool force,
-                                     const access::Caller& caller,
-                                     absl::Time deadline) {
-  OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
-  OPTSTATE_RETURN_IF_ERROR(control_->HoldJob(name, caller));
-  if (!force) {
-    absl::Status status = CheckNoSessions(name, deadline);
-    if (!status.ok()) {
-      control_->ReleaseJob(name);
-      return status;
-    }
-  }
-  return control_->DeleteHeldJob(name, deadline);
-}
-
-absl::Status AdminService::CheckNoSessions(const std::string& name,
-                                           absl::Time deadline) {
-  OPTSTATE_ASSIGN_OR_RETURN(const v1::Job job, DescribeOne(name, deadline));
-  // Without an engine there is no session.
-  if (job.engine_pid() == 0) return absl::OkStatus();
-  if (job.session_count() != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("job \"", name, "\" has ", job.session_count(),
-                     " ranks attached: end them first, or force the deletion"));
-  }
-  if (!job.ranks_unknown()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("the engine of job \"", name,
-                   "\" does not say whether ranks are attached (", job.reason(),
-                   "): try again, or force the deletion"));
-}
-
 absl::Status AdminService::RecoverJob(const std::string& name,
                                       const access::Caller& caller,
                                       bool to_durable, absl::Time deadline) {
@@ -293,6 +261,9 @@ absl::StatusOr<v1::SetJobReply> AdminService::SetJob(
   if (request.has_access()) {
     OPTSTATE_RETURN_IF_ERROR(SetAccess(request, caller));
     return v1::SetJobReply();
+  }
+  if (request.has_access_before()) {
+    return absl::InvalidArgumentError("access_before is set without access");
   }
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary,
                             FindToChange(request.name(), caller));

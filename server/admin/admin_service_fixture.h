@@ -23,6 +23,7 @@
 #include "proto/types/conversions.h"
 #include "proto/types/layout.h"
 #include "server/access/caller.h"
+#include "server/access/job_access.h"
 #include "server/admin/admin_service.h"
 #include "server/admin/engine_channels.h"
 #include "server/admin/fake_engine_service.h"
@@ -59,10 +60,17 @@ class FakeControl : public supervisor::SupervisorControl {
   void ReleaseJob(const std::string& name) override {
     calls.push_back("release " + name);
   }
-  absl::Status DeleteHeldJob(const std::string& name, absl::Time) override {
+  std::shared_ptr<supervisor::JobDeletion> BeginDeletion(
+      const std::string& name) override {
     calls.push_back("delete " + name);
     jobs.erase(name);
-    return absl::OkStatus();
+    auto deletion = std::make_shared<supervisor::JobDeletion>();
+    if (deletion_goes_on) return deletion;
+    deletion->BeginRemoval();
+    deletion->removal().bytes = 10;
+    deletion->removal().bytes_total = 10;
+    deletion->End(delete_status);
+    return deletion;
   }
   void EndJob(const std::string& name) {
     absl::MutexLock lock(&mutex);
@@ -86,6 +94,7 @@ class FakeControl : public supervisor::SupervisorControl {
     return CheckMayChange(name, caller);
   }
   absl::Status SetAccess(const std::string& name, const v1::JobAccess& access,
+                         const v1::JobAccess* before,
                          const access::Caller& caller) override {
     calls.push_back("set access " + name);
     const absl::StatusOr<supervisor::JobSummary> job = FindJob(name);
@@ -94,6 +103,10 @@ class FakeControl : public supervisor::SupervisorControl {
         supervisor::CheckMayChangeAccess(name, job->uid, job->access, caller);
     if (!may.ok()) return may;
     absl::MutexLock lock(&mutex);
+    if (before != nullptr &&
+        !access::IsSameAccess(*before, jobs[name].access)) {
+      return absl::AbortedError("it was changed meanwhile");
+    }
     jobs[name].access = access;
     return absl::OkStatus();
   }
@@ -151,6 +164,8 @@ class FakeControl : public supervisor::SupervisorControl {
 
   mutable absl::Mutex mutex;
   absl::Status sleep_status;
+  absl::Status delete_status;
+  bool deletion_goes_on = false;  // for ever
   std::map<std::string, supervisor::JobSummary> jobs;
   std::vector<std::string> calls;
   bool is_draining = false;
