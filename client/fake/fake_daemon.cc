@@ -163,11 +163,11 @@ absl::Status FakeDaemon::Load(Connection connection, StateArray array,
   return seat.job->Load(seat.rank, array, parameter, begin, dtype, data);
 }
 
-absl::Status FakeDaemon::FinishLoad(Connection connection,
+absl::Status FakeDaemon::FinishLoad(Connection connection, const LoadEnd& end,
                                     absl::Time deadline) {
   absl::MutexLock lock(&mutex_);
   OPTSTATE_ASSIGN_OR_RETURN(const Seat seat, Find(connection));
-  OPTSTATE_RETURN_IF_ERROR(seat.job->FinishLoad(seat.rank));
+  OPTSTATE_RETURN_IF_ERROR(seat.job->FinishLoad(seat.rank, end));
   if (!seat.job->loading() && std::exchange(lose_after_load_, false)) {
     LoseAll();
   }

@@ -55,7 +55,8 @@ class FakeDaemon {
   absl::Status Load(Connection connection, StateArray array, uint32_t parameter,
                     uint64_t begin, DType dtype,
                     absl::Span<const std::byte> data);
-  absl::Status FinishLoad(Connection connection, absl::Time deadline);
+  absl::Status FinishLoad(Connection connection, const LoadEnd& end,
+                          absl::Time deadline);
   absl::StatusOr<uint64_t> Fetch(Connection connection, StateArray array,
                                  uint32_t parameter, uint64_t begin,
                                  absl::Span<std::byte> out);

@@ -250,10 +250,10 @@ class Job {
   virtual absl::Status Load(uint32_t rank, v1::StateArray array,
                             uint32_t parameter, uint64_t begin, uint64_t numel,
                             DType dtype, absl::Span<const std::byte> data) = 0;
-  // Answered through the listener when all ranks have finished. content_digest:
-  // see v1::FinishLoadRequest.
+  // Answered through the listener when all ranks have finished, errors
+  // included.
   virtual void FinishLoad(uint32_t rank, uint64_t request_id,
-                          uint64_t content_digest) = 0;
+                          const LoadEnd& end) = 0;
 
   // Copies numel elements (fp32; PARAMETER in its dtype; STEP_COUNT int64) to
   // `out`; returns the committed step to which they belong.

@@ -309,9 +309,9 @@ absl::Status JobImpl::Load(uint32_t rank, v1::StateArray array,
 }
 
 void JobImpl::FinishLoad(uint32_t rank, uint64_t request_id,
-                         uint64_t content_digest) {
+                         const LoadEnd& end) {
   JobCall lock(&job_.lock);
-  loader_.FinishLoad(rank, request_id, content_digest);
+  loader_.FinishLoad(rank, request_id, end);
 }
 
 absl::StatusOr<uint64_t> JobImpl::Fetch(v1::StateArray array,

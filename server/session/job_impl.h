@@ -101,7 +101,7 @@ class JobImpl final : public Job {
                     uint64_t begin, uint64_t numel, DType dtype,
                     absl::Span<const std::byte> data) override;
   void FinishLoad(uint32_t rank, uint64_t request_id,
-                  uint64_t content_digest) override;
+                  const LoadEnd& end) override;
   absl::StatusOr<uint64_t> Fetch(v1::StateArray array, uint32_t parameter,
                                  uint64_t begin, uint64_t numel,
                                  absl::Span<std::byte> out) override;

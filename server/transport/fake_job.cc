@@ -281,8 +281,9 @@ absl::Status FakeJob::Load(uint32_t /*rank*/, v1::StateArray array,
 }
 
 void FakeJob::FinishLoad(uint32_t rank, uint64_t request_id,
-                         uint64_t /*content_digest*/) {
+                         const LoadEnd& end) {
   absl::MutexLock lock(&mutex_);
+  last_load_end_ = end;
   ranks_.at(rank).attach.listener->OnStepDone(request_id, absl::OkStatus(), {});
 }
 
@@ -303,6 +304,11 @@ absl::Status FakeJob::HintParameters(session::ParameterHint hint,
   absl::MutexLock lock(&mutex_);
   hints_.push_back({.hint = hint, .first = first, .count = count});
   return absl::OkStatus();
+}
+
+LoadEnd FakeJob::last_load_end() const {
+  absl::MutexLock lock(&mutex_);
+  return last_load_end_;
 }
 
 std::vector<FakeJob::Hint> FakeJob::hints() const {

@@ -70,6 +70,7 @@ class FakeJob : public session::Job {
     uint32_t count = 0;
   };
   std::vector<Hint> hints() const ABSL_LOCKS_EXCLUDED(mutex_);
+  LoadEnd last_load_end() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes pushes wait inside the job from now on, until they are released.
   void HoldPushes(bool hold) ABSL_LOCKS_EXCLUDED(mutex_);
   void AwaitHeldPush() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -124,7 +125,7 @@ class FakeJob : public session::Job {
                     uint64_t begin, uint64_t numel, DType dtype,
                     absl::Span<const std::byte> data) override;
   void FinishLoad(uint32_t rank, uint64_t request_id,
-                  uint64_t content_digest) override;
+                  const LoadEnd& end) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<uint64_t> Fetch(v1::StateArray array, uint32_t parameter,
                                  uint64_t begin, uint64_t numel,
                                  absl::Span<std::byte> out) override;
@@ -155,6 +156,7 @@ class FakeJob : public session::Job {
   std::optional<storage::StateFile> parameters_;
   std::vector<Rank> ranks_ ABSL_GUARDED_BY(mutex_);
   uint64_t committed_step_ ABSL_GUARDED_BY(mutex_) = 0;
+  LoadEnd last_load_end_ ABSL_GUARDED_BY(mutex_);
   // Loaded data, by array, parameter and first element.
   std::map<std::pair<int, uint64_t>, std::vector<std::byte>> loads_
       ABSL_GUARDED_BY(mutex_);

@@ -309,8 +309,11 @@ absl::Status GrpcSession::StartFinishLoad(const v1::SessionRequest& request) {
     return absl::OkStatus();
   }
   pending_.fetch_add(1, std::memory_order_acq_rel);
-  handler_.FinishLoad(request.request_id(),
-                      request.finish_load().content_digest());
+  const v1::FinishLoadRequest& finish = request.finish_load();
+  handler_.FinishLoad(
+      request.request_id(),
+      MakeLoadEnd(finish.content_digest(), finish.begin_at_step(),
+                  finish.begin_at_loads()));
   return absl::OkStatus();
 }
 
