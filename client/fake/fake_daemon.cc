@@ -39,6 +39,7 @@ absl::StatusOr<FakeDaemon::Connection> FakeDaemon::Open(
   OPTSTATE_RETURN_IF_ERROR(job->CheckRegister(setup));
   OPTSTATE_RETURN_IF_ERROR(job->Attach(setup, gradient_area));
   *attached = job->Describe();
+  attached->takes_begin_at = takes_begin_at_;
   attached->created = created;
   seats_[++last_connection_] = {.job = job.get(), .rank = setup.rank};
   return last_connection_;
@@ -203,6 +204,11 @@ void FakeDaemon::LoseConnectionsAfterNextStep() {
 void FakeDaemon::LoseConnectionsAfterNextLoad() {
   absl::MutexLock lock(&mutex_);
   lose_after_load_ = true;
+}
+
+void FakeDaemon::ForgetBeginAt() {
+  absl::MutexLock lock(&mutex_);
+  takes_begin_at_ = false;
 }
 
 void FakeDaemon::RefuseOpens(int count) {

@@ -81,7 +81,6 @@ Attached FakeDaemonJob::Describe() const {
   attached.phase = ready_ ? JobPhase::kReady : JobPhase::kLoading;
   attached.last_outcome = last_outcome_;
   attached.loads_finished = loads_finished_;
-  attached.takes_begin_at = true;
   return attached;
 }
 

@@ -312,6 +312,20 @@ TEST_F(SessionTest, BeginAtAStepWhoseAnswerWasLostIsFinished) {
   EXPECT_EQ((*other)->committed_step(), 0);
 }
 
+TEST_F(SessionTest, AnOlderDaemonIsNotAskedToBeginAtAStep) {
+  daemon_.ForgetBeginAt();
+  auto session = Open(NewJob(UniformLayout(3, 50)));
+  ASSERT_TRUE(session.ok()) << session.status();
+  ASSERT_TRUE(LoadConstant(**session, 1).ok());
+  ASSERT_TRUE((*session)->BeginLoad().ok());
+  const absl::Status refused = (*session)->FinishLoad(BeginAt{7, 4});
+  EXPECT_EQ(refused.code(), StatusCode::kUnimplemented);
+  EXPECT_THAT(refused.message(), HasSubstr("optctl upgrade"));
+  // The load goes on.
+  ASSERT_TRUE((*session)->FinishLoad().ok());
+  Step(**session, 1);
+}
+
 // A lost load is not taken for a finished one only because the job was ready
 // before.
 TEST_F(SessionTest, LossDuringALoadOfAReadyJobIsTold) {
