@@ -26,6 +26,7 @@
 #include "server/session/monotonic_clock.h"
 #include "server/session/ranks/former_rank.h"
 #include "server/session/recovery/gradient_keeper.h"
+#include "storage/state_file.h"
 
 namespace optstate::accelerator {
 class DeviceRuntime;
@@ -158,6 +159,13 @@ class Job {
   // (session/recovery/staging_file.h). The job removes the file.
   virtual std::string StagingPath(uint32_t rank,
                                   uint64_t client_instance) const = 0;
+  // Opens that file, or makes one of zeros; `present` says which. A file that
+  // is made is state: RESOURCE_EXHAUSTED when the limits of all jobs, the
+  // quotas of the job's owner or the memory do not have its bytes; then no file
+  // is left behind.
+  virtual absl::StatusOr<storage::StateFile> MakeStaging(
+      uint32_t rank, uint64_t client_instance, uint64_t gradient_area_bytes,
+      bool* present) = 0;
 
   // Adopts the job in the directory, or starts an empty one. Returns DATA_LOSS
   // when the files do not fit together (says which and why).

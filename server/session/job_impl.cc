@@ -6,9 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/types/status_macros.h"
+#include "server/session/admission.h"
 #include "server/session/devices/device_updates.h"
 #include "server/session/job_lock.h"
 #include "server/session/job_trace.h"
+#include "server/session/recovery/staging_file.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::session {
@@ -294,6 +296,32 @@ absl::StatusOr<StepOutcome> JobImpl::DecideUnattached(
 std::string JobImpl::StagingPath(uint32_t rank,
                                  uint64_t client_instance) const {
   return job_.StagingPath(rank, client_instance);
+}
+
+// The job's lock is not held while memory is made, for which other ranks need
+// not wait. A file that is there was admitted when it was made.
+absl::StatusOr<storage::StateFile> JobImpl::MakeStaging(
+    uint32_t rank, uint64_t client_instance, uint64_t gradient_area_bytes,
+    bool* present) {
+  const std::string path = job_.StagingPath(rank, client_instance);
+  absl::StatusOr<storage::StateFile> there =
+      OpenStagingFile(path, gradient_area_bytes);
+  *present = there.ok();
+  if (!absl::IsDataLoss(there.status())) return there;
+  AdmissionRequest request;
+  request.directory = job_.options.directory;
+  request.state_dir = job_.StateDir();
+  request.new_state_bytes = gradient_area_bytes;
+  request.uid = job_.options.uid;
+  {
+    absl::MutexLock lock(&job_.lock.mu);
+    request.limits = job_.options.config.limits();
+    request.quotas = job_.options.config.quotas();
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock admission,
+                            AdmissionLock::Take(request.state_dir));
+  OPTSTATE_RETURN_IF_ERROR(Admit(request));
+  return MakeStagingFile(path, gradient_area_bytes, present);
 }
 
 absl::Status JobImpl::BeginLoad(uint32_t rank) {

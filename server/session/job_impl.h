@@ -95,6 +95,10 @@ class JobImpl final : public Job {
       const StepVerdict& verdict) override;
   std::string StagingPath(uint32_t rank,
                           uint64_t client_instance) const override;
+  absl::StatusOr<storage::StateFile> MakeStaging(uint32_t rank,
+                                                 uint64_t client_instance,
+                                                 uint64_t gradient_area_bytes,
+                                                 bool* present) override;
 
   absl::Status BeginLoad(uint32_t rank) override;
   absl::Status Load(uint32_t rank, v1::StateArray array, uint32_t parameter,

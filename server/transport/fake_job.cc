@@ -86,6 +86,13 @@ std::string FakeJob::StagingPath(uint32_t rank,
   return session::StagingFilePath(directory_, rank, client_instance);
 }
 
+absl::StatusOr<storage::StateFile> FakeJob::MakeStaging(
+    uint32_t rank, uint64_t client_instance, uint64_t gradient_area_bytes,
+    bool* present) {
+  return session::MakeStagingFile(StagingPath(rank, client_instance),
+                                  gradient_area_bytes, present);
+}
+
 absl::StatusOr<session::RegisterResult> FakeJob::Register(
     const session::RegisterSpec& spec) {
   absl::MutexLock lock(&mutex_);

@@ -77,6 +77,10 @@ class FakeJob : public session::Job {
 
   std::string StagingPath(uint32_t rank,
                           uint64_t client_instance) const override;
+  absl::StatusOr<storage::StateFile> MakeStaging(uint32_t rank,
+                                                 uint64_t client_instance,
+                                                 uint64_t gradient_area_bytes,
+                                                 bool* present) override;
   absl::StatusOr<session::RegisterResult> Register(
       const session::RegisterSpec& spec) override;
   absl::StatusOr<const Layout*> layout() const override;

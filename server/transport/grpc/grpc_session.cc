@@ -9,7 +9,6 @@
 #include "proto/shm/frame.h"
 #include "proto/types/conversions.h"
 #include "proto/types/status_macros.h"
-#include "server/session/recovery/staging_file.h"
 #include "server/transport/request_name.h"
 
 namespace optstate::transport {
@@ -161,9 +160,9 @@ absl::StatusOr<v1::AttachReply> GrpcSession::Attach(
   // The claim precedes the file: the rank's previous session removes its own
   // file.
   OPTSTATE_RETURN_IF_ERROR(handler_.Claim(plan));
-  auto staging = session::MakeStagingFile(
-      job_->StagingPath(plan.rank, plan.client_instance),
-      plan.gradient_area_bytes, &plan.gradients_present);
+  auto staging =
+      job_->MakeStaging(plan.rank, plan.client_instance,
+                        plan.gradient_area_bytes, &plan.gradients_present);
   if (!staging.ok()) {
     handler_.Unclaim();
     return Annotate(
