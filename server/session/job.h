@@ -289,6 +289,9 @@ class Job {
 
   // Sets the limits for creation or growth of the job from now on.
   virtual void SetLimits(const v1::Limits& limits) = 0;
+  // Sets the quotas likewise; see access::Quotas.
+  virtual void SetQuotas(
+      const google::protobuf::RepeatedPtrField<v1::Quota>& quotas) = 0;
 
   // Waits until no step, load or recovery is under way; from then on, for
   // `lease`, none begins: Push, EndMicroStep, Commit and BeginLoad wait. This

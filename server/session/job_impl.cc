@@ -394,6 +394,12 @@ void JobImpl::SetLimits(const v1::Limits& limits) {
   *job_.options.config.mutable_limits() = limits;
 }
 
+void JobImpl::SetQuotas(
+    const google::protobuf::RepeatedPtrField<v1::Quota>& quotas) {
+  absl::MutexLock lock(&job_.lock.mu);
+  *job_.options.config.mutable_quotas() = quotas;
+}
+
 absl::Status JobImpl::Pause(absl::Time deadline, absl::Duration lease) {
   {
     absl::MutexLock lock(&job_.lock.mu);

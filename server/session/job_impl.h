@@ -119,6 +119,8 @@ class JobImpl final : public Job {
   absl::Status AwaitDrained(absl::Time deadline) override;
   absl::Status AwaitResumed(absl::Time deadline) override;
   void SetLimits(const v1::Limits& limits) override;
+  void SetQuotas(
+      const google::protobuf::RepeatedPtrField<v1::Quota>& quotas) override;
   absl::Status Pause(absl::Time deadline, absl::Duration lease) override;
   bool paused() const override;
   void Stop() override;
