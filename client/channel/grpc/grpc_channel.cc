@@ -321,10 +321,9 @@ absl::Status GrpcChannel::FinishLoad(const LoadEnd& end, absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(std::exchange(failed_load_, absl::OkStatus()));
   v1::FinishLoadRequest* const finish = request_.mutable_finish_load();
   finish->set_content_digest(end.content_digest);
-  if (end.begin_at.has_value()) {
-    finish->set_begin_at_step(end.begin_at->step);
-    finish->set_begin_at_loads(end.begin_at->loads_finished);
-  }
+  const BeginAt at = end.begin_at.value_or(BeginAt{0, 0});  // none
+  finish->set_begin_at_step(at.step);
+  finish->set_begin_at_loads(at.loads_finished);
   OPTSTATE_RETURN_IF_ERROR(SendAndAwait(deadline).status());
   return ReadParameters(deadline);
 }
