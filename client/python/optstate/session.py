@@ -424,7 +424,7 @@ class Session:
         self._call(self._library.optstate_finish_load)
 
     def finish_load_at(self, step: int, loads_finished: int) -> None:
-        """Does finish_load() of a job that takes another one's state over, and begins where it is."""
+        """Does finish_load(): the job begins at this step, as another one whose state it has."""
         self._call(self._library.optstate_finish_load_at, step, loads_finished)
         self.committed_step = step
 

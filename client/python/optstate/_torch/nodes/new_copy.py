@@ -35,8 +35,8 @@ from optstate.session_spec import SessionSpec
 
 
 class NewCopy:
-    """A copy that is being made: begin(), take() each piece, finish_load(), check() until nothing is
-    left, end(). undo() at any time instead.
+    """A copy that is being made: begin(), take() each piece, finish_load(), check() until nothing
+    is left, end(). undo() at any time instead.
 
     It is at step 0 until its bits have been compared, and with end() where the job is.
     Threads: one at a time.
@@ -47,9 +47,7 @@ class NewCopy:
 
         UnimplementedError: nobody says where the loss scaler of the job is."""
         # Ranks of which none is attached may have other numbers of them than the job.
-        alone = dataclasses.replace(
-            spec, rank=0, world_size=1, local_world_size=1, two_phase=False
-        )
+        alone = dataclasses.replace(spec, rank=0, world_size=1, local_world_size=1, two_phase=False)
         self._spec = with_scaler(alone, numbers.scaler)
         self._note = note
         self._numbers = numbers
