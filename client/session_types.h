@@ -243,7 +243,7 @@ struct SessionInfo {
   uint32_t connections = 0;
 };
 
-// Where a new job begins, see Session::FinishLoad.
+// The step at which a new job begins, see Session::FinishLoad.
 using optstate::BeginAt;
 
 // A destination for a whole array of one parameter: numel fp32 elements

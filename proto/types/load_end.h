@@ -9,7 +9,7 @@ namespace optstate {
 // A job takes no step of this number or above.
 inline constexpr uint64_t kBeginAtStepEnd = uint64_t{1} << 63;
 
-// Where a job begins that takes over the state of another one, which was at
+// The beginning of a job that takes over the state of another one, which was at
 // this step after this many loads.
 struct BeginAt {
   uint64_t step = 0;            // below kBeginAtStepEnd
@@ -18,7 +18,7 @@ struct BeginAt {
   bool operator==(const BeginAt&) const = default;
 };
 
-// What a rank says when it finishes a load; see v1::FinishLoadRequest.
+// The end of a load, as a rank announces it; see v1::FinishLoadRequest.
 struct LoadEnd {
   uint64_t content_digest = 0;  // 0: not given
   std::optional<BeginAt> begin_at = std::nullopt;
