@@ -233,7 +233,11 @@ class Session {
   absl::Status BeginLoad(LoadContent content = LoadContent::kOwn);
   absl::Status Load(StateArray array, uint32_t parameter, DType dtype,
                     absl::Span<const std::byte> data);
-  absl::Status FinishLoad();
+  // begin_at: the job has taken no step, and takes over the state of another
+  // one, whose step and loads it has with the end of this load, as
+  // v1::FinishLoadRequest says; equal on all ranks. UNIMPLEMENTED: the daemon
+  // is of an older build.
+  absl::Status FinishLoad(std::optional<BeginAt> begin_at = std::nullopt);
   // Copies a whole array of one parameter, of any rank, to `out`: numel fp32
   // elements (kParameter: of its dtype; kStepCount: one int64). Returns the
   // step that the values belong to.
@@ -331,6 +335,11 @@ class Session {
   void DropFailedStep(uint64_t step, const absl::Status& status);
   absl::Status StartCommit();
   absl::Status CheckLoading() const;
+  absl::Status CheckTakesBeginAt() const;
+  // Says whether the load that was being finished is a part of what the job
+  // was when the rank was attached again.
+  bool IsLoadFinished(const Attached& attached,
+                      std::optional<uint32_t> loads_before) const;
   absl::Status AppendRanges(const FetchTarget& target,
                             std::vector<FetchRange>* ranges) const;
   absl::Time StepDeadline() const {
@@ -367,6 +376,8 @@ class Session {
   bool loading_ = false;
   std::optional<LoadDigest> load_digest_;  // of LoadContent::kSame
   bool finishing_load_ = false;
+  std::optional<BeginAt> begin_at_;  // of the load that is being finished
+  bool takes_begin_at_ = false;      // the engine of the present connection
   uint32_t load_required_from_ = 0;
   bool speculates_ = false;
   // The step that this rank has begun, which the engine may take early; zero

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "client/c_api_access.h"
+#include "client/c_api_nodes.h"
 #include "client/c_api_sleep.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -223,6 +224,26 @@ TEST_F(CApiTest, NullsAndRangesAreRefused) {
             kInvalidArgument);
   EXPECT_EQ(optstate_commit(session, nullptr, nullptr), kInvalidArgument);
   EXPECT_EQ(optstate_session_get_info(session, nullptr), kInvalidArgument);
+  optstate_session_close(session);
+}
+
+TEST_F(CApiTest, AJobBeginsAtTheStepOfAnother) {
+  options_.job = "c-api-begin-at";
+  optstate_session* session = nullptr;
+  ASSERT_EQ(optstate_session_open(&options_, &session), 0)
+      << optstate_last_error();
+  const std::vector<float> zeros(shape_, 0.0f);
+  ASSERT_EQ(optstate_begin_load(session), 0);
+  ASSERT_EQ(optstate_load(session, OPTSTATE_MASTER, 0, OPTSTATE_FLOAT32,
+                          zeros.data()),
+            0);
+  EXPECT_EQ(optstate_finish_load_at(session, 7, 0), kInvalidArgument);
+  ASSERT_EQ(optstate_finish_load_at(session, 7, 3), 0) << optstate_last_error();
+  optstate_session_info info = {};
+  info.struct_size = sizeof(info);
+  ASSERT_EQ(optstate_session_get_info(session, &info), 0);
+  EXPECT_EQ(info.committed_step, 7u);
+  EXPECT_EQ(info.phase, OPTSTATE_PHASE_READY);
   optstate_session_close(session);
 }
 

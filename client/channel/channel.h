@@ -17,6 +17,7 @@
 #include "client/session_types.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/types/layout.h"
+#include "proto/types/load_end.h"
 #include "proto/types/partition.h"
 #include "proto/types/step_verdict.h"
 
@@ -70,6 +71,7 @@ struct Attached {
   // The engine has the gradients of the open step that it had answered pushes
   // of; see v1::AttachReply.
   bool gradients_present = false;
+  bool takes_begin_at = false;  // see v1::AttachReply
   // Pieces of the next step that this session staged before it lost its
   // connection and that the engine still has; ascending and within the rank's
   // pieces.
@@ -207,9 +209,9 @@ class Channel {
                             uint64_t begin, DType dtype,
                             absl::Span<const std::byte> data,
                             absl::Time deadline) = 0;
-  // Finishes the load. content_digest: see v1::FinishLoadRequest.
-  virtual absl::Status FinishLoad(uint64_t content_digest,
-                                  absl::Time deadline) = 0;
+  // Finishes the load. With LoadEnd::begin_at: of an engine that
+  // takes_begin_at.
+  virtual absl::Status FinishLoad(const LoadEnd& end, absl::Time deadline) = 0;
   // Fills every range; returns the step that the values belong to.
   virtual absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                          absl::Time deadline) = 0;

@@ -174,6 +174,7 @@ absl::Status Session::Connect(std::unique_ptr<Channel> channel) {
   load_required_from_ = attached.load_required_from;
   speculates_ = attached.speculates;
   loads_finished_ = attached.loads_finished;
+  takes_begin_at_ = attached.takes_begin_at;
   phase_ = attached.phase;
   marks_.resize(setup_->partition.pieces.size());
   return absl::OkStatus();

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <functional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -140,6 +141,40 @@ TEST_F(AdminOperationsTest, SetReachesTheEngineOfWhoMayChangeTheJob) {
   request.set_name("../a");
   EXPECT_TRUE(absl::IsInvalidArgument(
       service_->SetJob(request, kOther, Soon()).status()));
+}
+
+// A job is deleted, and another user's gets its name, while a call is on its
+// way to the engine.
+TEST_F(AdminOperationsTest, NoCallReachesTheEngineOfTheNextJobOfTheName) {
+  v1::SetJobRequest set;
+  set.set_name("a");
+  v1::TraceJobRequest trace;
+  trace.set_name("a");
+  v1::ListParametersRequest list;
+  list.set_job("a");
+  const std::function<absl::Status()> calls[] = {
+      [&] { return service_->SetJob(set, kSelf, Soon()).status(); },
+      [&] {
+        return service_->VerifyJob(
+            "a", kSelf, nullptr,
+            [](const v1::VerifyJobProgress&) { return true; });
+      },
+      [&] {
+        return service_->TraceJob(trace, kSelf, nullptr,
+                                  [](const v1::TraceChunk&) { return true; });
+      },
+      [&] { return service_->ListParameters(list, kSelf, Soon()).status(); }};
+  for (const auto& call : calls) {
+    AddJob("a", 1);
+    EXPECT_TRUE(call().ok()) << call();
+    FakeEngineService* next = nullptr;
+    // The engine ends, and the job with it. An operator may change both.
+    control_.before_find = [&] { next = &StartEngine("a", 1); };
+    const absl::Status late = call();
+    EXPECT_TRUE(absl::IsUnavailable(late)) << late;
+    ASSERT_NE(next, nullptr);
+    EXPECT_EQ(next->orders(), 0);
+  }
 }
 
 TEST_F(AdminOperationsTest, SetSaysWhichEngineDoesNotAnswerOrIsTooOld) {

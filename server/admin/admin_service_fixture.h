@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -46,6 +47,7 @@ class FakeControl : public supervisor::SupervisorControl {
   }
   absl::StatusOr<supervisor::JobSummary> FindJob(
       const std::string& name) override {
+    if (before_find != nullptr) std::exchange(before_find, nullptr)();
     absl::MutexLock lock(&mutex);
     const auto found = jobs.find(name);
     if (found != jobs.end()) return found->second;
@@ -163,6 +165,7 @@ class FakeControl : public supervisor::SupervisorControl {
   }
 
   mutable absl::Mutex mutex;
+  std::function<void()> before_find;  // happens before a job is looked up, once
   absl::Status sleep_status;
   absl::Status delete_status;
   bool deletion_goes_on = false;  // for ever

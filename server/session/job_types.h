@@ -15,6 +15,7 @@
 #include "optstate/v1/types.pb.h"
 #include "proto/types/accumulation.h"
 #include "proto/types/layout.h"
+#include "proto/types/load_end.h"
 #include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
 #include "proto/types/step_commit.h"

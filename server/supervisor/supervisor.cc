@@ -166,7 +166,7 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid,
 
   JobHost::Callbacks callbacks;
   callbacks.check_start = [this, name] { return registry_.CheckDisksOf(name); };
-  callbacks.supervise = [this] { return MakeSupervise(); };
+  callbacks.supervise = [this, uid] { return MakeSupervise(uid); };
   callbacks.on_engine = [this, name](UniqueFd grpc,
                                      const std::vector<uint64_t>& connections) {
     for (const uint64_t inode : connections) sessions_.Add(name, inode);
@@ -210,11 +210,12 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid,
   return raw;
 }
 
-v1::SupervisorRequest::Supervise Supervisor::MakeSupervise() const {
+v1::SupervisorRequest::Supervise Supervisor::MakeSupervise(uid_t owner) const {
   v1::SupervisorRequest::Supervise supervise;
   *supervise.mutable_limits() = limits();
   supervise.set_log_level(options_.config.log_level());
   supervise.set_draining(draining_);
+  *supervise.mutable_quotas()->mutable_quotas() = quotas_.ThatMayConcern(owner);
   return supervise;
 }
 

@@ -167,7 +167,7 @@ class Supervisor : public SupervisorControl {
                                        const access::UserBounds& bounds);
   void LookForEndedSessions();
   JobHost* StartHost(const std::string& name, uid_t uid, bool is_new = false);
-  v1::SupervisorRequest::Supervise MakeSupervise() const;
+  v1::SupervisorRequest::Supervise MakeSupervise(uid_t owner) const;
   void OnAdopted(const std::string& name, int fd);
   void OnStopped(const std::string& name, bool over);
   void RemoveJob(const std::string& name, uid_t owner, Held held);

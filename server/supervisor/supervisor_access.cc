@@ -40,7 +40,7 @@ absl::StatusOr<JobHost*> Supervisor::CreateJob(const Waiting& waiting) {
   }
   OPTSTATE_RETURN_IF_ERROR(CheckRoomForSession(waiting.peer, owner));
   OPTSTATE_RETURN_IF_ERROR(CheckRoomForJob(waiting.peer));
-  if (!waiting.peer.is_operator()) {
+  if (!HasNoQuota(waiting.peer)) {
     OPTSTATE_RETURN_IF_ERROR(creations_.Take(CreatorOf(waiting.peer)));
   }
   // The names are looked up one by one, which is part of what the budget is

@@ -86,6 +86,13 @@ std::string FakeJob::StagingPath(uint32_t rank,
   return session::StagingFilePath(directory_, rank, client_instance);
 }
 
+absl::StatusOr<storage::StateFile> FakeJob::MakeStaging(
+    uint32_t rank, uint64_t client_instance, uint64_t gradient_area_bytes,
+    bool* present) {
+  return session::MakeStagingFile(StagingPath(rank, client_instance),
+                                  gradient_area_bytes, present);
+}
+
 absl::StatusOr<session::RegisterResult> FakeJob::Register(
     const session::RegisterSpec& spec) {
   absl::MutexLock lock(&mutex_);
@@ -281,8 +288,9 @@ absl::Status FakeJob::Load(uint32_t /*rank*/, v1::StateArray array,
 }
 
 void FakeJob::FinishLoad(uint32_t rank, uint64_t request_id,
-                         uint64_t /*content_digest*/) {
+                         const LoadEnd& end) {
   absl::MutexLock lock(&mutex_);
+  last_load_end_ = end;
   ranks_.at(rank).attach.listener->OnStepDone(request_id, absl::OkStatus(), {});
 }
 
@@ -303,6 +311,11 @@ absl::Status FakeJob::HintParameters(session::ParameterHint hint,
   absl::MutexLock lock(&mutex_);
   hints_.push_back({.hint = hint, .first = first, .count = count});
   return absl::OkStatus();
+}
+
+LoadEnd FakeJob::last_load_end() const {
+  absl::MutexLock lock(&mutex_);
+  return last_load_end_;
 }
 
 std::vector<FakeJob::Hint> FakeJob::hints() const {

@@ -254,7 +254,7 @@ void SimulatedRank::OnAttached() {
   if (status.ok()) status = around_.tiny->LoadMasters(job, rank_, pieces_);
   if (!status.ok()) return Fail(status);
   awaited_ = Awaited::kLoad;
-  job->FinishLoad(rank_, ++request_, /*content_digest=*/0);
+  job->FinishLoad(rank_, ++request_, {});
 }
 
 void SimulatedRank::OnLoaded() {

@@ -421,10 +421,13 @@ absl::Status ShmChannel::Load(StateArray array, uint32_t parameter,
   return SubmitAndAwait(Op::kLoad, submission, deadline);
 }
 
-absl::Status ShmChannel::FinishLoad(uint64_t content_digest,
-                                    absl::Time deadline) {
+absl::Status ShmChannel::FinishLoad(const LoadEnd& end, absl::Time deadline) {
   Submission submission = {};
-  submission.begin = content_digest;
+  submission.begin = end.content_digest;
+  if (end.begin_at.has_value()) {
+    submission.step = end.begin_at->step;
+    submission.micro_step = end.begin_at->loads_finished;
+  }
   return SubmitAndAwait(Op::kFinishLoad, submission, deadline);
 }
 

@@ -73,8 +73,7 @@ class ShmChannel final : public Channel {
   absl::Status Load(StateArray array, uint32_t parameter, uint64_t begin,
                     DType dtype, absl::Span<const std::byte> data,
                     absl::Time deadline) override;
-  absl::Status FinishLoad(uint64_t content_digest,
-                          absl::Time deadline) override;
+  absl::Status FinishLoad(const LoadEnd& end, absl::Time deadline) override;
   absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                  absl::Time deadline) override;
   absl::Status HintParameters(ParameterHint hint, uint32_t first,

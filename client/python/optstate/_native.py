@@ -397,6 +397,7 @@ _PROTOTYPES = {
         (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_size_t),
     ),
     "optstate_finish_load": (c_int, (c_void_p,)),
+    "optstate_finish_load_at": (c_int, (c_void_p, c_uint64, c_uint32)),
     "optstate_prefetch": (c_int, (c_void_p, c_void_p, c_size_t)),
     "optstate_release": (c_int, (c_void_p, c_void_p, c_size_t)),
     "optstate_fetch": (

@@ -75,7 +75,7 @@ TEST_F(JobWithoutLayoutTest, RanksAreRefused) {
   commit.groups = groups;
   job().Commit(0, 1, commit);
   job().EndMicroStep(0, 2, 1, 0);
-  job().FinishLoad(0, 3, 0);
+  job().FinishLoad(0, 3, {});
   job().Detach(0);
   job().Leave(0);
   job().NoteFarewell(0, 7);

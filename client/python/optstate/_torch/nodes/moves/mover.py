@@ -11,7 +11,6 @@ from optstate import errors
 from optstate._torch.nodes import resolution
 from optstate._torch.nodes.agreement import NodeAgreement
 from optstate._torch.nodes.copied_state import Numbers
-from optstate._torch.nodes.idle_steps import last_steps
 from optstate._torch.nodes.moves.blocks import Block, Regions, block_of
 from optstate._torch.nodes.moves.choosing import Choice, Refused, choose
 from optstate._torch.nodes.moves.deletion import delete_left
@@ -28,8 +27,8 @@ logger = logging.getLogger("optstate")
 
 # Rounds of questions and verdicts, before nodes that never settle are an error.
 _ROUNDS_MAX = 8
-# Steps that a node takes before all hear of it: a collective has a timeout.
-_STEPS_AT_A_TIME = 2000
+# Loads that a job has finished which was made of parcels, on every node.
+_LOADS_OF_MADE = 1
 
 
 class Mover:
@@ -187,7 +186,7 @@ class Mover:
         job: list[NewJob] = []
         try:
             numbers = self._agreement.on_first(lambda: _load(spec, blocks, parcels, job))
-            self._take_steps(spec, step, job, numbers[self._places.node_of[self._places.rank]])
+            self._begin_at(spec, step, job, numbers[self._places.node_of[self._places.rank]])
         except BaseException:
             for each in job:
                 each.undo()
@@ -203,30 +202,14 @@ class Mover:
             for each in job:
                 each.close()
 
-    def _take_steps(
+    def _begin_at(
         self, spec: SessionSpec, step: int, job: Sequence[NewJob], numbers: Numbers
     ) -> None:
-        """Brings this node's job to a step, and its loss scaler to where it was."""
+        """Has this node's job begin at a step, which makes it whole."""
         error: Exception | None = None
-        skipped, good = last_steps(spec, numbers.scaler, step)
-        left = step - skipped - good
-        while True:
-            count = min(left, _STEPS_AT_A_TIME)
-            try:
-                for each in job:
-                    each.take_steps(count, skips=True)
-            except Exception as failure:
-                error = failure
-            self._ranks.agree(error)
-            left -= count
-            if not left:
-                break
         try:
             for each in job:
-                if numbers.scaler is not None:
-                    each.scale_as(_of_all_ranks(spec))
-                each.take_steps(skipped, skips=True)
-                each.take_steps(good, skips=False)
+                each.begin_at(step, _LOADS_OF_MADE)
                 _check_place(spec, each, step, numbers)
                 each.keep()
         except Exception as failure:

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from optstate import errors
-from optstate._torch.nodes import idle_steps
-from optstate._torch.nodes.copied_state import Numbers, Wanted, numel_of, sums_of
+from optstate._torch.nodes.copied_state import Numbers, Wanted, numel_of, sums_of, with_scaler
 from optstate._torch.nodes.moves.deletion import delete_left
 from optstate._torch.optimizer_info import by_kind
 from optstate._torch.state.arrays import ArrayTransfer
@@ -25,7 +24,7 @@ _CHECKED_ELEMENTS = 16 << 20
 
 class NewJob:
     """The job, with a session of each of its ranks, all of which are in this process: each rank
-    loads the parts that it owns, and they end loads and steps together.
+    loads the parts that it owns, and they end loads together.
 
     Threads: one at a time; the sessions wait for each other in threads of their own.
     """
@@ -40,9 +39,9 @@ class NewJob:
         self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def begin(self, scaler: Any = None) -> None:
-        """Makes the job, and begins to load it. scaler: the state of a dynamic loss scaler, whose
-        scale it keeps through skipped steps."""
-        self._open(idle_steps.with_idle_scaler(self._spec, scaler))
+        """Makes the job, and begins to load it. scaler: the state of a dynamic loss scaler, where
+        its own begins."""
+        self._open(with_scaler(self._spec, scaler))
         if not self._sessions[0].created:
             raise errors.FailedPreconditionError(
                 f'job "{self._spec.job}" was made by another script while state was to move into'
@@ -135,21 +134,15 @@ class NewJob:
 
         self._on_all(load)
 
-    def scale_as(self, spec: SessionSpec) -> None:
-        """Attaches with the job's own loss scaler, which keeps the scale that the job has."""
-        self.close()
-        self._open(dataclasses.replace(spec, loss_scaler_state=None))
+    def begin_at(self, step: int, loads_finished: int) -> None:
+        """Ends another load, without content, by which the job begins at a step after so many
+        loads. UnimplementedError: the daemon is too old for that."""
 
-    def take_steps(self, count: int, *, skips: bool) -> None:
-        """Takes steps that update nothing."""
-        groups = idle_steps.hyperparams(self._spec)
+        def load(session: Session) -> None:
+            session.begin_load()
+            session.finish_load_at(step, loads_finished)
 
-        def take(session: Session) -> None:
-            for _ in range(count):
-                session.commit(session.committed_step + 1, groups, found_inf=skips)
-
-        if count:
-            self._on_all(take)
+        self._on_all(load)
 
     @property
     def committed_step(self) -> int:
