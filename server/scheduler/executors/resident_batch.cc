@@ -64,7 +64,7 @@ void ResidentBatch::Clear() {
   elements_ = 0;
   factors_ = 0;
   own_masters_ = 0;
-  parameters_begin_ = parameters_end();
+  parameters_end_ = kParametersOffset;
   gradients_end_ = 0;
   records_end_ = 0;
 }
@@ -99,20 +99,20 @@ bool ResidentBatch::Add(size_t slot, const UpdateTask& task,
       tile->device_step == task.stamp->load(std::memory_order_relaxed);
   const uint64_t record_bytes =
       is_there ? 0 : ResidentRecords::RecordBytes(key, task.view);
-  if (parameter_bytes > parameters_begin_ - kParametersOffset ||
+  if (parameter_bytes > records_offset_ - parameters_end_ ||
       entry_bytes > bytes_ - gradients_end_ ||
       record_bytes > kRecordsBytes - records_end_) {
     return false;
   }
-  parameters_begin_ -= parameter_bytes;
   tiles_.push_back({.tile = tile,
                     .gradient = task.view.gradients[0],
                     .parameter = task.view.parameter,
                     .factors = AddFactors(*task.factors),
-                    .parameter_at = parameters_begin_,
+                    .parameter_at = parameters_end_,
                     .gradient_at = gradients_end_,
                     .record_at = is_there ? kIsThere : records_end_,
                     .entry = nullptr});
+  parameters_end_ += parameter_bytes;
   gradients_end_ += entry_bytes;
   records_end_ += record_bytes;
   elements_ += task.view.numel;
@@ -234,8 +234,8 @@ absl::Status ResidentBatch::CopyParametersBack() {
   accelerator::DeviceStream& stream = *memory_->stream();
   const accelerator::DeviceAddress device = memory_->device();
   if (own_masters_ < tiles_.size()) {
-    OPTSTATE_RETURN_IF_ERROR(stream.CopyToHost(HostAt(parameters_begin_),
-                                               device + parameters_begin_,
+    OPTSTATE_RETURN_IF_ERROR(stream.CopyToHost(HostAt(kParametersOffset),
+                                               device + kParametersOffset,
                                                bytes_to_host()));
   }
   for (size_t i = 0; i < tiles_.size();) {
@@ -243,27 +243,27 @@ absl::Status ResidentBatch::CopyParametersBack() {
       ++i;
       continue;
     }
+    const uint64_t to = tiles_[i].parameter_at;
+    const auto* const from =
+        static_cast<const std::byte*>(tiles_[i].tile->on_device.master);
     uint64_t bytes = 0;
-    uint64_t to = 0;
-    std::byte* from = nullptr;
     do {
-      to = tiles_[i].parameter_at;
-      from = static_cast<std::byte*>(tiles_[i].tile->on_device.master);
       bytes += BatchMemory::Aligned(tiles_[i].tile->host.numel * sizeof(float));
       ++i;
-    } while (i < tiles_.size() && LiesBefore(i, to, from));
+    } while (i < tiles_.size() && IsOwnMasterAt(i, from + bytes));
     OPTSTATE_RETURN_IF_ERROR(stream.CopyToHost(
         HostAt(to), {reinterpret_cast<uint64_t>(from)}, bytes));
   }
   return absl::OkStatus();
 }
 
-bool ResidentBatch::LiesBefore(size_t i, uint64_t here,
-                               const std::byte* there) const {
+bool ResidentBatch::IsOwnMasterAt(size_t i, const std::byte* there) const {
   const ResidentTile& tile = *tiles_[i].tile;
-  const uint64_t bytes = BatchMemory::Aligned(tile.host.numel * sizeof(float));
-  return IsOwnMaster(tile) && tiles_[i].parameter_at + bytes == here &&
-         static_cast<std::byte*>(tile.on_device.master) + bytes == there;
+  return IsOwnMaster(tile) && tile.on_device.master == there;
+}
+
+uint64_t ResidentBatch::bytes_to_host() const {
+  return parameters_end_ - kParametersOffset;
 }
 
 uint64_t ResidentBatch::bytes_to_device() const {

@@ -117,13 +117,11 @@ void ResidentRecords::TakePlace(Place* place, ResidentTile* tile) const {
   kernels::TileView& view = tile->on_device;
   view = tile->host;
   view.parameter = nullptr;
+  view.master = (place->memory + place->masters).ForKernel<void>();
   place->masters += Aligned(numel * sizeof(float));
-  view.master =
-      (place->memory + (device_bytes_ - place->masters)).ForKernel<void>();
-  const auto take = [place](uint64_t bytes) {
-    void* const taken = (place->memory + place->states).ForKernel<void>();
+  const auto take = [this, place](uint64_t bytes) {
     place->states += Aligned(bytes);
-    return taken;
+    return (place->memory + (device_bytes_ - place->states)).ForKernel<void>();
   };
   for (int k = 0; k < kStateArraysMax; ++k) {
     view.scale[k] = nullptr;

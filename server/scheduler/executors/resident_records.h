@@ -110,10 +110,10 @@ class ResidentRecords {
   struct Place {
     accelerator::Device* device = nullptr;
     accelerator::DeviceAddress memory;
-    // States from the front, and masters from the back, so that those of tiles
-    // that were added one after the other are copied at once.
-    uint64_t states = 0;
+    // Masters from the front, and states from the back, so that masters of
+    // tiles that were added one after the other are copied at once.
     uint64_t masters = 0;
+    uint64_t states = 0;
     uint64_t elements = 0;
     bool is_log_registered = false;
 
