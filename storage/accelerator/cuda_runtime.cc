@@ -39,14 +39,18 @@ absl::Status StatusOfCuda(int /*error*/, absl::string_view /*call*/) {
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/types/status_macros.h"
+#include "storage/accelerator/cuda_shared_memory.h"
 #include "storage/accelerator/host_registry.h"
 
 namespace optstate::accelerator {
@@ -98,6 +102,14 @@ absl::StatusCode CodeOf(cudaError_t error) {
 
 absl::Status Check(cudaError_t error, absl::string_view call) {
   return error == cudaSuccess ? absl::OkStatus() : StatusOfCuda(error, call);
+}
+
+// Returns the UUID as 8-4-4-4-12 digits, as torch and nvidia-smi show it.
+std::string NameOf(const cudaUUID_t& uuid) {
+  std::string id =
+      absl::BytesToHexString(absl::string_view(uuid.bytes, sizeof(uuid.bytes)));
+  for (const size_t place : {20, 16, 12, 8}) id.insert(place, "-");
+  return id;
 }
 
 class CudaEvent final : public DeviceEvent {
@@ -159,6 +171,13 @@ class CudaStream final : public DeviceStream {
     return Check(cudaMemcpyAsync(to, from.ForKernel<const void>(), bytes,
                                  cudaMemcpyDeviceToHost, stream_),
                  "cudaMemcpyAsync to the host");
+  }
+  absl::Status CopyOnDevice(DeviceAddress to, DeviceAddress from,
+                            size_t bytes) override {
+    return Check(
+        cudaMemcpyAsync(to.ForKernel<void>(), from.ForKernel<const void>(),
+                        bytes, cudaMemcpyDeviceToDevice, stream_),
+        "cudaMemcpyAsync on the device");
   }
   absl::Status Record(DeviceEvent* event) override {
     return Check(
@@ -232,7 +251,7 @@ class Registrations {
 class CudaDevice final : public Device {
  public:
   CudaDevice(int index, DeviceInfo info)
-      : index_(index), info_(std::move(info)) {}
+      : index_(index), info_(std::move(info)), shared_(index) {}
 
   const DeviceInfo& info() const override { return info_; }
 
@@ -244,8 +263,30 @@ class CudaDevice final : public Device {
               absl::StrCat("cudaMalloc of ", bytes, " bytes")));
     return DeviceAddress{reinterpret_cast<uint64_t>(memory)};
   }
+  absl::StatusOr<DeviceAddress> AllocateShareable(uint64_t bytes) override {
+    OPTSTATE_RETURN_IF_ERROR(Use());
+    return shared_.Allocate(bytes);
+  }
+  absl::StatusOr<ExportedMemory> Export(DeviceAddress memory) override {
+    OPTSTATE_RETURN_IF_ERROR(Use());
+    ExportedMemory exported;
+    OPTSTATE_ASSIGN_OR_RETURN(exported.file,
+                              shared_.Export(memory, &exported.bytes));
+    exported.device = info_.id;
+    return exported;
+  }
+  absl::StatusOr<DeviceAddress> Import(
+      const ExportedMemory& exported) override {
+    OPTSTATE_RETURN_IF_ERROR(Use());
+    if (exported.device != info_.id) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "memory of device ", exported.device, " for device ", info_.id));
+    }
+    return shared_.Import(exported.file.get(), exported.bytes);
+  }
   void Free(DeviceAddress memory) override {
-    if (Use().ok()) cudaFree(memory.ForKernel<void>());
+    if (!Use().ok() || shared_.Free(memory)) return;
+    cudaFree(memory.ForKernel<void>());
   }
 
   absl::Status RegisterHost(absl::Span<std::byte> memory) override {
@@ -294,6 +335,7 @@ class CudaDevice final : public Device {
   const int index_;
   const DeviceInfo info_;
   HostRegistry host_;
+  CudaSharedMemory shared_;
 };
 
 class CudaRuntime final : public DeviceRuntime {
@@ -307,7 +349,8 @@ class CudaRuntime final : public DeviceRuntime {
       cudaDeviceProp properties;
       OPTSTATE_RETURN_IF_ERROR(Check(cudaGetDeviceProperties(&properties, i),
                                      "cudaGetDeviceProperties"));
-      devices.push_back({properties.name, properties.totalGlobalMem});
+      devices.push_back({properties.name, properties.totalGlobalMem,
+                         NameOf(properties.uuid)});
     }
     return devices;
   }
