@@ -85,6 +85,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     uint64_t bytes_to_host = 0;
     uint64_t resident_elements = 0;  // that have a place there
     uint64_t resident_bytes = 0;     // of their places
+    uint64_t shared_bytes = 0;       // of their parameters, for ranks
     DeviceLoad::Work recent;
     // Why it did not do a batch, last.
     absl::Status failure;
@@ -125,6 +126,12 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     return BatchesOf(devices) * kBatchBytes +
            kResidentBatches * devices * resident;
   }
+  // Has a device keep the parameters of records that stay there in so much
+  // memory besides, for ranks that map it; see ResidentRecords. Between two
+  // passes. FAILED_PRECONDITION: no record stays there, or the device is lost.
+  absl::StatusOr<DeviceParameters> ShareParameters(size_t device,
+                                                   uint64_t bytes,
+                                                   uint64_t run_count);
   // Settles all, and gives up the places of records that stay on devices, and
   // the log. Returns false when there were none.
   bool Release();

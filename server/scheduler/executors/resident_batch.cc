@@ -184,6 +184,7 @@ absl::Status ResidentBatch::Submit(const DeviceKernels& kernels) {
                                           static_cast<uint32_t>(size()),
                                           device + kFactorsOffset, &stream));
   memory_->Mark(BatchMemory::Point::kComputed);
+  OPTSTATE_RETURN_IF_ERROR(CopyParametersToRanks());
   OPTSTATE_RETURN_IF_ERROR(CopyParametersBack());
   return memory_->MarkEnd();
 }
@@ -257,6 +258,43 @@ absl::Status ResidentBatch::CopyParametersBack() {
   return absl::OkStatus();
 }
 
+accelerator::DeviceAddress ResidentBatch::NewParameter(const Tile& tile) const {
+  if (!IsOwnMaster(*tile.tile)) return memory_->device() + tile.parameter_at;
+  return {reinterpret_cast<uint64_t>(tile.tile->on_device.master)};
+}
+
+uint64_t ResidentBatch::ParameterBytes(const Tile& tile) {
+  return BatchMemory::Aligned(tile.tile->host.numel *
+                              SizeInBytes(tile.tile->key.parameter));
+}
+
+// Nothing reads what is copied here but ranks: see SharedParameters.
+absl::Status ResidentBatch::CopyParametersToRanks() {
+  static_assert(BatchMemory::kAlignBytes == SharedParameters::kAlignBytes);
+  for (size_t i = 0; i < tiles_.size();) {
+    const ResidentTile& first = *tiles_[i].tile;
+    if (!first.is_shared()) {
+      ++i;
+      continue;
+    }
+    const accelerator::DeviceAddress from = NewParameter(tiles_[i]);
+    const accelerator::DeviceAddress to = records_.SharedAddress(first);
+    uint64_t bytes = 0;
+    const auto follows = [&](const Tile& tile) {
+      return tile.tile->is_shared() &&
+             IsOwnMaster(*tile.tile) == IsOwnMaster(first) &&
+             NewParameter(tile) == from + bytes &&
+             records_.SharedAddress(*tile.tile) == to + bytes;
+    };
+    do {
+      bytes += ParameterBytes(tiles_[i]);
+      ++i;
+    } while (i < tiles_.size() && follows(tiles_[i]));
+    OPTSTATE_RETURN_IF_ERROR(memory_->stream()->CopyOnDevice(to, from, bytes));
+  }
+  return absl::OkStatus();
+}
+
 bool ResidentBatch::IsOwnMasterAt(size_t i, const std::byte* there) const {
   const ResidentTile& tile = *tiles_[i].tile;
   return IsOwnMaster(tile) && tile.on_device.master == there;
@@ -278,6 +316,7 @@ void ResidentBatch::WriteBack(size_t i, WorkerUndo* /*undo*/) {
   std::memcpy(tile.parameter, HostAt(tile.parameter_at),
               place.host.numel * SizeInBytes(place.key.parameter));
   place.device_step = step_;
+  records_.NoteShared(place, step_);
   // Release: ranks that see it read the parameter's new values.
   place.stamp->store(step_, std::memory_order_release);
 }

@@ -23,7 +23,8 @@ namespace optstate::scheduler {
 
 // A batch of records that stay on the device: their gradients are copied there
 // from the log, which has them next to each other as a rule, and their
-// parameters back. A record that is not there yet is copied to its place first.
+// parameters back, and to where ranks on the device get them, if they do. A
+// record that is not there yet is copied to its place first.
 //
 // The memory of the host and that of the device begin alike:
 //   [tasks | factors | addresses of gradients | parameters]
@@ -98,6 +99,10 @@ class ResidentBatch final : public UpdateBatch {
   absl::Status CopyGradients();
   absl::Status CopyRecords();
   absl::Status CopyParametersBack();
+  absl::Status CopyParametersToRanks();
+  // Returns where the device has the new parameter of a tile, and its bytes.
+  accelerator::DeviceAddress NewParameter(const Tile& tile) const;
+  static uint64_t ParameterBytes(const Tile& tile);
   // Returns whether parameter i is its own master, and lies there on the
   // device.
   bool IsOwnMasterAt(size_t i, const std::byte* there) const;

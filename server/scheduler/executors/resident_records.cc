@@ -106,6 +106,7 @@ ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
   tile.host.gradients = {};
   tile.log_bytes = log_bytes;
   TakePlace(place, &tile);
+  SharePlace(&tile);
   if (by_run_.size() <= task.run) by_run_.resize(task.run + 1, 0);
   by_run_[task.run] = static_cast<uint32_t>(tile.number + 1);
   by_element_[tile.host.flat_begin] = &tile;
@@ -131,6 +132,30 @@ void ResidentRecords::TakePlace(Place* place, ResidentTile* tile) const {
     view.scale[k] = static_cast<float*>(take(BytesOfScales(numel)));
   }
   place->elements += numel;
+}
+
+absl::StatusOr<DeviceParameters> ResidentRecords::ShareParameters(
+    size_t device, uint64_t bytes, uint64_t run_count) {
+  if (shared_ == nullptr) {
+    std::vector<accelerator::Device*> devices;
+    for (const Place& place : places_) devices.push_back(place.device);
+    OPTSTATE_ASSIGN_OR_RETURN(shared_,
+                              SharedParameters::Make(devices, run_count));
+  }
+  if (!shared_->is_open(device)) {
+    OPTSTATE_RETURN_IF_ERROR(shared_->Open(device, bytes));
+    for (ResidentTile& tile : tiles_) {
+      if (tile.device == device) SharePlace(&tile);
+    }
+  }
+  return shared_->Export(device);
+}
+
+void ResidentRecords::SharePlace(ResidentTile* tile) {
+  if (shared_ == nullptr) return;
+  tile->shared_at =
+      shared_->AddPlace(tile->device, tile->run,
+                        tile->host.numel * SizeInBytes(tile->key.parameter));
 }
 
 void ResidentRecords::CatchUp(ResidentTile* tile, WorkerUndo* undo) {
@@ -159,6 +184,7 @@ void ResidentRecords::Prepare(uint64_t step,
     CatchUp(tile, undo);
   }
   log_.Write(tile->number, step, factors, gradient, tile->log_bytes.gradient);
+  MarkStale(*tile);
 }
 
 bool ResidentRecords::CatchUpSome(WorkerPool* pool,
@@ -180,6 +206,8 @@ bool ResidentRecords::CatchUpSome(WorkerPool* pool,
 void ResidentRecords::Settle(ResidentTile* tile, WorkerUndo* undo) {
   if (!tile->is_resident) return;
   CatchUp(tile, undo);
+  // Whoever settled it may change the parameter in host memory.
+  MarkStale(*tile);
   log_.MarkSettled(tile->number);
   tile->is_resident = false;
 }
@@ -192,6 +220,7 @@ void ResidentRecords::SettleAll(WorkerPool* pool,
 
 void ResidentRecords::Forget() {
   log_.Clear();
+  shared_.reset();
   by_element_.clear();
   by_run_.clear();
   tiles_.clear();
