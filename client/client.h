@@ -39,10 +39,12 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/session/load_digest.h"
 #include "client/session_types.h"
+#include "client/views/device_parameters.h"
 #include "client/views/gradient_views.h"
 #include "client/views/parameter_views.h"
 #include "proto/types/layout.h"
@@ -138,6 +140,16 @@ class Session {
   // write while no push of this rank is under way; the mapping outlives the
   // session. UNIMPLEMENTED: the wire copies gradients, or the kernel cannot.
   absl::StatusOr<std::unique_ptr<GradientViews>> MapGradientViews();
+  // Asks for the memory of a device in which the engine keeps parameters, for a
+  // rank that has the device; see v1::ShareParametersRequest. It outlives the
+  // session. FAILED_PRECONDITION, with why: there is none; parameter() has all.
+  absl::StatusOr<std::unique_ptr<DeviceParameters>> MapDeviceParameters(
+      absl::string_view device);
+  // Finds the parts of a parameter that are there, see
+  // DeviceParameters::FindRanges: none once the session has another connection.
+  absl::Status FindOnDevice(const DeviceParameters& parameters,
+                            uint32_t parameter,
+                            std::vector<DeviceParameters::Range>* ranges) const;
   // Returns whether the engine is known to be writing parameters of the step
   // whose commit is under way: some of the new values are there already.
   bool WritesParameters() const;
