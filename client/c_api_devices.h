@@ -25,10 +25,11 @@ typedef struct {
 typedef struct optstate_device_parameters optstate_device_parameters;
 
 /* Asks the engine for the memory of the device of this name. CUDA: its UUID, as
- * 8-4-4-4-12 lower case hexadecimal digits. FAILED_PRECONDITION, with why:
- * there is none, and optstate_session_parameter has all of the values, as
- * always. It ends with optstate_device_parameters_free, also after the session.
- */
+ * 8-4-4-4-12 lower case hexadecimal digits. NOT_FOUND: nothing of the job stays
+ * on a device; UNIMPLEMENTED: the wire copies; FAILED_PRECONDITION,
+ * RESOURCE_EXHAUSTED and others: why there is none. optstate_session_parameter
+ * has all of the values, as always. It ends with
+ * optstate_device_parameters_free, also after the session. */
 OPTSTATE_EXPORT int optstate_device_parameters_map(
     optstate_session* session, const char* device,
     optstate_device_parameters** out);

@@ -142,7 +142,9 @@ class Session {
   absl::StatusOr<std::unique_ptr<GradientViews>> MapGradientViews();
   // Asks for the memory of a device in which the engine keeps parameters, for a
   // rank that has the device; see v1::ShareParametersRequest. It outlives the
-  // session. FAILED_PRECONDITION, with why: there is none; parameter() has all.
+  // session. NOT_FOUND: nothing of the job stays on a device; UNIMPLEMENTED:
+  // the wire copies, or the daemon is older; other errors say why there is
+  // none. parameter() has all values, as always.
   absl::StatusOr<std::unique_ptr<DeviceParameters>> MapDeviceParameters(
       absl::string_view device);
   // Finds the parts of a parameter that are there, see

@@ -188,10 +188,11 @@ class Channel {
   virtual bool has_mixed_parameters() const { return false; }
   virtual absl::Status Abort(uint64_t step, absl::Time deadline) = 0;
   // Asks for the memory of a device in which the engine keeps parameters; see
-  // v1::ShareParametersRequest. FAILED_PRECONDITION, with why: there is none.
+  // v1::ShareParametersRequest, and its reply for the errors. UNIMPLEMENTED:
+  // the wire or the engine has no such memory.
   virtual absl::StatusOr<DeviceParameters::Shared> ShareParameters(
       absl::string_view /*device*/, absl::Time /*deadline*/) {
-    return absl::FailedPreconditionError(
+    return absl::UnimplementedError(
         absl::StrCat("over ", std::string(wire()), " parameters are copied"));
   }
 

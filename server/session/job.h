@@ -191,9 +191,8 @@ class Job {
 
   // Has the device of this name (v1::ShareParametersRequest) keep the
   // parameters of records that stay there in memory that ranks map, and returns
-  // that, with its table. FAILED_PRECONDITION: no record stays there, or it
-  // cannot share; RESOURCE_EXHAUSTED: it has no memory left; other errors are
-  // the device's. Nothing has changed then.
+  // that, with its table. Errors: those of v1::ShareParametersReply; nothing
+  // has changed then.
   virtual absl::StatusOr<DeviceParameters> ShareParameters(
       absl::string_view device) = 0;
 

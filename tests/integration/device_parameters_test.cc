@@ -223,6 +223,7 @@ TEST_F(DeviceParametersTest, AnOperatorTakesTheMemoryBack) {
   ASSERT_EQ(std::system(command.c_str()), 0) << command;  // NOLINT
   EXPECT_TRUE(memory->parameters().is_over());
   EXPECT_EQ(CheckMemory(*memory), 0u);
+  EXPECT_TRUE(absl::IsNotFound(Refusal())) << Refusal();
   EXPECT_THAT(Refusal().message(), HasSubstr("device_budget"));
   ASSERT_NO_FATAL_FAILURE(Step());
   EXPECT_EQ(CheckMemory(*memory), 0u);
@@ -237,7 +238,7 @@ TEST_F(DeviceParametersTest, WhoCannotHaveItIsToldWhy) {
   ASSERT_NO_FATAL_FAILURE(Step());
   // Over gRPC there are no files to send.
   ASSERT_NO_FATAL_FAILURE(Open(daemon_->grpc_endpoint()));
-  EXPECT_TRUE(absl::IsFailedPrecondition(Refusal())) << Refusal();
+  EXPECT_TRUE(absl::IsUnimplemented(Refusal())) << Refusal();
   EXPECT_THAT(Refusal().message(), HasSubstr("over grpc"));
   ASSERT_NO_FATAL_FAILURE(Step());
 }

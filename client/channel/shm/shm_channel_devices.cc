@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/channel/shm/shm_channel.h"
 #include "client/channel/transport_error.h"
+#include "proto/types/conversions.h"
 
 namespace optstate::client {
 
@@ -15,7 +16,7 @@ absl::StatusOr<DeviceParameters::Shared> ShmChannel::ShareParameters(
     absl::string_view device, absl::Time deadline) {
   if (!connected()) return NotConnectedError();
   if (!shares_parameters_) {
-    return absl::FailedPreconditionError(
+    return absl::UnimplementedError(
         "the daemon is of an earlier build, which shares no memory of devices");
   }
   v1::SessionRequest request;
@@ -29,9 +30,8 @@ absl::StatusOr<DeviceParameters::Shared> ShmChannel::ShareParameters(
                     : reply.status());
   }
   const v1::ShareParametersReply& shared = reply->share_parameters();
-  if (!shared.refused().empty()) {
-    return absl::FailedPreconditionError(shared.refused());
-  }
+  const absl::Status refused = FromProto(shared.refused());
+  if (!refused.ok()) return refused;
   if (!reply->has_share_parameters() || fds.size() != 2) {
     return Lose(absl::InternalError(
         absl::StrCat("the daemon answered share_parameters with ", fds.size(),

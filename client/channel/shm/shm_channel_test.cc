@@ -241,7 +241,8 @@ TEST_F(ShmChannelTest, MemoryOfADeviceComesWithItsTable) {
                   reply, {engine.completions.fd(), engine.completions.fd()}),
               "gpu-1");
     reply.Clear();
-    reply.set_refused("nothing stays there");
+    *reply.mutable_refused() =
+        ToProto(absl::NotFoundError("nothing stays there"));
     engine.AnswerShareParameters(reply, {});
     engine.TakeDetach();
   });
@@ -254,7 +255,7 @@ TEST_F(ShmChannelTest, MemoryOfADeviceComesWithItsTable) {
   EXPECT_EQ(shared->memory_bytes, 8192u);
   const absl::Status refused =
       channel->ShareParameters("gpu-2", Soon()).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_TRUE(absl::IsNotFound(refused)) << refused;
   EXPECT_THAT(refused.message(), HasSubstr("nothing stays there"));
   EXPECT_TRUE(channel->connected());
   EXPECT_TRUE(channel->Disconnect().ok());
@@ -268,7 +269,7 @@ TEST_F(ShmChannelTest, AnEarlierEngineIsNotAskedForMemoryOfADevice) {
   ASSERT_TRUE(channel->Connect(false, Soon()).ok());
   const absl::Status refused =
       channel->ShareParameters("gpu-1", Soon()).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
   EXPECT_THAT(refused.message(), HasSubstr("earlier build"));
   EXPECT_TRUE(channel->Disconnect().ok());
 }

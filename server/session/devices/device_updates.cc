@@ -139,7 +139,7 @@ absl::StatusOr<DeviceParameters> ShareParameters(absl::string_view device,
   const JobDescription& description = job->shape->description;
   const ResidentSizes sizes = ResidentSizesOf(description, devices.size());
   if (sizes.parameter_bytes == 0) {
-    return absl::FailedPreconditionError(
+    return absl::NotFoundError(
         "no record of the job stays on a device: it has no device_budget, or "
         "the CPU updates all");
   }

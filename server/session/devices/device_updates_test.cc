@@ -222,7 +222,7 @@ TEST_F(DeviceUpdatesTest, ARankElsewhereIsToldWhy) {
 TEST_F(DeviceUpdatesTest, WithoutABudgetNoParametersAreShared) {
   ASSERT_NO_FATAL_FAILURE(Register(Sharing(0)));
   const absl::Status refused = ShareParameters("emulated-0", &job()).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_TRUE(absl::IsNotFound(refused)) << refused;
   EXPECT_THAT(refused.message(), HasSubstr("device_budget"));
 }
 

@@ -230,7 +230,7 @@ absl::Status ShmSession::AnswerShareParameters(
   const auto shared =
       environment_.job->ShareParameters(request.share_parameters().device());
   if (!shared.ok()) {
-    body.set_refused(shared.status().ToString());
+    *body.mutable_refused() = ToProto(shared.status());
     return Send(reply, {});
   }
   body.set_device_index(shared->device_index);

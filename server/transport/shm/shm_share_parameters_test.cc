@@ -1,11 +1,13 @@
 // Tests how ranks get the memory of a device that has parameters.
 
 #include <cstddef>
-#include <string>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
 #include "proto/shm/sealed_segment.h"
+#include "proto/types/conversions.h"
 #include "server/transport/shm/shm_fixture.h"
 
 namespace optstate::transport {
@@ -29,7 +31,7 @@ TEST_F(ShmShareParametersTest, ARankOnADeviceGetsItsMemory) {
   EXPECT_EQ(reply->request_id(), 9u);
   EXPECT_EQ(reply->status().code(), 0);
   const v1::ShareParametersReply& shared = reply->share_parameters();
-  EXPECT_EQ(shared.refused(), "");
+  EXPECT_FALSE(shared.has_refused());
   EXPECT_EQ(shared.device_index(), FakeJob::kDeviceIndex);
   EXPECT_EQ(shared.memory_bytes(), FakeJob::kDeviceBytes);
   ASSERT_EQ(peer->received_fds.size(), 2u);
@@ -45,8 +47,9 @@ TEST_F(ShmShareParametersTest, ARankOnADeviceGetsItsMemory) {
   const auto refused = peer->Receive();
   ASSERT_TRUE(refused.ok()) << refused.status();
   EXPECT_EQ(refused->status().code(), 0);
-  EXPECT_NE(refused->share_parameters().refused().find(FakeJob::kDevice),
-            std::string::npos);
+  const absl::Status why = FromProto(refused->share_parameters().refused());
+  EXPECT_TRUE(absl::IsFailedPrecondition(why)) << why;
+  EXPECT_NE(why.message().find(FakeJob::kDevice), absl::string_view::npos);
   EXPECT_TRUE(peer->received_fds.empty());
   EXPECT_TRUE(peer->Call(peer->Push(1)).status.ok());
 }
