@@ -23,7 +23,7 @@ namespace optstate::client {
 // Threads: not thread-safe.
 class DeviceParameters {
  public:
-  // What an engine has sent; see v1::ShareParametersReply.
+  // As an engine has sent it; see v1::ShareParametersReply.
   struct Shared {
     UniqueFd table;
     UniqueFd memory;

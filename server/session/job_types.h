@@ -151,7 +151,7 @@ struct JobPosition {
   uint64_t durable_step = 0;
 };
 
-// What a rank gets to copy parameters from a device; see
+// The files by which a rank copies parameters from a device; see
 // v1::ShareParametersReply.
 struct DeviceParameters {
   UniqueFd table;

@@ -87,8 +87,8 @@ absl::StatusCode CodeOf(CUresult result) {
     case CUDA_ERROR_INVALID_DEVICE:
     case CUDA_ERROR_INVALID_HANDLE:
       return absl::StatusCode::kInvalidArgument;
-    // Those of a driver, a container, a partition of a device or a system that
-    // shares no memory.
+    // A driver, a container, a partition of a device or a system that shares no
+    // memory.
     case CUDA_ERROR_NOT_SUPPORTED:
     case CUDA_ERROR_NOT_PERMITTED:
     case CUDA_ERROR_OPERATING_SYSTEM:

@@ -182,7 +182,7 @@ TEST_F(DeviceParametersTest, WhatDoesNotStayComesFromTheArea) {
   const auto memory = Map();
   ASSERT_NE(memory, nullptr);
   ASSERT_NO_FATAL_FAILURE(Step());
-  // Of those that are left, the small one has room.
+  // The small parameter may have room yet.
   EXPECT_LE(CheckMemory(*memory), 1u);
   std::vector<DeviceParameters::Range> ranges;
   ASSERT_TRUE(session_->FindOnDevice(memory->parameters(), 0, &ranges).ok());

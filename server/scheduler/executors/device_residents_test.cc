@@ -105,7 +105,7 @@ TEST_P(DeviceResidentsTest, RanksOnTheDeviceGetParametersThere) {
   // A run without a gradient keeps its values.
   job.Step(/*visited_percent=*/40);
   EXPECT_EQ(job.CheckShared(), kRuns);
-  // Those that are read stay; those that are written come with their next step.
+  // Runs that are read stay; runs that are written come with their next step.
   job.MakeCurrent(0, kFlatEnd / 2, /*is_written=*/false);
   EXPECT_EQ(job.CheckShared(), kRuns);
   job.MakeCurrent(0, kFlatEnd / 2, /*is_written=*/true);

@@ -16,7 +16,7 @@
 
 namespace optstate::scheduler {
 
-// What a rank gets to copy parameters from a device.
+// The files by which a rank copies parameters from a device.
 struct DeviceParameters {
   UniqueFd table;  // proto/shm/device_parameters.h
   size_t device = 0;

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from optstate._torch.device import backends
+from optstate._torch.device.daemon_memory import DaemonMemory
 from optstate._torch.device.host_memory import HostMemory
 from optstate._torch.device.interface import Backend, Event, Stream
 from optstate._torch.device.staging import SLOT_BYTES, StagingRing
@@ -17,8 +18,16 @@ from optstate.session import Session
 class _Lane:
     """The copies to one device, which are done in order."""
 
-    def __init__(self, backend: Backend, device: torch.device, memory: HostMemory) -> None:
+    def __init__(
+        self,
+        session: Session,
+        backend: Backend,
+        device: torch.device,
+        memory: HostMemory,
+    ) -> None:
         self.stream: Stream = backend.stream(device, "to_device")
+        self._make_there = lambda: DaemonMemory(session, backend, device)
+        self.there = self._make_there()
         self._ring = None if memory.is_registered else StagingRing(backend)
         self._used: collections.deque[tuple[Event, torch.Tensor]] = collections.deque()
         # Parameters with other strides, and what becomes theirs.
@@ -26,10 +35,45 @@ class _Lane:
         self.last: Event | None = None  # after all copies that were started
         self.is_open = False  # copies were started since the last end()
 
-    def start(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def refresh(self) -> None:
+        """Asks the daemon for its memory on the device anew, when it has given the last up."""
+        if self.there.is_over:
+            self.settle()
+            self.there.close()
+            self.there = self._make_there()
+
+    def start_whole(self, index: int, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Starts the copy of a whole parameter: on the device, as far as the daemon has it there,
+        and from the session's memory."""
+        places = self.there.ranges(index) if target.is_contiguous() else []
+        if not places:
+            self.start(target, source)
+            return
+        target, source = target.view(-1), source.reshape(-1)
+        done = 0
+        for place in places:
+            if done < place.begin:
+                self.start(target[done : place.begin], source[done : place.begin])
+            self._open()
+            self.stream.copy(
+                target[place.begin : place.end], self.there.values(place, source.dtype)
+            )
+            done = place.end
+        if done < target.numel():
+            self.start(target[done:], source[done:])
+
+    def has_whole(self, index: int, numel: int) -> bool:
+        """Returns whether the daemon has all of a parameter on the device now."""
+        places = self.there.ranges(index)
+        return len(places) == 1 and (places[0].begin, places[0].end) == (0, numel)
+
+    def _open(self) -> None:
         if not self.is_open:
             self.is_open = True
             self.stream.follow()  # what still reads the former values
+
+    def start(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self._open()
         if self._ring is None:
             self.stream.copy(target, source)
             return
@@ -99,6 +143,8 @@ class Uploads:
         """Registers the memory anew when it may be another; returns whether it does."""
         connections = self._session.info().connections
         if connections == self._connections:
+            for lane in self._lanes.values():
+                lane.refresh()
             return False
         if self._lanes:
             self._release()
@@ -114,8 +160,21 @@ class Uploads:
             assert backend is not None
             if not self._memory.is_held:
                 self._memory.hold(backend, self._places())
-            lane = self._lanes[device] = _Lane(backend, device, self._memory)
+            lane = self._lanes[device] = _Lane(self._session, backend, device, self._memory)
         return lane
+
+    def is_on_device(self, index: int, target: torch.Tensor) -> bool:
+        """Returns whether the daemon has this parameter on the tensor's device, so that a copy
+        of the next values takes next to no time. Asks the session."""
+        lane = self.prepare(target)
+        lane.refresh()
+        return lane.has_whole(index, target.numel())
+
+    def start_whole(self, index: int, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Starts the copy of a whole parameter, from wherever the daemon has it. refresh() was
+        called since the session was used last."""
+        if source.numel():
+            self.prepare(target).start_whole(index, target.detach(), source)
 
     def start(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Starts the copy of a parameter, or of contiguous elements of one, from the session's
@@ -148,5 +207,6 @@ class Uploads:
         for lane in self._lanes.values():
             lane.settle()
             lane.stream.record().synchronize()
+            lane.there.close()
         self._memory.release()
         self._lanes = {}

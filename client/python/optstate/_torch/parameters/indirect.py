@@ -128,7 +128,7 @@ class IndirectCopies:
             came = set()  # from memory that may not be the job's any more
         for index, target in on_device:
             if index not in came:
-                uploads.start(target, self._source(index))
+                uploads.start_whole(index, target, self._source(index))
             self._had.add(index)
         uploads.end()
 
@@ -164,8 +164,15 @@ class IndirectCopies:
             return EarlyReads(*direct, None)
         uploads = self._made_uploads()
         uploads.refresh()
-        for target in wanted.values():  # while the session may be asked
-            uploads.prepare(target)
+        # While the session may be asked. What the daemon has on the device comes from there when
+        # the step is over.
+        wanted = {
+            index: target
+            for index, target in wanted.items()
+            if not uploads.is_on_device(index, target)
+        }
+        if not wanted:
+            return EarlyReads(*direct, None)
         sources = {index: self._source(index).reshape(-1) for index in wanted}
         self._parts = _Parts(uploads, wanted, sources)
         return EarlyReads(
