@@ -211,6 +211,7 @@ absl::StatusOr<DeviceParameters> JobImpl::ShareParameters(
     absl::string_view device) {
   JobCall lock(&job_.lock);
   OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
+  OPTSTATE_RETURN_IF_ERROR(job_.failure);
   OPTSTATE_RETURN_IF_ERROR(job_.CheckHasParameterArea());
   if (job_.recovery.has_value()) return job_.StillRecovering();
   return session::ShareParameters(device, &job_);

@@ -86,8 +86,8 @@ class SharedParameters {
   shm::DeviceParameterRun& entry(uint64_t run) const {
     return reinterpret_cast<shm::DeviceParameterRun*>(header() + 1)[run];
   }
-  // Release: who sees a step sees the place, and that the values are there; who
-  // sees values of a later step in the parameter area sees no earlier one here.
+  // Before the run's stamp, which a rank reads first: who sees a step sees the
+  // place too, and that the values are there.
   void Set(uint64_t run, uint64_t step) {
     entry(run).step.store(step, std::memory_order_seq_cst);
   }
