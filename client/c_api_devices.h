@@ -22,6 +22,9 @@ typedef struct {
   uint64_t offset_bytes;
 } optstate_device_range;
 
+/* The offset of what is not there. */
+#define OPTSTATE_NOWHERE UINT64_MAX
+
 typedef struct optstate_device_parameters optstate_device_parameters;
 
 /* Asks the engine for the memory of the device of this name. CUDA: its UUID, as
@@ -50,6 +53,11 @@ OPTSTATE_EXPORT int optstate_device_parameters_find(
     optstate_session* session, const optstate_device_parameters* parameters,
     uint32_t parameter, optstate_device_range* ranges, size_t capacity,
     size_t* count);
+/* Finds likewise where whole parameters are, as offsets in bytes.
+ * OPTSTATE_NOWHERE: it is not there, or in several parts. */
+OPTSTATE_EXPORT int optstate_device_parameters_find_whole(
+    optstate_session* session, const optstate_device_parameters* parameters,
+    const uint32_t* wanted, size_t count, uint64_t* offsets);
 OPTSTATE_EXPORT void optstate_device_parameters_free(
     optstate_device_parameters* parameters);
 

@@ -152,6 +152,10 @@ class Session {
   absl::Status FindOnDevice(const DeviceParameters& parameters,
                             uint32_t parameter,
                             std::vector<DeviceParameters::Range>* ranges) const;
+  // Finds likewise where whole parameters are, see DeviceParameters::FindWhole.
+  absl::Status FindWholeOnDevice(const DeviceParameters& parameters,
+                                 absl::Span<const uint32_t> wanted,
+                                 absl::Span<uint64_t> offsets) const;
   // Returns whether the engine is known to be writing parameters of the step
   // whose commit is under way: some of the new values are there already.
   bool WritesParameters() const;
@@ -313,6 +317,9 @@ class Session {
   // Does CheckIdle() and CheckParameterArea().
   absl::Status CheckWhole() const;
   absl::Status CheckParameters(uint32_t first, uint32_t count) const;
+  // Says whether the parameters are those of the present engine: the table of a
+  // former one says nothing of what its successor has changed.
+  bool IsOfThisConnection(const DeviceParameters& parameters) const;
   absl::Status PushRun(uint64_t step, uint32_t micro_step, uint32_t first,
                        uint32_t count);
   absl::Status CheckTargets(const ParameterTargets& read) const;

@@ -87,6 +87,17 @@ int optstate_device_parameters_find(
   });
 }
 
+int optstate_device_parameters_find_whole(
+    optstate_session* session, const optstate_device_parameters* parameters,
+    const uint32_t* wanted, size_t count, uint64_t* offsets) {
+  static_assert(OPTSTATE_NOWHERE == client::DeviceParameters::kNowhere);
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(wanted, offsets, count));
+    return s.FindWholeOnDevice(*parameters->parameters, {wanted, count},
+                               {offsets, count});
+  });
+}
+
 void optstate_device_parameters_free(optstate_device_parameters* parameters) {
   delete parameters;
 }

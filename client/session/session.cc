@@ -311,13 +311,27 @@ absl::Status Session::FindOnDevice(
     std::vector<DeviceParameters::Range>* ranges) const {
   OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckUsable()));
   OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckParameters(parameter, 1)));
-  // A former engine's table says nothing of what its successor has changed.
-  if (parameters.connection() != connections_ || !channel_->connected()) {
-    ranges->clear();
-    return absl::OkStatus();
-  }
+  ranges->clear();
+  if (!IsOfThisConnection(parameters)) return absl::OkStatus();
   return AnnotateWithJob(
       parameters.FindRanges(parameter, channel_->run_stamps(), ranges));
+}
+
+absl::Status Session::FindWholeOnDevice(const DeviceParameters& parameters,
+                                        absl::Span<const uint32_t> wanted,
+                                        absl::Span<uint64_t> offsets) const {
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckUsable()));
+  for (const uint32_t parameter : wanted) {
+    OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckParameters(parameter, 1)));
+  }
+  std::fill(offsets.begin(), offsets.end(), DeviceParameters::kNowhere);
+  if (!IsOfThisConnection(parameters)) return absl::OkStatus();
+  return AnnotateWithJob(
+      parameters.FindWhole(wanted, channel_->run_stamps(), offsets));
+}
+
+bool Session::IsOfThisConnection(const DeviceParameters& parameters) const {
+  return parameters.connection() == connections_ && channel_->connected();
 }
 
 bool Session::WritesParameters() const {

@@ -91,4 +91,20 @@ absl::Status DeviceParameters::FindRanges(
   return absl::OkStatus();
 }
 
+absl::Status DeviceParameters::FindWhole(
+    absl::Span<const uint32_t> parameters,
+    const std::atomic<uint64_t>* run_stamps,
+    absl::Span<uint64_t> offsets) const {
+  std::vector<Range> ranges;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    OPTSTATE_RETURN_IF_ERROR(FindRanges(parameters[i], run_stamps, &ranges));
+    const auto numel =
+        static_cast<uint64_t>(layout_.parameters()[parameters[i]].numel);
+    const bool is_whole =
+        ranges.size() == 1 && ranges[0].begin == 0 && ranges[0].end == numel;
+    offsets[i] = is_whole ? ranges[0].offset_bytes : kNowhere;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace optstate::client

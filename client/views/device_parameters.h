@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "proto/shm/device_parameters.h"
 #include "proto/shm/sealed_segment.h"
 #include "proto/types/layout.h"
@@ -38,6 +39,7 @@ class DeviceParameters {
   };
   // A copy of its own for fewer bytes than this costs more than it spares.
   static constexpr uint64_t kRangeBytesMin = uint64_t{256} << 10;
+  static constexpr uint64_t kNowhere = ~uint64_t{0};
 
   // Maps the table of a job of this layout. `connection`: the number of the
   // session's connection to the engine. INTERNAL, INVALID_ARGUMENT: it is no
@@ -62,6 +64,11 @@ class DeviceParameters {
   absl::Status FindRanges(uint32_t parameter,
                           const std::atomic<uint64_t>* run_stamps,
                           std::vector<Range>* ranges) const;
+  // Finds likewise where whole parameters are, as offsets in bytes; kNowhere: a
+  // parameter is not there, or is there in several parts.
+  absl::Status FindWhole(absl::Span<const uint32_t> parameters,
+                         const std::atomic<uint64_t>* run_stamps,
+                         absl::Span<uint64_t> offsets) const;
 
  private:
   DeviceParameters(Shared shared, const Layout& layout, uint32_t connection)

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/shm/device_parameters.h"
@@ -143,6 +144,22 @@ TEST_F(DeviceParametersTest, ShortRangesAreLeftOut) {
   ASSERT_THAT(ranges, SizeIs(1));
   EXPECT_EQ(ranges[0].end, 10u);
   EXPECT_EQ(ranges[0].offset_bytes, 128u);
+}
+
+TEST_F(DeviceParametersTest, WholeParametersAreFoundTogether) {
+  const std::vector<uint32_t> both = {1, 0};
+  std::vector<uint64_t> offsets(2);
+  for (uint64_t run = 0; run < kTiles; ++run) Put(run, 64 + run * kTileBytes);
+  ASSERT_TRUE(
+      Map()->FindWhole(both, stamps_.data(), absl::MakeSpan(offsets)).ok());
+  EXPECT_EQ(offsets[0], DeviceParameters::kNowhere);
+  EXPECT_EQ(offsets[1], 64u);
+  Put(layout_.run_count() - 1, 32);
+  entry(kTiles / 2)->step = 0;  // in two parts
+  ASSERT_TRUE(
+      Map()->FindWhole(both, stamps_.data(), absl::MakeSpan(offsets)).ok());
+  EXPECT_EQ(offsets[0], 32u);
+  EXPECT_EQ(offsets[1], DeviceParameters::kNowhere);
 }
 
 TEST_F(DeviceParametersTest, OnlyWhatIsCurrentCounts) {

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -124,6 +125,12 @@ class DeviceParametersTest : public testing::Test {
   // many parameters are there whole.
   size_t CheckMemory(const MappedMemory& memory) {
     const Layout& layout = session_->layout();
+    std::vector<uint32_t> all(layout.parameters().size());
+    std::iota(all.begin(), all.end(), 0);
+    std::vector<uint64_t> offsets(all.size());
+    const absl::Status found_all = session_->FindWholeOnDevice(
+        memory.parameters(), all, absl::MakeSpan(offsets));
+    EXPECT_TRUE(found_all.ok()) << found_all;
     size_t whole = 0;
     for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
       std::vector<DeviceParameters::Range> ranges;
@@ -141,7 +148,10 @@ class DeviceParametersTest : public testing::Test {
             session_->parameter(p).subspan(range.begin * element_bytes, bytes))
             << spec.name << " from " << range.begin << " to " << range.end;
       }
-      whole += elements == static_cast<uint64_t>(spec.numel) ? 1 : 0;
+      const bool is_whole = elements == static_cast<uint64_t>(spec.numel);
+      EXPECT_EQ(offsets[p],
+                is_whole ? ranges[0].offset_bytes : DeviceParameters::kNowhere);
+      whole += is_whole ? 1 : 0;
     }
     return whole;
   }

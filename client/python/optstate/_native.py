@@ -376,6 +376,10 @@ _PROTOTYPES = {
         c_int,
         (c_void_p, c_void_p, c_uint32, POINTER(DeviceRange), c_size_t, POINTER(c_size_t)),
     ),
+    "optstate_device_parameters_find_whole": (
+        c_int,
+        (c_void_p, c_void_p, c_void_p, c_size_t, c_void_p),
+    ),
     "optstate_device_parameters_free": (None, (c_void_p,)),
     "optstate_push": (c_int, (c_void_p, c_uint64, c_uint32, c_uint32, c_uint32)),
     "optstate_push_gradients": (

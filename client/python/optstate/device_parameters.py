@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import array
 import ctypes
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from optstate import _native
 from optstate.held_session import HeldSession
 from optstate.session import Session
 
+NOWHERE = (1 << 64) - 1  # the offset of what is not there
 # How many ranges of a parameter are asked for first; seldom are there more than one.
 _RANGES = 16
 
@@ -73,15 +76,32 @@ class DeviceParameters:
             DeviceRange(each.begin, each.end, each.offset_bytes) for each in self._ranges[:count]
         ]
 
-    def _find(self, parameter: int) -> int:
+    def whole(self, parameters: Sequence[int]) -> array.array:
+        """Returns, likewise, where whole parameters are, as offsets ("Q"); NOWHERE: one is not
+        there, or in several parts. One call for all of them."""
+        wanted = self._in_layout(parameters)
+        offsets = array.array("Q", bytes(8 * len(wanted)))
+        self._session._call(
+            self._library.optstate_device_parameters_find_whole,
+            self._handle,
+            wanted.buffer_info()[0],
+            len(wanted),
+            offsets.buffer_info()[0],
+        )
+        return offsets
+
+    def _in_layout(self, parameters: Sequence[int]) -> array.array:
         session = self._session
         if isinstance(session, HeldSession):
-            parameter = session._held[parameter]
+            return session._in_layout(parameters)
+        return array.array("I", parameters)
+
+    def _find(self, parameter: int) -> int:
         count = ctypes.c_size_t()
-        session._call(
+        self._session._call(
             self._library.optstate_device_parameters_find,
             self._handle,
-            parameter,
+            self._in_layout([parameter])[0],
             self._ranges,
             len(self._ranges),
             ctypes.byref(count),

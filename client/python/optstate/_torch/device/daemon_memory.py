@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
 from optstate import errors
 from optstate._torch.device.interface import Backend, ImportedMemory, NotImported
-from optstate.device_parameters import DeviceParameters, DeviceRange
+from optstate.device_parameters import NOWHERE, DeviceParameters, DeviceRange
 from optstate.session import Session
 
 # Why there is none, for a job of which records stay on a device.
@@ -57,6 +58,18 @@ class DaemonMemory:
     def is_over(self) -> bool:
         """Returns whether the daemon has given the memory up, so that there may be another."""
         return self._parameters is not None and self._parameters.is_over
+
+    @property
+    def is_there(self) -> bool:
+        """Returns whether there is any."""
+        return self._memory is not None
+
+    def whole(self, parameters: Sequence[int]) -> Sequence[int]:
+        """Returns the offsets of whole parameters that the device has with the values of the
+        session's memory; NOWHERE: of others."""
+        if self._parameters is None:
+            return [NOWHERE] * len(parameters)
+        return self._parameters.whole(parameters)
 
     def ranges(self, parameter: int) -> list[DeviceRange]:
         """Returns the parts of a parameter, ascending, that the device has with the values of

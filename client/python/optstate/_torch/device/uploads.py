@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -12,7 +12,11 @@ from optstate._torch.device.daemon_memory import DaemonMemory
 from optstate._torch.device.host_memory import HostMemory
 from optstate._torch.device.interface import Backend, Event, Stream
 from optstate._torch.device.staging import SLOT_BYTES, StagingRing
+from optstate.device_parameters import NOWHERE, DeviceRange
 from optstate.session import Session
+
+# A parameter, its tensor, and its values in the session's memory.
+_Wanted = tuple[int, torch.Tensor, torch.Tensor]
 
 
 class _Lane:
@@ -42,30 +46,38 @@ class _Lane:
             self.there.close()
             self.there = self._make_there()
 
-    def start_whole(self, index: int, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Starts the copy of a whole parameter: on the device, as far as the daemon has it there,
-        and from the session's memory."""
-        places = self.there.ranges(index) if target.is_contiguous() else []
-        if not places:
-            self.start(target, source)
+    def start_all(self, wanted: Sequence[_Wanted]) -> None:
+        """Starts the copies of whole parameters: on the device, as far as the daemon has them
+        there, and from the session's memory."""
+        if not self.there.is_there:
+            for _, target, source in wanted:
+                self.start(target, source)
             return
-        target, source = target.view(-1), source.reshape(-1)
+        offsets = self.there.whole([index for index, _, _ in wanted])
+        for (index, target, source), offset in zip(wanted, offsets):
+            if not target.is_contiguous():
+                self.start(target, source)
+                continue
+            target, source = target.view(-1), source.reshape(-1)
+            if offset != NOWHERE:
+                self._start_there(target, source, DeviceRange(0, target.numel(), offset))
+            else:
+                self._start_parts(index, target, source)
+
+    def _start_parts(self, index: int, target: torch.Tensor, source: torch.Tensor) -> None:
         done = 0
-        for place in places:
+        for place in self.there.ranges(index):
             if done < place.begin:
                 self.start(target[done : place.begin], source[done : place.begin])
-            self._open()
-            self.stream.copy(
-                target[place.begin : place.end], self.there.values(place, source.dtype)
-            )
+            self._start_there(target, source, place)
             done = place.end
         if done < target.numel():
             self.start(target[done:], source[done:])
 
-    def has_whole(self, index: int, numel: int) -> bool:
-        """Returns whether the daemon has all of a parameter on the device now."""
-        places = self.there.ranges(index)
-        return len(places) == 1 and (places[0].begin, places[0].end) == (0, numel)
+    def _start_there(self, target: torch.Tensor, source: torch.Tensor, place: DeviceRange) -> None:
+        self._open()
+        values = self.there.values(place, source.dtype)
+        self.stream.copy(target[place.begin : place.end], values)
 
     def _open(self) -> None:
         if not self.is_open:
@@ -163,18 +175,28 @@ class Uploads:
             lane = self._lanes[device] = _Lane(self._session, backend, device, self._memory)
         return lane
 
-    def is_on_device(self, index: int, target: torch.Tensor) -> bool:
-        """Returns whether the daemon has this parameter on the tensor's device, so that a copy
-        of the next values takes next to no time. Asks the session."""
-        lane = self.prepare(target)
-        lane.refresh()
-        return lane.has_whole(index, target.numel())
+    def on_device(self, targets: Mapping[int, torch.Tensor]) -> set[int]:
+        """Returns those of these parameters that the daemon has whole on their tensors' devices,
+        where a copy of the next values takes next to no time. Asks the session."""
+        by_lane: dict[_Lane, list[int]] = {}
+        for index, target in targets.items():
+            by_lane.setdefault(self.prepare(target), []).append(index)
+        found: set[int] = set()
+        for lane, indices in by_lane.items():
+            offsets = lane.there.whole(indices)
+            found.update(i for i, offset in zip(indices, offsets) if offset != NOWHERE)
+        return found
 
-    def start_whole(self, index: int, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Starts the copy of a whole parameter, from wherever the daemon has it. refresh() was
+    def start_all(self, wanted: Iterable[_Wanted]) -> None:
+        """Starts the copies of whole parameters, from wherever the daemon has them. refresh() was
         called since the session was used last."""
-        if source.numel():
-            self.prepare(target).start_whole(index, target.detach(), source)
+        by_lane: dict[_Lane, list[_Wanted]] = {}
+        for index, target, source in wanted:
+            if source.numel():
+                entry = (index, target.detach(), source)
+                by_lane.setdefault(self.prepare(target), []).append(entry)
+        for lane, entries in by_lane.items():
+            lane.start_all(entries)
 
     def start(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Starts the copy of a parameter, or of contiguous elements of one, from the session's
