@@ -115,6 +115,18 @@ def test_a_refusal_leaves_nothing_mapped(use, name):
     assert not driver.held
 
 
+def test_a_torch_that_takes_no_such_memory(use, monkeypatch):
+    driver = use(Driver())
+
+    def refuse(*_, **__):
+        raise TypeError("no")
+
+    monkeypatch.setattr(cuda_memory.torch, "as_tensor", refuse)
+    with pytest.raises(NotImported, match="torch takes no such memory: no"):
+        CudaMemory(torch.device("cuda", 1), 9, SIZE)
+    assert not driver.held
+
+
 def test_without_a_driver_it_says_so(monkeypatch):
     def no_driver(name):
         raise OSError(f"{name} is not there")

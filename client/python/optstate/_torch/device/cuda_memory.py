@@ -104,8 +104,7 @@ class CudaMemory:
             _call("cuMemImportFromShareableHandle", ctypes.byref(self._handle), file, _HANDLE_FILE)
             try:
                 self._map(index)
-                interface = _Interface(self._address.value, size)
-                self.values = torch.as_tensor(interface, device=torch.device("cuda", index))
+                self.values = self._tensor(torch.device("cuda", index))
             except BaseException:
                 self.close()
                 raise
@@ -124,6 +123,12 @@ class CudaMemory:
                 refusal = error
         assert refusal is not None
         raise refusal
+
+    def _tensor(self, device: torch.device) -> torch.Tensor:
+        try:
+            return torch.as_tensor(_Interface(self._address.value, self._size), device=device)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise NotImported(f"torch takes no such memory: {error}") from error
 
     def close(self) -> None:
         self.values = torch.empty(0, dtype=torch.uint8)
