@@ -13,6 +13,7 @@ import pytest
 import torch
 from daemon import Daemon
 from emulated_device import emulated
+from optstate._torch.device import daemon_memory
 from test_devices import same
 from training import loss_of, train
 
@@ -95,6 +96,23 @@ def test_a_job_that_updates_by_the_cpu_shares_nothing(seed, device_daemon, job, 
         assert same(model, expected)
         assert device.imports == 0 and device.copies["on_device"] == 0
     assert not any("host memory" in each.message for each in caplog.records)
+
+
+def test_records_that_stay_from_some_step_on(seed, device_daemon, job, monkeypatch):
+    """An operator has them stay while the script trains, and the daemon is asked again."""
+    monkeypatch.setattr(daemon_memory, "LOOKS", 4)
+    expected = trained_on_host(device_daemon, f"{job}-host", torch.float32, 3 * STEPS)
+    with emulated(seed) as device:
+        device.name = DEVICE
+        model = model_of()
+        optimizer = kept(model, device_daemon, job, offload_fraction=0.5)
+        train(model, optimizer, range(STEPS))
+        assert device.imports == 0  # parts between tiles of the CPU are too small
+        device_daemon.run_optctl("set", "job", job, "offload_fraction=0")
+        train(model, optimizer, range(STEPS, 3 * STEPS))
+        assert device.imports == 1 and device.copies["on_device"] > 0
+        optimizer.close()
+        assert same(model, expected)
 
 
 @pytest.mark.parametrize("why", ["it refuses", "another device"])

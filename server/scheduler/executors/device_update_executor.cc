@@ -73,7 +73,8 @@ absl::Status DeviceUpdateExecutor::ShareAnew(
   if (residents.device_bytes > 0) {
     OPTSTATE_ASSIGN_OR_RETURN(
         kept, ResidentRecords::Make(devices, residents.device_bytes,
-                                    residents.log, residents.room));
+                                    residents.turn_elements, residents.log,
+                                    residents.room));
     for (size_t i = 0; i < devices.size(); ++i) {
       OPTSTATE_ASSIGN_OR_RETURN(
           rings.emplace_back(),

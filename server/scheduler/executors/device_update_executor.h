@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "proto/types/layout.h"
 #include "server/observe/trace_recorder.h"
 #include "server/scheduler/executors/cpu_update_executor.h"
 #include "server/scheduler/executors/device_batch.h"
@@ -71,10 +72,15 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     // The log of their gradients: see ResidentRecords::Make().
     absl::Span<std::byte> log;
     GradientLog::Room room;
+    uint64_t turn_elements = kTurnElements;
   };
   static constexpr uint64_t kBatchBytes = uint64_t{8} << 20;
   // The parameters in a batch of records that stay, and as many gradients.
   static constexpr uint64_t kResidentBytes = uint64_t{32} << 20;
+  // Devices take turns by so many elements: fewer than a batch has, so that all
+  // of them work, and enough for a rank to copy what one of them has of a
+  // parameter.
+  static constexpr uint64_t kTurnElements = 64 * kTileElements;
 
   // Counts the work of one device since Share() gave it its batches.
   struct DeviceCounters {

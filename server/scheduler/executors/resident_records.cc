@@ -29,9 +29,11 @@ uint64_t ResidentRecords::BytesOfScales(uint64_t numel) {
 
 absl::StatusOr<std::unique_ptr<ResidentRecords>> ResidentRecords::Make(
     absl::Span<accelerator::Device* const> devices, uint64_t device_bytes,
-    absl::Span<std::byte> log, const GradientLog::Room& room) {
+    uint64_t turn_elements, absl::Span<std::byte> log,
+    const GradientLog::Room& room) {
   std::unique_ptr<ResidentRecords> made(new ResidentRecords);
   made->device_bytes_ = Aligned(device_bytes);
+  made->turn_elements_ = turn_elements;
   made->log_file_ = log;
   made->log_ = GradientLog(log);
   made->log_.Begin(room);
@@ -78,11 +80,19 @@ ResidentTile* ResidentRecords::Find(uint64_t run) {
   return &tiles_[by_run_[run] - 1];
 }
 
-ResidentRecords::Place* ResidentRecords::PlaceWithRoom(uint64_t bytes) {
+ResidentRecords::Place* ResidentRecords::PlaceWithRoom(uint64_t flat_begin,
+                                                       uint64_t bytes) {
+  const uint64_t turn = flat_begin / turn_elements_;
+  if (turn == turn_ && bytes <= device_bytes_ - places_[turn_device_].used()) {
+    return &places_[turn_device_];
+  }
   const auto least = std::min_element(
       places_.begin(), places_.end(),
       [](const Place& a, const Place& b) { return a.used() < b.used(); });
-  return bytes <= device_bytes_ - least->used() ? &*least : nullptr;
+  if (bytes > device_bytes_ - least->used()) return nullptr;
+  turn_ = turn;
+  turn_device_ = static_cast<size_t>(least - places_.begin());
+  return &*least;
 }
 
 ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
@@ -93,7 +103,8 @@ ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
   if (key.master == MasterFormat::kParameter) {
     log_bytes.own_master = task.view.numel * sizeof(float);
   }
-  Place* const place = PlaceWithRoom(RecordBytes(key, task.view));
+  Place* const place =
+      PlaceWithRoom(task.view.flat_begin, RecordBytes(key, task.view));
   if (place == nullptr || !log_.AddTile(task.run, log_bytes)) return nullptr;
   ResidentTile& tile = tiles_.emplace_back();
   tile.number = tiles_.size() - 1;

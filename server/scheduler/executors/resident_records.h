@@ -64,11 +64,13 @@ struct ResidentTile {
 class ResidentRecords {
  public:
   // Takes memory of each device, at most `device_bytes`, and the log's file,
-  // which has GradientLog::BytesNeeded(room). All outlive this. Errors are
-  // those of the devices.
+  // which has GradientLog::BytesNeeded(room). All outlive this. Devices take
+  // turns by so many elements of the flat space. Errors are those of the
+  // devices.
   static absl::StatusOr<std::unique_ptr<ResidentRecords>> Make(
       absl::Span<accelerator::Device* const> devices, uint64_t device_bytes,
-      absl::Span<std::byte> log, const GradientLog::Room& room);
+      uint64_t turn_elements, absl::Span<std::byte> log,
+      const GradientLog::Room& room);
   ResidentRecords(const ResidentRecords&) = delete;
   ResidentRecords& operator=(const ResidentRecords&) = delete;
   // The records in host memory stay as they are: see SettleAll().
@@ -159,10 +161,16 @@ class ResidentRecords {
   void MarkStale(const ResidentTile& tile) {
     if (tile.is_shared()) shared_->MarkStale(tile.run);
   }
-  Place* PlaceWithRoom(uint64_t bytes);
+  // Returns a place for a record that begins at an element of the flat space;
+  // null: none has room.
+  Place* PlaceWithRoom(uint64_t flat_begin, uint64_t bytes);
   void TakePlace(Place* place, ResidentTile* tile) const;
 
   uint64_t device_bytes_ = 0;
+  uint64_t turn_elements_ = 1;
+  // The turn of the last tile, and the device that had it.
+  uint64_t turn_ = ~uint64_t{0};
+  size_t turn_device_ = 0;
   absl::Span<std::byte> log_file_;
   GradientLog log_;
   std::vector<Place> places_;                 // by device

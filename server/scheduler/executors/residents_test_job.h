@@ -174,10 +174,12 @@ class Job final : public UpdateTasks {
     for (const auto& device : devices_) opened.push_back(device.get());
     GradientLog::Room room = room_;
     room.tiles = log_tiles;
-    const absl::Status shared =
-        executor_->Share(cpu_fraction, param_.keys[0].optimizer, opened,
-                         param_.is_cuda ? CudaKernels() : EmulatedKernels(),
-                         {device_bytes, setup_.batch_bytes, log(), room});
+    // Fewer tiles than there are, and no divisor of their number.
+    constexpr uint64_t kTurn = 5 * kTileElements;
+    const absl::Status shared = executor_->Share(
+        cpu_fraction, param_.keys[0].optimizer, opened,
+        param_.is_cuda ? CudaKernels() : EmulatedKernels(),
+        {device_bytes, setup_.batch_bytes, log(), room, kTurn});
     for (const auto& reader : readers_) {
       EXPECT_TRUE(reader == nullptr || reader->is_over());
     }

@@ -143,6 +143,14 @@ absl::StatusOr<DeviceParameters> ShareParameters(absl::string_view device,
         "no record of the job stays on a device: it has no device_budget, or "
         "the CPU updates all");
   }
+  if (const double fraction = OffloadFractionOf(description.storage);
+      fraction > 0) {
+    return absl::NotFoundError(absl::StrCat(
+        "the CPU updates ", fraction,
+        " of the elements, tile by tile: what stays on a device of a parameter "
+        "lies in parts that are too small to be copied alone. "
+        "offload_fraction=0 has parameters there whole"));
+  }
   const auto found = std::find_if(devices.begin(), devices.end(),
                                   [device](const accelerator::Device* each) {
                                     return each->info().id == device;

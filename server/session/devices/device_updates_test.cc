@@ -219,6 +219,14 @@ TEST_F(DeviceUpdatesTest, ARankElsewhereIsToldWhy) {
                                          HasSubstr("emulated-0, emulated-1")));
 }
 
+TEST_F(DeviceUpdatesTest, PartsBetweenTilesOfTheCpuAreNotShared) {
+  ASSERT_NO_FATAL_FAILURE(Register(Sharing(0.25, kBudget)));
+  const absl::Status refused = ShareParameters("emulated-0", &job()).status();
+  EXPECT_TRUE(absl::IsNotFound(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("offload_fraction=0"));
+  EXPECT_EQ(Described().device_updates().uses(0).shared_bytes(), 0u);
+}
+
 TEST_F(DeviceUpdatesTest, WithoutABudgetNoParametersAreShared) {
   ASSERT_NO_FATAL_FAILURE(Register(Sharing(0)));
   const absl::Status refused = ShareParameters("emulated-0", &job()).status();

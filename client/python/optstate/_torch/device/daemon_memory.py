@@ -20,6 +20,8 @@ _REFUSALS = (
     errors.ResourceExhaustedError,
     NotImported,
 )
+# How often a step asks until the daemon is asked again, where nothing stayed on a device.
+LOOKS = 100
 # The texts that were logged already.
 _said: set[str] = set()
 
@@ -36,6 +38,8 @@ class DaemonMemory:
         self._device = device
         self._parameters: DeviceParameters | None = None
         self._memory: ImportedMemory | None = None
+        self._looks = 0
+        self._may_come = False
         self._open()
 
     def _open(self) -> None:
@@ -48,16 +52,20 @@ class DaemonMemory:
                 self._device, self._parameters.memory_file, self._parameters.memory_size
             )
         except (errors.NotFoundError, errors.UnimplementedError) as error:
-            # No record stays on a device, or the daemon is of an earlier build, or elsewhere.
+            # No record stays on a device now; or the daemon is of an earlier build, or elsewhere.
+            self._may_come = isinstance(error, errors.NotFoundError)
             logging.getLogger("optstate").debug("%s has no parameters: %s", self._device, error)
         except _REFUSALS as error:
             self.close()
             _say(self._device, str(error))
 
-    @property
     def is_over(self) -> bool:
-        """Returns whether the daemon has given the memory up, so that there may be another."""
-        return self._parameters is not None and self._parameters.is_over
+        """Returns whether there may be another: the daemon has given this memory up, or there was
+        none and it is time to look again, since an operator can change what stays on devices."""
+        if self._parameters is not None:
+            return self._parameters.is_over
+        self._looks += 1
+        return self._may_come and self._looks >= LOOKS
 
     @property
     def is_there(self) -> bool:

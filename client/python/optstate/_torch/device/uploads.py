@@ -41,7 +41,7 @@ class _Lane:
 
     def refresh(self) -> None:
         """Asks the daemon for its memory on the device anew, when it has given the last up."""
-        if self.there.is_over:
+        if self.there.is_over():
             self.settle()
             self.there.close()
             self.there = self._make_there()
