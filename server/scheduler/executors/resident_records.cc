@@ -153,13 +153,17 @@ absl::StatusOr<DeviceParameters> ResidentRecords::ShareParameters(
     OPTSTATE_ASSIGN_OR_RETURN(shared_,
                               SharedParameters::Make(devices, run_count));
   }
-  if (!shared_->is_open(device)) {
-    OPTSTATE_RETURN_IF_ERROR(shared_->Open(device, bytes));
-    for (ResidentTile& tile : tiles_) {
-      if (tile.device == device) SharePlace(&tile);
-    }
+  if (shared_->is_open(device)) return shared_->Export(device);
+  OPTSTATE_RETURN_IF_ERROR(shared_->Open(device, bytes));
+  absl::StatusOr<DeviceParameters> exported = shared_->Export(device);
+  if (!exported.ok()) {
+    shared_->Close(device);
+    return exported;
   }
-  return shared_->Export(device);
+  for (ResidentTile& tile : tiles_) {
+    if (tile.device == device) SharePlace(&tile);
+  }
+  return exported;
 }
 
 void ResidentRecords::SharePlace(ResidentTile* tile) {

@@ -49,6 +49,12 @@ absl::Status SharedParameters::Open(size_t device, uint64_t bytes) {
   return absl::OkStatus();
 }
 
+void SharedParameters::Close(size_t device) {
+  Memory& memory = memories_[device];
+  if (is_open(device)) memory.device->Free(memory.begin);
+  memory = {.device = memory.device};
+}
+
 uint64_t SharedParameters::AddPlace(size_t device, uint64_t run,
                                     uint64_t bytes) {
   Memory& memory = memories_[device];

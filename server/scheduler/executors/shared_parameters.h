@@ -29,8 +29,8 @@ struct DeviceParameters {
 // harm itself, and other ranks of its job on that device, but neither records
 // nor the parameter area.
 //
-// Threads: Open() and AddPlace() by one while no other uses the object; the
-// rest by many at once, for different runs.
+// Threads: Open(), Close() and AddPlace() by one while no other uses the
+// object; the rest by many at once, for different runs.
 class SharedParameters {
  public:
   static constexpr uint64_t kNoPlace = ~uint64_t{0};
@@ -52,6 +52,8 @@ class SharedParameters {
   // Takes memory of a device, unless it was taken before. Errors are those of
   // Device::AllocateShareable().
   absl::Status Open(size_t device, uint64_t bytes);
+  // Gives it back, before any run has a place there.
+  void Close(size_t device);
   bool is_open(size_t device) const {
     return !memories_[device].begin.is_null();
   }
