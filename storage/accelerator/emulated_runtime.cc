@@ -35,6 +35,9 @@ class EmulatedDevice final : public Device {
   }
   absl::StatusOr<ExportedMemory> Export(DeviceAddress memory) override {
     OPTSTATE_RETURN_IF_ERROR(state_.lost());
+    if (state_.faults != nullptr && state_.faults->RefusesExport()) {
+      return absl::FailedPreconditionError("an injected refusal of an export");
+    }
     ExportedMemory exported;
     OPTSTATE_ASSIGN_OR_RETURN(exported.file,
                               state_.memory.Export(memory, &exported.bytes));

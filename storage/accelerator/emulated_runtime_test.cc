@@ -133,6 +133,15 @@ TEST_F(EmulatedRuntimeTest, AFailedLaunchLeavesTheDevice) {
   EXPECT_TRUE(AddToBuffer().ok());
 }
 
+TEST_F(EmulatedRuntimeTest, AnExportIsRefusedOnce) {
+  const DeviceAddress shared = *device_->AllocateShareable(kBytes);
+  faults_.RefuseExportAfter(1);
+  EXPECT_TRUE(device_->Export(shared).ok());
+  EXPECT_EQ(device_->Export(shared).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(device_->Export(shared).ok());
+}
+
 TEST_F(EmulatedRuntimeTest, ALostDeviceWakesWhoWaits) {
   const std::unique_ptr<DeviceEvent> event = *device_->MakeEvent();
   const std::unique_ptr<DeviceStream> other = *device_->MakeStream();

@@ -142,6 +142,20 @@ TEST_P(DeviceResidentsTest, ParametersAreSharedAsFarAsThereIsRoom) {
   EXPECT_EQ(job.CheckShared(), kRuns / 2);
 }
 
+TEST_P(DeviceResidentsTest, ADeviceThatSharesNothingKeepsNoMemoryForIt) {
+  if (GetParam().is_cuda) GTEST_SKIP() << "a GPU refuses when it does";
+  Job job(GetParam(), {}, seed_);
+  ASSERT_TRUE(job.Share(/*cpu_fraction=*/0, job.record_bytes()).ok());
+  job.faults().RefuseExportAfter(0);
+  const absl::Status refused = job.ShareParameters(0, 1 << 20);
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  job.Step();
+  EXPECT_EQ(job.executor().counters().devices[0].shared_bytes, 0u);
+  ASSERT_TRUE(job.ShareParameters(0, 1 << 20).ok());
+  job.Step();
+  EXPECT_EQ(job.CheckShared(), kRuns);
+}
+
 TEST_P(DeviceResidentsTest, WhatTheCpuUpdatesInsteadIsNotOnTheDevice) {
   if (GetParam().is_cuda) GTEST_SKIP() << "no GPU is lost on purpose";
   Job job(GetParam(), {}, seed_);
