@@ -52,7 +52,9 @@ absl::Status SharedParameters::Open(size_t device, uint64_t bytes) {
 void SharedParameters::Close(size_t device) {
   Memory& memory = memories_[device];
   if (is_open(device)) memory.device->Free(memory.begin);
-  memory = {.device = memory.device};
+  memory.begin = accelerator::DeviceAddress();
+  memory.bytes = 0;
+  memory.used_bytes = 0;
 }
 
 uint64_t SharedParameters::AddPlace(size_t device, uint64_t run,
