@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "client/c_api_access.h"
+#include "client/c_api_devices.h"
 #include "client/c_api_nodes.h"
 #include "client/c_api_sleep.h"
 #include "gmock/gmock.h"
@@ -377,6 +378,25 @@ TEST_F(CApiTest, SleepAndWakeCheckTheirStructs) {
   address.job = nullptr;
   EXPECT_EQ(optstate_wake_job(&address, nullptr, &result), kInvalidArgument);
   EXPECT_THAT(optstate_last_error(), HasSubstr("address.job is NULL"));
+}
+
+TEST_F(CApiTest, ParametersOfADeviceAreRefusedWithAReason) {
+  options_.job = "c-api-devices";
+  optstate_session* session = nullptr;
+  ASSERT_EQ(optstate_session_open(&options_, &session), 0)
+      << optstate_last_error();
+  optstate_device_parameters* parameters = nullptr;
+  EXPECT_EQ(optstate_device_parameters_map(session, nullptr, &parameters),
+            kInvalidArgument);
+  EXPECT_EQ(optstate_device_parameters_map(session, "emulated-0", nullptr),
+            kInvalidArgument);
+  // The job has no device_budget.
+  EXPECT_EQ(optstate_device_parameters_map(session, "emulated-0", &parameters),
+            static_cast<int>(absl::StatusCode::kNotFound));
+  EXPECT_EQ(parameters, nullptr);
+  EXPECT_THAT(optstate_last_error(), HasSubstr("device_budget"));
+  optstate_device_parameters_free(nullptr);
+  optstate_session_close(session);
 }
 
 }  // namespace

@@ -11,10 +11,12 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/session_types.h"
+#include "client/views/device_parameters.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/types/layout.h"
 #include "proto/types/load_end.h"
@@ -187,6 +189,14 @@ class Channel {
   // parameters.
   virtual bool has_mixed_parameters() const { return false; }
   virtual absl::Status Abort(uint64_t step, absl::Time deadline) = 0;
+  // Asks for the memory of a device in which the engine keeps parameters; see
+  // v1::ShareParametersRequest, and its reply for the errors. UNIMPLEMENTED:
+  // the wire or the engine has no such memory.
+  virtual absl::StatusOr<DeviceParameters::Shared> ShareParameters(
+      absl::string_view /*device*/, absl::Time /*deadline*/) {
+    return absl::UnimplementedError(
+        absl::StrCat("over ", std::string(wire()), " parameters are copied"));
+  }
 
   // Says what becomes of a prepared step; WaitCommit waits for the outcome.
   virtual absl::Status StartDecision(const StepVerdict& verdict,

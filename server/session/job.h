@@ -12,6 +12,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -195,6 +196,13 @@ class Job {
   // whose values the run has in the parameter area. No fd when a step may be
   // rolled back.
   virtual absl::StatusOr<UniqueFd> OpenRunStamps() const = 0;
+
+  // Has the device of this name (v1::ShareParametersRequest) keep the
+  // parameters of records that stay there in memory that ranks map, and returns
+  // that, with its table. Errors: those of v1::ShareParametersReply; nothing
+  // has changed then.
+  virtual absl::StatusOr<DeviceParameters> ShareParameters(
+      absl::string_view device) = 0;
 
   // Returns ALREADY_EXISTS when the rank is attached, or is away within a step
   // and its process runs (names its pid).

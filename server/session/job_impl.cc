@@ -209,6 +209,16 @@ absl::StatusOr<UniqueFd> JobImpl::OpenRunStamps() const {
   return job_.tier->OpenRunStamps();
 }
 
+absl::StatusOr<DeviceParameters> JobImpl::ShareParameters(
+    absl::string_view device) {
+  JobCall lock(&job_.lock);
+  OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
+  OPTSTATE_RETURN_IF_ERROR(job_.failure);
+  OPTSTATE_RETURN_IF_ERROR(job_.CheckHasParameterArea());
+  if (job_.recovery.has_value()) return job_.StillRecovering();
+  return session::ShareParameters(device, &job_);
+}
+
 absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   JobCall lock(&job_.lock);
   return attachments_.Attach(spec);

@@ -71,6 +71,8 @@ class JobImpl final : public Job {
   absl::StatusOr<const RankPartition*> partition(uint32_t rank) const override;
   absl::StatusOr<UniqueFd> OpenParameters() const override;
   absl::StatusOr<UniqueFd> OpenRunStamps() const override;
+  absl::StatusOr<DeviceParameters> ShareParameters(
+      absl::string_view device) override;
 
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;

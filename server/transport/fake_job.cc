@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "proto/shm/sealed_segment.h"
 #include "proto/shm/segment_layout.h"
 #include "proto/types/status_macros.h"
 #include "server/session/recovery/staging_file.h"
@@ -48,6 +49,25 @@ void FakeJob::AwaitEnding(uint32_t rank) {
     return ranks_[rank].ending_request.has_value();
   };
   absl::MutexLock lock(&mutex_, absl::Condition(&is_so));
+}
+
+absl::StatusOr<session::DeviceParameters> FakeJob::ShareParameters(
+    absl::string_view device) {
+  if (device != kDevice) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the only device is ", kDevice));
+  }
+  session::DeviceParameters shared;
+  shared.device_index = kDeviceIndex;
+  shared.memory_bytes = kDeviceBytes;
+  for (UniqueFd* const file : {&shared.table, &shared.memory}) {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        const shm::SealedSegment segment,
+        shm::SealedSegment::Create("fake-device", kDeviceBytes));
+    std::memset(segment.data(), 7, kDeviceBytes);
+    file->reset(fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0));
+  }
+  return shared;
 }
 
 void FakeJob::AwaitWorkAhead(uint32_t rank) {

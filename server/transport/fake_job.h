@@ -87,6 +87,12 @@ class FakeJob : public session::Job {
   absl::StatusOr<const RankPartition*> partition(uint32_t rank) const override;
   absl::StatusOr<UniqueFd> OpenParameters() const override;
   absl::StatusOr<UniqueFd> OpenRunStamps() const override { return UniqueFd(); }
+  // Has kDevice alone, whose memory is a segment of kDeviceBytes bytes 7.
+  static constexpr char kDevice[] = "device-5";
+  static constexpr uint32_t kDeviceIndex = 5;
+  static constexpr uint64_t kDeviceBytes = 8192;
+  absl::StatusOr<session::DeviceParameters> ShareParameters(
+      absl::string_view device) override;
   absl::StatusOr<session::AttachResult> Attach(
       const session::AttachSpec& spec) override;
   void Detach(uint32_t rank) override;

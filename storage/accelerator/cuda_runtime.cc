@@ -39,15 +39,18 @@ absl::Status StatusOfCuda(int /*error*/, absl::string_view /*call*/) {
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/types/status_macros.h"
+#include "storage/accelerator/cuda_shared_memory.h"
 #include "storage/accelerator/cuda_status.h"
 #include "storage/accelerator/host_registry.h"
 
@@ -56,6 +59,14 @@ namespace {
 
 absl::Status Check(cudaError_t error, absl::string_view call) {
   return error == cudaSuccess ? absl::OkStatus() : StatusOfCuda(error, call);
+}
+
+// Returns the UUID as 8-4-4-4-12 digits, as torch and nvidia-smi show it.
+std::string NameOf(const cudaUUID_t& uuid) {
+  std::string id =
+      absl::BytesToHexString(absl::string_view(uuid.bytes, sizeof(uuid.bytes)));
+  for (const size_t place : {20, 16, 12, 8}) id.insert(place, "-");
+  return id;
 }
 
 class CudaEvent final : public DeviceEvent {
@@ -117,6 +128,13 @@ class CudaStream final : public DeviceStream {
     return Check(cudaMemcpyAsync(to, from.ForKernel<const void>(), bytes,
                                  cudaMemcpyDeviceToHost, stream_),
                  "cudaMemcpyAsync to the host");
+  }
+  absl::Status CopyOnDevice(DeviceAddress to, DeviceAddress from,
+                            size_t bytes) override {
+    return Check(
+        cudaMemcpyAsync(to.ForKernel<void>(), from.ForKernel<const void>(),
+                        bytes, cudaMemcpyDeviceToDevice, stream_),
+        "cudaMemcpyAsync on the device");
   }
   absl::Status Record(DeviceEvent* event) override {
     return Check(
@@ -190,7 +208,10 @@ class Registrations {
 class CudaDevice final : public Device {
  public:
   CudaDevice(int index, DeviceInfo info)
-      : index_(index), info_(std::move(info)), name_(NameOf(index, info_)) {}
+      : index_(index),
+        info_(std::move(info)),
+        name_(NameOf(index, info_)),
+        shared_(index) {}
 
   // Returns its name in errors.
   static std::string NameOf(int index, const DeviceInfo& info) {
@@ -209,8 +230,30 @@ class CudaDevice final : public Device {
     }
     return DeviceAddress{reinterpret_cast<uint64_t>(memory)};
   }
+  absl::StatusOr<DeviceAddress> AllocateShareable(uint64_t bytes) override {
+    OPTSTATE_RETURN_IF_ERROR(Use());
+    return shared_.Allocate(bytes);
+  }
+  absl::StatusOr<ExportedMemory> Export(DeviceAddress memory) override {
+    OPTSTATE_RETURN_IF_ERROR(Use());
+    ExportedMemory exported;
+    OPTSTATE_ASSIGN_OR_RETURN(exported.file,
+                              shared_.Export(memory, &exported.bytes));
+    exported.device = info_.id;
+    return exported;
+  }
+  absl::StatusOr<DeviceAddress> Import(
+      const ExportedMemory& exported) override {
+    OPTSTATE_RETURN_IF_ERROR(Use());
+    if (exported.device != info_.id) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "memory of device ", exported.device, " for device ", info_.id));
+    }
+    return shared_.Import(exported.file.get(), exported.bytes);
+  }
   void Free(DeviceAddress memory) override {
-    if (Use().ok()) cudaFree(memory.ForKernel<void>());
+    if (!Use().ok() || shared_.Free(memory)) return;
+    cudaFree(memory.ForKernel<void>());
   }
 
   absl::Status RegisterHost(absl::Span<std::byte> memory) override {
@@ -270,6 +313,7 @@ class CudaDevice final : public Device {
   const DeviceInfo info_;
   const std::string name_;
   HostRegistry host_;
+  CudaSharedMemory shared_;
 };
 
 class CudaRuntime final : public DeviceRuntime {
@@ -284,7 +328,8 @@ class CudaRuntime final : public DeviceRuntime {
       OPTSTATE_RETURN_IF_ERROR(
           Check(cudaGetDeviceProperties(&properties, i),
                 absl::StrCat("cudaGetDeviceProperties of CUDA device ", i)));
-      devices.push_back({properties.name, properties.totalGlobalMem});
+      devices.push_back({properties.name, properties.totalGlobalMem,
+                         NameOf(properties.uuid)});
     }
     return devices;
   }

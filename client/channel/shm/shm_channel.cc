@@ -194,6 +194,7 @@ absl::StatusOr<v1::AttachReply> ShmChannel::Attach(absl::Time deadline) {
                             Call(request, {&fd, 1}, &fds, deadline));
   OPTSTATE_RETURN_IF_ERROR(CheckFetches(setup_, reply.attach()));
   OPTSTATE_RETURN_IF_ERROR(MapSegments(std::move(fds)));
+  shares_parameters_ = reply.attach().shares_parameters();
   return std::move(*reply.mutable_attach());
 }
 

@@ -62,6 +62,8 @@ class ShmChannel final : public Channel {
                                      Meanwhile meanwhile) override;
   const std::atomic<uint64_t>* run_stamps() const override;
   absl::Status Abort(uint64_t step, absl::Time deadline) override;
+  absl::StatusOr<DeviceParameters::Shared> ShareParameters(
+      absl::string_view device, absl::Time deadline) override;
   absl::Status StartDecision(const StepVerdict& verdict,
                              absl::Time deadline) override;
   bool has_outstanding_commit() const override { return commit_ != nullptr; }
@@ -153,7 +155,8 @@ class ShmChannel final : public Channel {
   shm::PeerSegment completions_;
   StableMapping parameters_;
   StableMapping run_stamps_;
-  bool has_run_stamps_ = false;  // of the present connection
+  bool has_run_stamps_ = false;     // of the present connection
+  bool shares_parameters_ = false;  // likewise: see v1::AttachReply
   std::optional<shm::RingProducer<shm::Submission>> producer_;
   std::optional<shm::RingConsumer<shm::Completion>> consumer_;
 

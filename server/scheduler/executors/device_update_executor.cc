@@ -73,7 +73,8 @@ absl::Status DeviceUpdateExecutor::ShareAnew(
   if (residents.device_bytes > 0) {
     OPTSTATE_ASSIGN_OR_RETURN(
         kept, ResidentRecords::Make(devices, residents.device_bytes,
-                                    residents.log, residents.room));
+                                    residents.turn_elements, residents.log,
+                                    residents.room));
     for (size_t i = 0; i < devices.size(); ++i) {
       OPTSTATE_ASSIGN_OR_RETURN(
           rings.emplace_back(),
@@ -147,6 +148,8 @@ void DeviceUpdateExecutor::CountPlaces() {
     counters.resident_elements =
         residents_ != nullptr ? residents_->elements(i) : 0;
     counters.resident_bytes = residents_ != nullptr ? residents_->bytes(i) : 0;
+    counters.shared_bytes =
+        residents_ != nullptr ? residents_->shared_bytes(i) : 0;
   }
 }
 
@@ -158,6 +161,24 @@ void DeviceUpdateExecutor::Settle() {
 bool DeviceUpdateExecutor::WorkAhead() {
   return residents_ != nullptr &&
          residents_->CatchUpSome(options_.pool, [this] { return undo(); });
+}
+
+absl::StatusOr<DeviceParameters> DeviceUpdateExecutor::ShareParameters(
+    size_t device, uint64_t bytes, uint64_t run_count) {
+  if (residents_ == nullptr) {
+    return absl::FailedPreconditionError(
+        "no record of the job stays on a device: it has no device_budget, or "
+        "the CPU updates all");
+  }
+  if (device >= is_lost_.size() || is_lost_[device]) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the engine has lost device ", device));
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(
+      DeviceParameters shared,
+      residents_->ShareParameters(device, bytes, run_count));
+  CountPlaces();
+  return shared;
 }
 
 bool DeviceUpdateExecutor::Release() {

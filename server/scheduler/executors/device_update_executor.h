@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "proto/types/layout.h"
 #include "server/observe/trace_recorder.h"
 #include "server/scheduler/executors/cpu_update_executor.h"
 #include "server/scheduler/executors/device_batch.h"
@@ -71,10 +72,15 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     // The log of their gradients: see ResidentRecords::Make().
     absl::Span<std::byte> log;
     GradientLog::Room room;
+    uint64_t turn_elements = kTurnElements;
   };
   static constexpr uint64_t kBatchBytes = uint64_t{8} << 20;
   // The parameters in a batch of records that stay, and as many gradients.
   static constexpr uint64_t kResidentBytes = uint64_t{32} << 20;
+  // Devices take turns by so many elements: fewer than a batch has, so that all
+  // of them work, and enough for a rank to copy what one of them has of a
+  // parameter.
+  static constexpr uint64_t kTurnElements = 64 * kTileElements;
 
   // Counts the work of one device since Share() gave it its batches.
   struct DeviceCounters {
@@ -85,6 +91,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     uint64_t bytes_to_host = 0;
     uint64_t resident_elements = 0;  // that have a place there
     uint64_t resident_bytes = 0;     // of their places
+    uint64_t shared_bytes = 0;       // of their parameters, for ranks
     DeviceLoad::Work recent;
     // Why it did not do a batch, last.
     absl::Status failure;
@@ -125,6 +132,12 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     return BatchesOf(devices) * kBatchBytes +
            kResidentBatches * devices * resident;
   }
+  // Has a device keep the parameters of records that stay there in so much
+  // memory besides, for ranks that map it; see ResidentRecords. Between two
+  // passes. FAILED_PRECONDITION: no record stays there, or the device is lost.
+  absl::StatusOr<DeviceParameters> ShareParameters(size_t device,
+                                                   uint64_t bytes,
+                                                   uint64_t run_count);
   // Settles all, and gives up the places of records that stay on devices, and
   // the log. Returns false when there were none.
   bool Release();

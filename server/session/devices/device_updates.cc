@@ -2,7 +2,12 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/executors/device_update_executor.h"
 #include "server/session/devices/resident_sizes.h"
@@ -30,6 +35,7 @@ void DescribeUse(const accelerator::Device& device,
   use->set_elements(counters.elements);
   use->set_resident_elements(counters.resident_elements);
   use->set_resident_bytes(counters.resident_bytes);
+  use->set_shared_bytes(counters.shared_bytes);
   use->set_bytes_to_device(counters.bytes_to_device);
   use->set_bytes_to_host(counters.bytes_to_host);
   use->set_elements_per_s(counters.recent.ElementsPerSecond());
@@ -135,6 +141,52 @@ absl::Status ShareUpdates(const v1::StorageSettings& storage, JobContext* job) {
   }
   job->device_failure = status;
   return status;
+}
+
+absl::StatusOr<DeviceParameters> ShareParameters(absl::string_view device,
+                                                 JobContext* job) {
+  OPTSTATE_RETURN_IF_ERROR(job->device_failure);
+  const absl::Span<accelerator::Device* const> devices = job->devices.devices();
+  const JobDescription& description = job->shape->description;
+  const ResidentSizes sizes = ResidentSizesOf(description, devices.size());
+  if (sizes.parameter_bytes == 0) {
+    return absl::NotFoundError(
+        "no record of the job stays on a device: it has no device_budget, or "
+        "the CPU updates all");
+  }
+  if (const double fraction = OffloadFractionOf(description.storage);
+      fraction > 0) {
+    return absl::NotFoundError(absl::StrCat(
+        "the CPU updates ", fraction,
+        " of the elements, tile by tile: what stays on a device of a parameter "
+        "lies in parts that are too small to be copied alone. "
+        "offload_fraction=0 has parameters there whole"));
+  }
+  const auto found = std::find_if(devices.begin(), devices.end(),
+                                  [device](const accelerator::Device* each) {
+                                    return each->info().id == device;
+                                  });
+  if (found == devices.end()) {
+    std::vector<std::string> ids;
+    for (const accelerator::Device* each : devices) {
+      ids.push_back(each->info().id);
+    }
+    return absl::FailedPreconditionError(
+        absl::StrCat("the rank is on device ", device,
+                     ", and those of the daemon are ", absl::StrJoin(ids, ", "),
+                     ": records stay on other devices than the rank's"));
+  }
+  const auto index = static_cast<size_t>(found - devices.begin());
+  OPTSTATE_ASSIGN_OR_RETURN(
+      scheduler::DeviceParameters shared,
+      job->executor->ShareParameters(index, sizes.parameter_bytes,
+                                     job->layout().run_count()));
+  DeviceParameters parameters;
+  parameters.table = std::move(shared.table);
+  parameters.memory = std::move(shared.memory.file);
+  parameters.device_index = static_cast<uint32_t>(index);
+  parameters.memory_bytes = shared.memory.bytes;
+  return parameters;
 }
 
 void DescribeDeviceUpdates(const JobContext& job, v1::Job* description) {

@@ -4,9 +4,12 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "optstate/v1/admin.pb.h"
 #include "server/session/job_context.h"
 #include "server/session/job_description.h"
+#include "server/session/job_types.h"
 
 // The job's side of updates that are shared with devices. Bits do not depend on
 // what is shared, so a job whose devices cannot be had any more goes on by the
@@ -38,6 +41,10 @@ absl::Status ShareUpdates(const v1::StorageSettings& storage, JobContext* job);
 // Has no record stay on a device, and nothing of the job's files be in use
 // there, before the files change or go. ShareUpdates() lets them stay again.
 void ReleaseDevices(JobContext* job);
+
+// See Job. Between two passes.
+absl::StatusOr<DeviceParameters> ShareParameters(absl::string_view device,
+                                                 JobContext* job);
 
 // Fills in what operators see; leaves it alone when the CPU is to update all.
 void DescribeDeviceUpdates(const JobContext& job, v1::Job* description);

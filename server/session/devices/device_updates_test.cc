@@ -253,6 +253,49 @@ TEST_F(DeviceUpdatesTest, RecordsStayUntilTheyAreReleased) {
   EXPECT_EQ(scheduler::GradientLog(job().tier->gradient_log()).tiles(), 0u);
 }
 
+TEST_F(DeviceUpdatesTest, RanksOnADeviceGetItsParameters) {
+  ASSERT_NO_FATAL_FAILURE(Register(Sharing(0, kBudget)));
+  EXPECT_EQ(Described().device_updates().uses(1).shared_bytes(), 0u);
+  const auto shared = ShareParameters("emulated-1", &job());
+  ASSERT_TRUE(shared.ok()) << shared.status();
+  EXPECT_TRUE(shared->table.ok());
+  EXPECT_TRUE(shared->memory.ok());
+  EXPECT_EQ(shared->device_index, 1u);
+  EXPECT_GT(shared->memory_bytes, 0u);
+  const v1::DeviceUpdates updates = Described().device_updates();
+  EXPECT_EQ(updates.uses(0).shared_bytes(), 0u);
+  EXPECT_GT(updates.uses(1).shared_bytes(), 0u);
+  EXPECT_LE(updates.uses(1).shared_bytes(), shared->memory_bytes);
+  ReleaseDevices(&job());
+  EXPECT_EQ(Described().device_updates().uses(1).shared_bytes(), 0u);
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      ShareParameters("emulated-1", &job()).status()))
+      << "nothing stays until updates are shared anew";
+}
+
+TEST_F(DeviceUpdatesTest, ARankElsewhereIsToldWhy) {
+  ASSERT_NO_FATAL_FAILURE(Register(Sharing(0, kBudget)));
+  const absl::Status elsewhere = ShareParameters("other", &job()).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(elsewhere)) << elsewhere;
+  EXPECT_THAT(elsewhere.message(), AllOf(HasSubstr("on device other"),
+                                         HasSubstr("emulated-0, emulated-1")));
+}
+
+TEST_F(DeviceUpdatesTest, PartsBetweenTilesOfTheCpuAreNotShared) {
+  ASSERT_NO_FATAL_FAILURE(Register(Sharing(0.25, kBudget)));
+  const absl::Status refused = ShareParameters("emulated-0", &job()).status();
+  EXPECT_TRUE(absl::IsNotFound(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("offload_fraction=0"));
+  EXPECT_EQ(Described().device_updates().uses(0).shared_bytes(), 0u);
+}
+
+TEST_F(DeviceUpdatesTest, WithoutABudgetNoParametersAreShared) {
+  ASSERT_NO_FATAL_FAILURE(Register(Sharing(0)));
+  const absl::Status refused = ShareParameters("emulated-0", &job()).status();
+  EXPECT_TRUE(absl::IsNotFound(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("device_budget"));
+}
+
 // A job without a layout has no executor and no store.
 TEST_F(DeviceUpdatesTest, WithoutAJobThereIsNothingToRelease) {
   ReleaseDevices(&job());

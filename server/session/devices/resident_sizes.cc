@@ -9,6 +9,7 @@
 #include "proto/types/runs.h"
 #include "server/scheduler/executors/device_update_executor.h"
 #include "server/scheduler/executors/resident_records.h"
+#include "server/scheduler/executors/shared_parameters.h"
 #include "server/scheduler/gradient_log.h"
 #include "server/session/durability/job_storage.h"
 
@@ -20,6 +21,7 @@ using scheduler::GradientLog;
 // The bytes of all records that can stay, and of a log that has them all.
 struct Totals {
   uint64_t record_bytes = 0;
+  uint64_t parameter_bytes = 0;
   GradientLog::Room log;
 };
 
@@ -58,6 +60,8 @@ Totals TotalsOf(const JobDescription& description) {
                  view.numel = numel;
                  totals.record_bytes +=
                      scheduler::ResidentRecords::RecordBytes(key, view);
+                 totals.parameter_bytes += scheduler::SharedParameters::Aligned(
+                     numel * SizeInBytes(parameter.dtype));
                  ++totals.log.tiles;
                  totals.log.step_bytes +=
                      GradientLog::EntryBytes(numel * gradient_bytes);
@@ -97,6 +101,9 @@ ResidentSizes ResidentSizesOf(const JobDescription& description,
   sizes.log = {totals.log.tiles,
                PartOf(totals.log.step_bytes, std::min(1.0, stays)),
                PartOf(totals.log.master_bytes, std::min(1.0, stays))};
+  sizes.parameter_bytes =
+      PartOf(totals.parameter_bytes,
+             std::min(1.0, stays / static_cast<double>(devices)));
   // A parameter has at most twice the bytes of its gradient.
   sizes.batch_bytes = std::min(scheduler::DeviceUpdateExecutor::kResidentBytes,
                                2 * sizes.log.step_bytes);

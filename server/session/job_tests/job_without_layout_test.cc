@@ -93,6 +93,7 @@ TEST_F(JobWithoutLayoutTest, ThereIsNothingToRead) {
   ExpectRefused(job().partition(0).status());
   ExpectRefused(job().OpenParameters().status());
   ExpectRefused(job().OpenRunStamps().status());
+  ExpectRefused(job().ShareParameters("emulated-0").status());
   ExpectRefused(
       job()
           .Fetch(v1::STATE_ARRAY_MASTER, 0, 0, 1, absl::MakeSpan(bytes))

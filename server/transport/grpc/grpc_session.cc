@@ -146,6 +146,10 @@ v1::SessionReply GrpcSession::Answer(const v1::SessionRequest& request) {
           request.parameter_hint().first_parameter(),
           request.parameter_hint().parameter_count());
       break;
+    case v1::SessionRequest::kShareParameters:
+      status = absl::UnimplementedError(
+          "share_parameters needs a session over shared memory");
+      break;
     default:
       status = absl::InternalError("not a request with one reply");
   }
