@@ -52,7 +52,7 @@ def states(optimizer):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "RMSprop"])
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "RMSprop", "LAMB", "Adafactor"])
 def test_every_fraction_gives_the_bits_of_the_cpu(device_daemon, name, dtype):
     models = []
     for fraction in (None, 0.0, 0.3, 1.0):

@@ -155,6 +155,30 @@ TEST_P(JobDeviceUpdatesTest, EveryFractionGivesTheSameBits) {
   }
 }
 
+// Optimizers that need a whole parameter to update one element.
+TEST_P(JobDeviceUpdatesTest, WholeParametersHaveTheSameBits) {
+  for (const OptimizerKind optimizer :
+       {OptimizerKind::kLamb, OptimizerKind::kAdafactor}) {
+    JobHarness::Setup alone = SetupOf(1);
+    alone.layout.optimizer = optimizer;
+    JobHarness plain(alone);
+    plain.Start(plain.RandomTensors(kSeed));
+    TakeSteps(&plain, 1, 3);
+    for (const double fraction : {0.0, 0.5}) {
+      JobHarness::Setup setup = SetupOf(fraction, GetParam());
+      setup.layout.optimizer = optimizer;
+      Start(setup);
+      TakeSteps(job_.get(), 1, 3);
+      EXPECT_EQ(job_->StateBytes(), plain.StateBytes()) << fraction;
+      const v1::DeviceUpdates updates = UpdatesOf(job_.get());
+      EXPECT_EQ(updates.problem(), "");
+      EXPECT_EQ(updates.too_large_elements(), 0u);
+      EXPECT_GT(updates.device_elements(), 0u);
+      EXPECT_EQ(updates.cpu_elements() == 0, fraction == 0);
+    }
+  }
+}
+
 TEST_P(JobDeviceUpdatesTest, TheFractionChangesBetweenSteps) {
   Start(SetupOf(1, GetParam()));
   uint64_t step = 0;
@@ -479,12 +503,15 @@ TEST(JobDeviceUpdatesRefusalTest, ABudgetIsForRecordsThatDevicesUpdate) {
   EXPECT_EQ(job.job().Describe().storage().device_budget_bytes(), 0u);
 }
 
-TEST(JobDeviceUpdatesRefusalTest, WholeParametersAreTheCpus) {
+TEST(JobDeviceUpdatesRefusalTest, MuonsParametersAreTheCpus) {
   JobHarness::Setup setup = SetupOf(0.5);
-  setup.layout.optimizer = OptimizerKind::kLamb;
+  setup.layout.optimizer = OptimizerKind::kMuon;
+  for (ParameterSpec& parameter : setup.layout.parameters) {
+    parameter.shape = {1, parameter.numel};
+  }
   const absl::Status refused = RefusalOf(setup);
   EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("lamb"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("muon"));
 }
 
 TEST(JobDeviceUpdatesRefusalTest, ADeviceWithoutMemoryIsRefused) {
