@@ -111,14 +111,14 @@ class DeviceWholeTest : public testing::TestWithParam<OptimizerKind> {};
 TEST_P(DeviceWholeTest, IsWhatTheCpuDoes) {
   if (const std::string why = WhyNoDevice(); !why.empty()) GTEST_SKIP() << why;
   std::mt19937 random(TestSeed());
-  for (const TestParameter::Shape& shape : TestParameter::Shapes()) {
+  for (const TestParameter::Shape& shape : TestParameter::Shapes(GetParam())) {
     const TestParameter parameter(GetParam(), shape, &random);
     const TestParameter::Bits computed = parameter.ComputedBy<DeviceMemory>(
         [](const std::vector<WholeTask>& tasks, DeviceCopies* inputs) {
           const cudaError_t launched = LaunchWhole(
               GetParam(),
               inputs->Add(tasks.data(), tasks.size() * sizeof(WholeTask)),
-              static_cast<uint32_t>(tasks.size()), nullptr);
+              static_cast<uint32_t>(tasks.size()), RoundsOf(tasks), nullptr);
           EXPECT_EQ(launched, cudaSuccess) << cudaGetErrorString(launched);
           const cudaError_t ran = cudaDeviceSynchronize();
           EXPECT_EQ(ran, cudaSuccess) << cudaGetErrorString(ran);
@@ -131,7 +131,8 @@ TEST_P(DeviceWholeTest, IsWhatTheCpuDoes) {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, DeviceWholeTest,
                          testing::Values(OptimizerKind::kLamb,
-                                         OptimizerKind::kAdafactor),
+                                         OptimizerKind::kAdafactor,
+                                         OptimizerKind::kMuon),
                          [](const auto& kind) {
                            return std::string(InfoOf(kind.param).name);
                          });

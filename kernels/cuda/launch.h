@@ -24,9 +24,10 @@ cudaError_t LaunchUpdate(OptimizerKind kind, uint32_t options,
                          const UpdateFactors* factors, cudaStream_t stream);
 
 // Updates `count` parameters as WholeKernel::compute does, with equal bits.
-// cudaErrorNotSupported: the optimizer has no such kernel.
+// `rounds`: RoundsOf() them. cudaErrorNotSupported: the optimizer has no such
+// kernel.
 cudaError_t LaunchWhole(OptimizerKind kind, const WholeTask* tasks,
-                        uint32_t count, cudaStream_t stream);
+                        uint32_t count, uint32_t rounds, cudaStream_t stream);
 
 // Reduces `count` arrays as Reduce of kernels/reduce.h does, with equal bits.
 // Sets *found_inf, which the caller has cleared, where an element is NaN or

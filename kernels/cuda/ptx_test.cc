@@ -128,6 +128,7 @@ TEST_F(PtxTest, HasTheExpectedArithmetic) {
   EXPECT_GT(Count("WholeLamb", "div.rn.f32"), 0);
   EXPECT_GT(Count("WholeLamb", "sqrt.rn.f64"), 0);
   EXPECT_GT(Count("WholeAdafactor", "div.rn.f64"), 0);
+  EXPECT_GT(Count("WholeMuon", "mul.rn.f32"), 0);
 }
 
 // Without vectors a device's memory is not fully used. What a kernel has for

@@ -32,19 +32,21 @@ bool UpdateSerially(SerialBlock::Order order, OptimizerKind kind,
 }
 
 bool UpdateWholeSerially(SerialBlock::Order order, OptimizerKind kind,
-                         absl::Span<const WholeTask> tasks) {
+                         absl::Span<const WholeTask> tasks, uint32_t rounds) {
   if (!HasWholeBlocks(kind)) return false;
   // A block finds what others have left here.
   WholeShared shared = {};
   return VisitWholeRule(kind, [&]<class Rule>() {
-    return VisitWholePhases<Rule>([&]<WholePhase kPhase>() {
-      for (const WholeTask& task : tasks) {
-        for (uint32_t part = 0; part < WholeParts(kPhase); ++part) {
-          RunWholePhase<Rule, kPhase>(SerialBlock(order), task, part, &shared);
-        }
-      }
-      return true;
-    });
+    return VisitWholePhases<Rule>(
+        rounds, [&]<WholePhase kPhase>(uint32_t round) {
+          for (const WholeTask& task : tasks) {
+            for (uint32_t part = 0; part < WholeParts(kPhase); ++part) {
+              RunWholePhase<Rule, kPhase>(SerialBlock(order), task, part, round,
+                                          &shared);
+            }
+          }
+          return true;
+        });
   });
 }
 

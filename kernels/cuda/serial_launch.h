@@ -20,7 +20,7 @@ bool UpdateSerially(SerialBlock::Order order, OptimizerKind kind,
 
 // Likewise for LaunchWhole.
 bool UpdateWholeSerially(SerialBlock::Order order, OptimizerKind kind,
-                         absl::Span<const WholeTask> tasks);
+                         absl::Span<const WholeTask> tasks, uint32_t rounds);
 
 }  // namespace optstate::kernels::cuda
 

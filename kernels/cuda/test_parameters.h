@@ -32,8 +32,14 @@ class TestParameter {
   // The new master and states.
   using Bits = std::vector<uint32_t>;
 
-  // Shapes on either side of a block, of a launch's stride, and of a matrix.
-  static std::vector<Shape> Shapes() {
+  // Shapes on either side of a block, of a launch's stride, and of a matrix, of
+  // those that the optimizer takes.
+  static std::vector<Shape> Shapes(OptimizerKind kind) {
+    if (kind == OptimizerKind::kMuon) {
+      return {{1, 1},   {3, 5},   {64, 65},  {65, 64},  {1, 40},
+              {40, 1},  {33, 31}, {64, 64},  {130, 70}, {70, 130},
+              {16, 16}, {17, 90}, {1100, 17}};
+    }
     return {{},         {1},       {17},      {257},          {4097},
             {70000},    {3, 5},    {64, 65},  {1, 1},         {1, 40},
             {40, 1},    {33, 31},  {2, 3, 5}, {2, 2, 19, 33}, {70, 3, 3, 3},
@@ -43,10 +49,10 @@ class TestParameter {
   TestParameter(OptimizerKind kind, Shape shape, std::mt19937* random)
       : kind_(kind), shape_(std::move(shape)) {
     input_.hyperparams = DefaultHyperparams(kind);
-    input_.hyperparams[kind == OptimizerKind::kLamb
-                           ? static_cast<size_t>(adam::kWeightDecay)
-                           : static_cast<size_t>(adafactor::kWeightDecay)] =
-        0.07;
+    const auto infos = InfoOf(kind).hyperparams;
+    for (size_t i = 0; i < infos.size(); ++i) {
+      if (infos[i].name == "weight_decay") input_.hyperparams[i] = 0.07;
+    }
     gradient_ = RandomFloats(NumelOf(shape_), random);
     master_ = RandomFloats(NumelOf(shape_), random);
     for (int k = 0; k < kStateArraysMax; ++k) {
@@ -103,6 +109,7 @@ class TestParameter {
     std::array<std::vector<float>, kStateArraysMax> states = states_;
     std::vector<double> means(MeansOf(kind_, shape_),
                               std::numeric_limits<double>::quiet_NaN());
+    std::vector<float> scratch(ScratchOf(kind_, shape_), 7);
     DescentFactors descent = {};
     WholeTask task = WholeTaskOf(kind_, input_, shape_);
     task.gradient = Added(&gradient, &arrays);
@@ -111,15 +118,21 @@ class TestParameter {
       task.state[k] = Added(&states[k], &arrays);
     }
     task.means = Added(&means, &arrays);
+    task.scratch = Added(&scratch, &arrays);
     task.descent = arrays.Add(&descent, sizeof(descent));
 
-    const Shape other_shape = {3};
-    std::vector<float> other_array(3, 1);
+    // Every optimizer takes a matrix, whose states are no larger than itself.
+    const Shape other_shape = {2, 3};
+    std::vector<float> other_array(6, 1);
+    std::vector<double> other_means(MeansOf(kind_, other_shape));
+    std::vector<float> other_scratch(ScratchOf(kind_, other_shape));
     DescentFactors other_descent = {};
     WholeTask other = WholeTaskOf(kind_, input_, other_shape);
     other.gradient = Added(&other_array, &arrays);
     other.master = Added(&other_array, &arrays);
     for (float*& state : other.state) state = Added(&other_array, &arrays);
+    other.means = Added(&other_means, &arrays);
+    other.scratch = Added(&other_scratch, &arrays);
     other.descent = arrays.Add(&other_descent, sizeof(other_descent));
 
     const std::vector<WholeTask> tasks = {other, task};

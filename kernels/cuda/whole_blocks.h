@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/block_kernels.h"
+#include "kernels/cuda/block_product.h"
 #include "kernels/cuda/whole_task.h"
 #include "kernels/ops/host_device.h"
 #include "kernels/reduction.h"
@@ -29,14 +30,30 @@ enum class WholePhase : uint8_t {
   kMeans,      // of the variances of rows
   kUpdate,     // of each element, and the states that belong to it
   kNorms,      // of the masters and of the updates, and what follows from them
-  kDescent,    // of the masters
+  kScale,      // Muon's, of the updates by their norm
+  // Muon's, in rounds: x @ x^T, a polynomial of it, and its product with x.
+  kGram,
+  kGramUpdate,
+  kProduct,
+  kDescent,  // of the masters
 };
 
 // The blocks that share one task in a phase. `part` below is a block's number
 // among them.
 constexpr uint32_t WholeParts(WholePhase phase) {
   constexpr uint32_t kParts = 64;
-  return phase == WholePhase::kNorms ? 1 : kParts;
+  // A product has most to do.
+  constexpr uint32_t kProductParts = 256;
+  switch (phase) {
+    case WholePhase::kNorms:
+      return 1;
+    case WholePhase::kGram:
+    case WholePhase::kGramUpdate:
+    case WholePhase::kProduct:
+      return kProductParts;
+    default:
+      return kParts;
+  }
 }
 
 // Memory that the threads of a block share.
@@ -45,7 +62,10 @@ struct WholeShared {
   // in other banks than those of the other.
   static constexpr uint32_t kStaged = 2048;
   static_assert(kStaged % kReductionAccumulators == 0);
-  float staged[2][kStaged + kReductionAccumulators];
+  union {
+    float staged[2][kStaged + kReductionAccumulators];
+    ProductShared product;
+  };
   double accumulators[kBlockThreads];
 };
 
@@ -55,6 +75,7 @@ inline constexpr uint32_t kWholeLanes =
 // LAMB's part of the phases.
 struct WholeLamb {
   static constexpr bool kHasVariances = false;
+  static constexpr bool kHasProducts = false;
 
   OPTSTATE_HOST_DEVICE static void UpdateElement(const WholeTask& task,
                                                  uint64_t i) {
@@ -77,6 +98,7 @@ struct WholeLamb {
 // Adafactor's. Its state arrays: variances of rows, of columns, of elements.
 struct WholeAdafactor {
   static constexpr bool kHasVariances = true;
+  static constexpr bool kHasProducts = false;
 
   // Updates an element of a parameter that has no columns.
   OPTSTATE_HOST_DEVICE static void UpdateElement(const WholeTask& task,
@@ -95,6 +117,56 @@ struct WholeAdafactor {
                                                      double update_squares) {
     return AdafactorDescent(task.factors.adafactor, master_squares,
                             update_squares, task.numel);
+  }
+};
+
+// The matrices of Muon. Those of a round are exchanged for the next one.
+struct MuonMatrices {
+  float* x;            // rows x columns
+  float* next;         // "
+  float* gram;         // rows x rows
+  float* gram_update;  // "
+};
+
+OPTSTATE_HOST_DEVICE inline MuonMatrices MuonMatricesOf(const WholeTask& task,
+                                                        uint32_t round) {
+  // The gradient is replaced element by element, which a transpose cannot be.
+  const bool begins_in_scratch = task.factors.muon.is_transposed;
+  const bool is_in_scratch = begins_in_scratch != (round % 2 == 1);
+  float* const grams = task.scratch + task.numel;
+  return {is_in_scratch ? task.scratch : task.gradient,
+          is_in_scratch ? task.gradient : task.scratch, grams,
+          grams + task.rows * task.rows};
+}
+
+// Returns where element i of the parameter is in Muon's matrices.
+OPTSTATE_HOST_DEVICE inline uint64_t MuonPlace(const WholeTask& task,
+                                               uint64_t i) {
+  if (!task.factors.muon.is_transposed) return i;
+  const uint64_t row = i / task.rows;
+  const uint64_t column = i - row * task.rows;
+  return column * task.columns + row;
+}
+
+// Muon's part of the phases.
+struct WholeMuon {
+  static constexpr bool kHasVariances = false;
+  static constexpr bool kHasProducts = true;
+
+  OPTSTATE_HOST_DEVICE static void UpdateElement(const WholeTask& task,
+                                                 uint64_t i) {
+    float buffer = task.state[0][i];
+    const float update =
+        scalar::MuonMomentum(scalar::ops::FloatTag(), task.factors.muon.weights,
+                             task.gradient[i], buffer);
+    task.state[0][i] = buffer;
+    MuonMatricesOf(task, 0).x[MuonPlace(task, i)] = update;
+  }
+
+  OPTSTATE_HOST_DEVICE static DescentFactors Descent(const WholeTask& task,
+                                                     double /*master_squares*/,
+                                                     double update_squares) {
+    return {0, scalar::MuonDivisor(task.factors.muon.eps, update_squares)};
   }
 };
 
@@ -243,6 +315,8 @@ OPTSTATE_HOST_DEVICE void ComputeNorms(const Block& block,
                                        const WholeTask& task,
                                        WholeShared* shared) {
   constexpr uint64_t kStaged = WholeShared::kStaged;
+  const float* updates = task.gradient;
+  if constexpr (Rule::kHasProducts) updates = MuonMatricesOf(task, 0).x;
   block.Run([&](uint32_t t) { shared->accumulators[t] = 0; });
   for (uint64_t begin = 0; begin < task.numel; begin += kStaged) {
     const uint64_t count =
@@ -250,7 +324,7 @@ OPTSTATE_HOST_DEVICE void ComputeNorms(const Block& block,
     block.Run([&](uint32_t t) {
       for (uint64_t i = t; i < count; i += kBlockThreads) {
         shared->staged[0][i] = task.master[begin + i];
-        shared->staged[1][i] = task.gradient[begin + i];
+        shared->staged[1][i] = updates[begin + i];
       }
     });
     block.Run([&](uint32_t t) {
@@ -276,27 +350,92 @@ OPTSTATE_HOST_DEVICE void ComputeNorms(const Block& block,
 }
 
 template <class Block>
+OPTSTATE_HOST_DEVICE void ScaleElements(const Block& block,
+                                        const WholeTask& task, uint32_t part) {
+  constexpr uint64_t kStride =
+      uint64_t{WholeParts(WholePhase::kScale)} * kBlockThreads;
+  const scalar::ops::FloatTag d;
+  const float divisor = task.descent->step;
+  float* const x = MuonMatricesOf(task, 0).x;
+  block.Run([&](uint32_t t) {
+    for (uint64_t i = uint64_t{part} * kBlockThreads + t; i < task.numel;
+         i += kStride) {
+      x[i] = scalar::MuonNormalized(d, x[i], divisor);
+    }
+  });
+}
+
+// Computes this part of one product of a round of Newton-Schulz: next = a * x +
+// (b * gram + c * gram @ gram) @ x, gram = x @ x^T.
+template <WholePhase kPhase, class Block>
+OPTSTATE_HOST_DEVICE void MultiplyMatrices(const Block& block,
+                                           const WholeTask& task, uint32_t part,
+                                           uint32_t round,
+                                           WholeShared* shared) {
+  const MuonFactors& muon = task.factors.muon;
+  if (round >= muon.steps) return;
+  const MuonMatrices matrices = MuonMatricesOf(task, round);
+  BlockProduct product = {};
+  product.rows = task.rows;
+  product.alpha = 1;
+  if constexpr (kPhase == WholePhase::kGram) {
+    product.columns = task.rows;
+    product.depth = task.columns;
+    product.a = matrices.x;
+    product.b = matrices.x;
+    product.b_is_transposed = true;
+    product.is_symmetric = true;
+    product.result = matrices.gram;
+  } else if constexpr (kPhase == WholePhase::kGramUpdate) {
+    product.columns = task.rows;
+    product.depth = task.rows;
+    product.a = matrices.gram;
+    product.b = matrices.gram;
+    product.is_symmetric = true;
+    product.alpha = muon.c;
+    product.beta = muon.b;
+    product.addend = matrices.gram;
+    product.result = matrices.gram_update;
+  } else {
+    product.columns = task.columns;
+    product.depth = task.rows;
+    product.a = matrices.gram_update;
+    product.b = matrices.x;
+    product.beta = muon.a;
+    product.addend = matrices.x;
+    product.result = matrices.next;
+  }
+  MultiplyTiles(block, product, part, WholeParts(kPhase), &shared->product);
+}
+
+template <class Rule, class Block>
 OPTSTATE_HOST_DEVICE void DescendElements(const Block& block,
                                           const WholeTask& task,
                                           uint32_t part) {
   constexpr uint64_t kStride =
       uint64_t{WholeParts(WholePhase::kDescent)} * kBlockThreads;
   const scalar::ops::FloatTag d;
-  const DescentFactors descent = *task.descent;
+  DescentFactors descent = *task.descent;
+  const float* updates = task.gradient;
+  if constexpr (Rule::kHasProducts) {
+    descent = task.factors.muon.descent;
+    updates = MuonMatricesOf(task, task.factors.muon.steps).x;
+  }
   block.Run([&](uint32_t t) {
     for (uint64_t i = uint64_t{part} * kBlockThreads + t; i < task.numel;
          i += kStride) {
-      task.master[i] = scalar::Descended(d, task.master[i], task.gradient[i],
+      const uint64_t place = Rule::kHasProducts ? MuonPlace(task, i) : i;
+      task.master[i] = scalar::Descended(d, task.master[i], updates[place],
                                          descent.decay, descent.step);
     }
   });
 }
 
-// Does a block's part of a phase.
+// Does a block's part of a phase, in this round of it.
 template <class Rule, WholePhase kPhase, class Block>
 OPTSTATE_HOST_DEVICE void RunWholePhase(const Block& block,
                                         const WholeTask& task, uint32_t part,
-                                        WholeShared* shared) {
+                                        uint32_t round, WholeShared* shared) {
   if constexpr (kPhase == WholePhase::kVariances) {
     UpdateRowVariances(block, task, part, shared);
     UpdateColumnVariances(block, task, part);
@@ -310,22 +449,37 @@ OPTSTATE_HOST_DEVICE void RunWholePhase(const Block& block,
     }
   } else if constexpr (kPhase == WholePhase::kNorms) {
     ComputeNorms<Rule>(block, task, shared);
+  } else if constexpr (kPhase == WholePhase::kScale) {
+    ScaleElements(block, task, part);
+  } else if constexpr (kPhase == WholePhase::kDescent) {
+    DescendElements<Rule>(block, task, part);
   } else {
-    DescendElements(block, task, part);
+    MultiplyMatrices<kPhase>(block, task, part, round, shared);
   }
 }
 
-// Calls visit.operator()<kPhase>() for the phases of a rule, in order, until
-// one returns false. Returns whether all were visited.
+// Calls visit.operator()<kPhase>(round) for the phases of a rule, in order,
+// until one returns false. Returns whether all were visited. `rounds`:
+// RoundsOf() the tasks.
 template <class Rule, class Visit>
-bool VisitWholePhases(const Visit& visit) {
+bool VisitWholePhases(uint32_t rounds, const Visit& visit) {
   if constexpr (Rule::kHasVariances) {
-    if (!visit.template operator()<WholePhase::kVariances>()) return false;
-    if (!visit.template operator()<WholePhase::kMeans>()) return false;
+    if (!visit.template operator()<WholePhase::kVariances>(0)) return false;
+    if (!visit.template operator()<WholePhase::kMeans>(0)) return false;
   }
-  return visit.template operator()<WholePhase::kUpdate>() &&
-         visit.template operator()<WholePhase::kNorms>() &&
-         visit.template operator()<WholePhase::kDescent>();
+  if (!visit.template operator()<WholePhase::kUpdate>(0)) return false;
+  if (!visit.template operator()<WholePhase::kNorms>(0)) return false;
+  if constexpr (Rule::kHasProducts) {
+    if (!visit.template operator()<WholePhase::kScale>(0)) return false;
+    for (uint32_t round = 0; round < rounds; ++round) {
+      if (!visit.template operator()<WholePhase::kGram>(round) ||
+          !visit.template operator()<WholePhase::kGramUpdate>(round) ||
+          !visit.template operator()<WholePhase::kProduct>(round)) {
+        return false;
+      }
+    }
+  }
+  return visit.template operator()<WholePhase::kDescent>(0);
 }
 
 // Returns visit.operator()<Rule>() with the rule of an optimizer that
@@ -334,6 +488,9 @@ template <class Visit>
 decltype(auto) VisitWholeRule(OptimizerKind kind, const Visit& visit) {
   if (kind == OptimizerKind::kLamb) {
     return visit.template operator()<WholeLamb>();
+  }
+  if (kind == OptimizerKind::kMuon) {
+    return visit.template operator()<WholeMuon>();
   }
   return visit.template operator()<WholeAdafactor>();
 }

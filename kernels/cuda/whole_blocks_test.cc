@@ -36,7 +36,8 @@ class WholeBlocksTest : public testing::TestWithParam<OptimizerKind> {
     const auto by_blocks = [&](Order order) {
       return parameter.ComputedBy<AlignedMemory>(
           [&](const std::vector<WholeTask>& tasks, Copies<AlignedMemory>*) {
-            return UpdateWholeSerially(order, GetParam(), tasks);
+            return UpdateWholeSerially(order, GetParam(), tasks,
+                                       RoundsOf(tasks));
           });
     };
     const TestParameter::Bits computed = by_blocks(Order::kUp);
@@ -51,7 +52,7 @@ class WholeBlocksTest : public testing::TestWithParam<OptimizerKind> {
 
 TEST_P(WholeBlocksTest, IsWhatEveryTargetDoes) {
   std::mt19937 random(TestSeed());
-  for (const TestParameter::Shape& shape : TestParameter::Shapes()) {
+  for (const TestParameter::Shape& shape : TestParameter::Shapes(GetParam())) {
     SCOPED_TRACE(testing::PrintToString(shape));
     for (const int64_t step_count : {1, 2, 1000}) {
       TestParameter parameter(GetParam(), shape, &random);
@@ -63,7 +64,7 @@ TEST_P(WholeBlocksTest, IsWhatEveryTargetDoes) {
 
 TEST_P(WholeBlocksTest, SpecialValuesHaveTheSameBits) {
   std::mt19937 random(TestSeed());
-  for (const TestParameter::Shape& shape : TestParameter::Shapes()) {
+  for (const TestParameter::Shape& shape : TestParameter::Shapes(GetParam())) {
     SCOPED_TRACE(testing::PrintToString(shape));
     for (const uint32_t bits :
          {0xFFF12345u, 0x7F800000u, 0xFF800000u, 0x00000001u, 0x7F7FFFFFu}) {
@@ -84,7 +85,7 @@ TEST_P(WholeBlocksTest, SpecialValuesHaveTheSameBits) {
 
 TEST_P(WholeBlocksTest, ZerosHaveTheSameBits) {
   std::mt19937 random(TestSeed());
-  for (const TestParameter::Shape& shape : TestParameter::Shapes()) {
+  for (const TestParameter::Shape& shape : TestParameter::Shapes(GetParam())) {
     SCOPED_TRACE(testing::PrintToString(shape));
     TestParameter parameter(GetParam(), shape, &random);
     for (float& value : parameter.gradient()) value = 0;
@@ -96,17 +97,44 @@ TEST_P(WholeBlocksTest, ZerosHaveTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, WholeBlocksTest,
                          testing::Values(OptimizerKind::kLamb,
-                                         OptimizerKind::kAdafactor),
+                                         OptimizerKind::kAdafactor,
+                                         OptimizerKind::kMuon),
                          [](const auto& kind) {
                            return std::string(InfoOf(kind.param).name);
                          });
 
-TEST(WholeTaskTest, NoOtherOptimizerHasBlocks) {
+TEST(MuonBlocksTest, StepsAndNesterovAreThoseOfTheCpu) {
+  std::mt19937 random(TestSeed());
+  for (const TestParameter::Shape& shape :
+       {TestParameter::Shape{66, 70}, {70, 66}}) {
+    for (const int steps : {0, 1, 2, 7}) {
+      for (const double nesterov : {0.0, 1.0}) {
+        TestParameter parameter(OptimizerKind::kMuon, shape, &random);
+        parameter.input().hyperparams[muon::kNsSteps] = steps;
+        parameter.input().hyperparams[muon::kNesterov] = nesterov;
+        // Other tasks of a launch may have more rounds.
+        for (const uint32_t more : {0, 3}) {
+          ASSERT_EQ(parameter.ComputedBy<AlignedMemory>(
+                        [&](const std::vector<WholeTask>& tasks,
+                            Copies<AlignedMemory>*) {
+                          return UpdateWholeSerially(
+                              Order::kUp, OptimizerKind::kMuon, tasks,
+                              RoundsOf(tasks) + more);
+                        }),
+                    parameter.ComputedOn(cpu::SupportedTargets().front()))
+              << testing::PrintToString(shape) << " " << steps;
+        }
+      }
+    }
+  }
+}
+
+TEST(WholeTaskTest, OptimizersThatNeedWholeParametersHaveBlocks) {
   for (const OptimizerInfo& info : Optimizers()) {
-    const bool has = info.kind == OptimizerKind::kLamb ||
-                     info.kind == OptimizerKind::kAdafactor;
-    EXPECT_EQ(HasWholeBlocks(info.kind), has) << info.name;
-    EXPECT_EQ(UpdateWholeSerially(Order::kUp, info.kind, {}), has) << info.name;
+    EXPECT_EQ(HasWholeBlocks(info.kind), !info.is_separable) << info.name;
+    EXPECT_EQ(UpdateWholeSerially(Order::kUp, info.kind, {}, /*rounds=*/0),
+              !info.is_separable)
+        << info.name;
   }
 }
 
@@ -121,6 +149,21 @@ TEST(WholeTaskTest, MatricesAreTheLastTwoDimensions) {
   EXPECT_EQ(MeansOf(OptimizerKind::kAdafactor, shape), 10u);
   EXPECT_EQ(MeansOf(OptimizerKind::kLamb, shape), 0u);
   EXPECT_EQ(WholeTaskOf(OptimizerKind::kLamb, {}, shape).columns, 0u);
+}
+
+TEST(WholeTaskTest, NewtonSchulzHasNoMoreRowsThanColumns) {
+  for (const std::vector<int64_t>& shape :
+       {std::vector<int64_t>{3, 4}, {4, 3}}) {
+    const WholeTask task = WholeTaskOf(
+        OptimizerKind::kMuon,
+        {.hyperparams = DefaultHyperparams(OptimizerKind::kMuon)}, shape);
+    EXPECT_EQ(task.rows, 3u);
+    EXPECT_EQ(task.columns, 4u);
+    EXPECT_EQ(task.factors.muon.is_transposed, shape[0] == 4);
+    EXPECT_EQ(RoundsOf({&task, 1}), 5u);
+    EXPECT_EQ(ScratchOf(OptimizerKind::kMuon, shape), 12u + 2 * 9);
+  }
+  EXPECT_EQ(ScratchOf(OptimizerKind::kLamb, {}), 0u);
 }
 
 }  // namespace

@@ -70,7 +70,8 @@ struct Scenario {
            optimizer != OptimizerKind::kAdafactor &&
            optimizer != OptimizerKind::kMuon;
   }
-  // Says whether devices update a part of the elements.
+  // Says whether devices update a part of the elements. Emulated ones take long
+  // for Muon's products.
   bool shares() const { return shared && optimizer != OptimizerKind::kMuon; }
   // Says whether records stay on devices, where they may.
   bool keeps_on_devices() const {

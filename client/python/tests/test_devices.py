@@ -77,6 +77,29 @@ def test_every_fraction_gives_the_bits_of_the_cpu(device_daemon, name, dtype):
     assert all(same(model, models[0]) for model in models[1:])
 
 
+def test_matrices_of_muon_have_the_bits_of_the_cpu(device_daemon):
+    models = []
+    for fraction in (None, 0.0, 0.5):
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(8, 60, bias=False), torch.nn.Tanh(), torch.nn.Linear(60, 4, bias=False)
+        )
+        optimizer = optstate.Muon(
+            model.parameters(),
+            lr=0.01,
+            job=f"muon{fraction}",
+            model=model,
+            endpoint=device_daemon.shm,
+            offload_fraction=fraction,
+        )
+        train(model, optimizer, range(3))
+        models.append(model)
+        if fraction is not None:
+            assert int(updates(device_daemon, f"muon{fraction}")["device_elements"]) > 0
+        optimizer.close()
+    assert all(same(model, models[0]) for model in models[1:])
+
+
 def test_the_fraction_changes_while_it_trains_and_engines_are_killed(device_daemon):
     ours, others = model_of(), model_of()
     shared = optstate.AdamW(
@@ -202,11 +225,12 @@ def test_what_cannot_be_is_refused(device_daemon):
     model = model_of()
     with pytest.raises(ValueError, match="offload_fraction"):
         optstate.AdamW(model.parameters(), endpoint=device_daemon.shm, offload_fraction=1.5)
-    with pytest.raises(UnimplementedError, match="muon"):
-        optstate.Muon(
-            [p for p in model.parameters() if p.dim() == 2],
+    with pytest.raises(UnimplementedError, match="lamb"):
+        optstate.LAMB(
+            model.parameters(),
             endpoint=device_daemon.shm,
             offload_fraction=0.5,
+            device_budget="64MiB",
         )
 
 

@@ -20,8 +20,8 @@ class Cuda final : public DeviceKernels {
   absl::Status CanUpdate(OptimizerKind kind) const override {
     if (kernels::cuda::LaunchUpdate(kind, /*options=*/0, nullptr, /*count=*/0,
                                     nullptr, nullptr) == cudaSuccess ||
-        kernels::cuda::LaunchWhole(kind, nullptr, /*count=*/0, nullptr) ==
-            cudaSuccess) {
+        kernels::cuda::LaunchWhole(kind, nullptr, /*count=*/0, /*rounds=*/0,
+                                   nullptr) == cudaSuccess) {
       return absl::OkStatus();
     }
     return absl::UnimplementedError(absl::StrCat(
@@ -42,10 +42,10 @@ class Cuda final : public DeviceKernels {
   }
 
   absl::Status UpdateWhole(OptimizerKind kind, accelerator::DeviceAddress tasks,
-                           uint32_t count,
+                           uint32_t count, uint32_t rounds,
                            accelerator::DeviceStream* stream) const override {
     const cudaError_t error = kernels::cuda::LaunchWhole(
-        kind, tasks.ForKernel<const kernels::cuda::WholeTask>(), count,
+        kind, tasks.ForKernel<const kernels::cuda::WholeTask>(), count, rounds,
         static_cast<cudaStream_t>(stream->native_handle()));
     if (error == cudaSuccess) return absl::OkStatus();
     return accelerator::StatusOfCuda(error,
@@ -68,7 +68,7 @@ class Cuda final : public DeviceKernels {
   }
   absl::Status UpdateWhole(
       OptimizerKind /*kind*/, accelerator::DeviceAddress /*tasks*/,
-      uint32_t /*count*/,
+      uint32_t /*count*/, uint32_t /*rounds*/,
       accelerator::DeviceStream* /*stream*/) const override {
     return accelerator::StatusOfCuda(0, "");
   }

@@ -62,6 +62,7 @@ absl::Status DeviceUpdateExecutor::Share(
     // Batches have tasks of one of both kinds.
     if (is_whole_ == info.is_separable) rings_.clear();
     is_whole_ = !info.is_separable;
+    optimizer_ = optimizer;
     kernels_ = kernels;
     OPTSTATE_RETURN_IF_ERROR(ShareAnew(devices, residents));
   } else {
@@ -127,7 +128,8 @@ absl::StatusOr<DeviceUpdateExecutor::Ring> DeviceUpdateExecutor::MakeRing(
 
 absl::StatusOr<std::unique_ptr<UpdateBatch>> DeviceUpdateExecutor::MakeBatch(
     accelerator::Device* device) const {
-  if (is_whole_) return WholeBatch::Make(device, options_.batch_bytes);
+  if (is_whole_)
+    return WholeBatch::Make(device, optimizer_, options_.batch_bytes);
   return DeviceBatch::Make(device, options_.batch_bytes);
 }
 

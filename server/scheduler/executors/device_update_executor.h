@@ -255,6 +255,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   CpuUpdateExecutor cpu_;
   const DeviceKernels* kernels_ = nullptr;
   double cpu_fraction_ = 1;
+  OptimizerKind optimizer_ = OptimizerKind::kAdamW;
   bool is_whole_ = false;  // tasks are of whole parameters
   // The first one has records of the host, the others, one for each device,
   // those that stay there. Empty: the CPU does all.

@@ -32,6 +32,7 @@ struct WholeArguments {
   OptimizerKind kind;
   const WholeTask* tasks;
   uint32_t count;
+  uint32_t rounds;
 };
 
 // The device's addresses of a task, found in the memory that emulates it.
@@ -77,8 +78,8 @@ class Addresses {
     const uint64_t bytes = task.numel * sizeof(float);
     task.gradient = Find(task.gradient, bytes);
     task.master = Find(task.master, bytes);
-    // Of a matrix the states are variances of rows and of columns.
-    const bool is_factored = task.columns != 0;
+    // With means the states are variances of rows and of columns.
+    const bool is_factored = task.means != nullptr;
     const uint64_t factored[] = {task.all_rows, task.all_columns};
     for (int k = 0; k < kStateArraysMax; ++k) {
       task.state[k] =
@@ -89,6 +90,8 @@ class Addresses {
       const uint64_t matrices = task.all_columns / task.columns;
       task.means = Find(task.means, matrices * sizeof(double));
     }
+    const uint64_t grams = 2 * task.rows * task.rows;
+    task.scratch = Find(task.scratch, bytes + grams * sizeof(float));
     task.descent = Find(task.descent, sizeof(*task.descent));
     return task;
   }
@@ -155,8 +158,8 @@ absl::Status UpdateParameters(const EmulatedMemory& memory,
     // The order of the threads in a block is any.
     const auto order =
         i % 2 == 0 ? SerialBlock::Order::kUp : SerialBlock::Order::kDown;
-    kernels::cuda::UpdateWholeSerially(order, update.kind,
-                                       absl::MakeConstSpan(&task, 1));
+    kernels::cuda::UpdateWholeSerially(
+        order, update.kind, absl::MakeConstSpan(&task, 1), update.rounds);
   }
   return absl::OkStatus();
 }
@@ -166,7 +169,8 @@ class Emulated final : public DeviceKernels {
   absl::Status CanUpdate(OptimizerKind kind) const override {
     if (kernels::cuda::UpdateSerially(SerialBlock::Order::kUp, kind,
                                       /*options=*/0, {}, nullptr) ||
-        kernels::cuda::UpdateWholeSerially(SerialBlock::Order::kUp, kind, {})) {
+        kernels::cuda::UpdateWholeSerially(SerialBlock::Order::kUp, kind, {},
+                                           /*rounds=*/0)) {
       return absl::OkStatus();
     }
     return absl::UnimplementedError(absl::StrCat(
@@ -186,10 +190,10 @@ class Emulated final : public DeviceKernels {
   }
 
   absl::Status UpdateWhole(OptimizerKind kind, accelerator::DeviceAddress tasks,
-                           uint32_t count,
+                           uint32_t count, uint32_t rounds,
                            accelerator::DeviceStream* stream) const override {
     const WholeArguments arguments = {kind, tasks.ForKernel<const WholeTask>(),
-                                      count};
+                                      count, rounds};
     return static_cast<accelerator::EmulatedStream*>(stream->native_handle())
         ->Launch(UpdateParameters, &arguments, sizeof(arguments));
   }

@@ -23,10 +23,12 @@ uint64_t AlignedFloats(uint64_t elements) {
   return BatchMemory::Aligned(elements * sizeof(float));
 }
 
-uint64_t BytesOfMeans(OptimizerKind optimizer,
-                      absl::Span<const int64_t> shape) {
+// An optimizer has one of both.
+uint64_t BytesOfScratch(OptimizerKind optimizer,
+                        absl::Span<const int64_t> shape) {
   return BatchMemory::Aligned(kernels::cuda::MeansOf(optimizer, shape) *
-                              sizeof(double));
+                              sizeof(double)) +
+         AlignedFloats(kernels::cuda::ScratchOf(optimizer, shape));
 }
 
 }  // namespace
@@ -37,8 +39,9 @@ WholeBatch::Need WholeBatch::NeedOf(OptimizerKind optimizer,
                                     const WholeParameter& parameter) {
   const uint64_t floats = AlignedFloats(kernels::NumelOf(parameter.shape));
   Need need;
-  need.front = floats + BytesOfMeans(optimizer, parameter.shape);
+  need.front = floats;
   need.back = floats;
+  need.scratch = BytesOfScratch(optimizer, parameter.shape);
   for (const uint64_t elements : parameter.state_elements) {
     need.back += AlignedFloats(elements);
   }
@@ -62,19 +65,23 @@ uint64_t WholeBatch::BytesFor(const Layout& layout, uint64_t bytes_min,
   return std::min(bytes, bytes_max);
 }
 
-WholeBatch::WholeBatch(std::unique_ptr<BatchMemory> memory, uint64_t bytes)
-    : bytes_(bytes), memory_(std::move(memory)) {
+WholeBatch::WholeBatch(std::unique_ptr<BatchMemory> memory, uint64_t bytes,
+                       uint64_t device_bytes)
+    : bytes_(bytes), device_bytes_(device_bytes), memory_(std::move(memory)) {
   places_.reserve(HeldTasks::kTasksMax);
   slots_.reserve(HeldTasks::kTasksMax);
   Clear();
 }
 
 absl::StatusOr<std::unique_ptr<WholeBatch>> WholeBatch::Make(
-    accelerator::Device* device, uint64_t bytes) {
+    accelerator::Device* device, OptimizerKind optimizer, uint64_t bytes) {
   bytes = bytes / BatchMemory::kAlignBytes * BatchMemory::kAlignBytes;
+  const uint64_t device_bytes =
+      kernels::cuda::NeedsScratch(optimizer) ? 2 * bytes : bytes;
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<BatchMemory> memory,
-                            BatchMemory::Make(device, bytes, bytes));
-  return absl::WrapUnique(new WholeBatch(std::move(memory), bytes));
+                            BatchMemory::Make(device, bytes, device_bytes));
+  return absl::WrapUnique(
+      new WholeBatch(std::move(memory), bytes, device_bytes));
 }
 
 void WholeBatch::Clear() {
@@ -84,6 +91,7 @@ void WholeBatch::Clear() {
   elements_ = 0;
   inputs_end_ = kInputsOffset;
   arrays_begin_ = bytes_;
+  scratch_end_ = bytes_;
 }
 
 float* WholeBatch::OnDevice(const float* place) const {
@@ -96,7 +104,8 @@ float* WholeBatch::OnDevice(const float* place) const {
 bool WholeBatch::CanHold(const UpdateTask& task) const {
   const Need need =
       NeedOf(task.key->optimizer, task.whole->Describe(task.parameter));
-  return kInputsOffset + need.front + need.back <= bytes_;
+  return kInputsOffset + need.front + need.back <= bytes_ &&
+         bytes_ + need.scratch <= device_bytes_;
 }
 
 bool WholeBatch::Add(size_t slot, const UpdateTask& task,
@@ -106,12 +115,16 @@ bool WholeBatch::Add(size_t slot, const UpdateTask& task,
   if (!tasks_.empty() && optimizer != tasks_[0].key.optimizer) return false;
   const WholeParameter parameter = task.whole->Describe(task.parameter);
   const Need need = NeedOf(optimizer, parameter);
-  if (inputs_end_ + need.front + need.back > arrays_begin_) return false;
+  if (inputs_end_ + need.front + need.back > arrays_begin_ ||
+      scratch_end_ + need.scratch > device_bytes_) {
+    return false;
+  }
   const uint64_t floats = AlignedFloats(task.view.numel);
   Place place;
   place.arrays.gradient = FloatsAt(inputs_end_);
-  place.means_offset = inputs_end_ + floats;
   inputs_end_ += need.front;
+  place.scratch_offset = scratch_end_;
+  scratch_end_ += need.scratch;
   arrays_begin_ -= need.back;
   place.arrays.master = FloatsAt(arrays_begin_);
   uint64_t offset = arrays_begin_ + floats;
@@ -141,8 +154,13 @@ void WholeBatch::Gather(size_t i, WorkerUndo* /*undo*/) {
   for (int k = 0; k < kStateArraysMax; ++k) {
     task.state[k] = OnDevice(place.arrays.state[k]);
   }
+  const accelerator::DeviceAddress scratch =
+      memory_->device() + place.scratch_offset;
   if (kernels::cuda::MeansOf(optimizer, parameter.shape) > 0) {
-    task.means = (memory_->device() + place.means_offset).ForKernel<double>();
+    task.means = scratch.ForKernel<double>();
+  }
+  if (kernels::cuda::ScratchOf(optimizer, parameter.shape) > 0) {
+    task.scratch = scratch.ForKernel<float>();
   }
   const uint64_t descent_offset = kDescentsOffset + i * sizeof(DescentFactors);
   task.descent =
@@ -154,14 +172,17 @@ absl::Status WholeBatch::Submit(const DeviceKernels& kernels) {
   accelerator::DeviceStream& stream = *memory_->stream();
   const accelerator::DeviceAddress device = memory_->device();
   const uint64_t arrays_bytes = bytes_to_host();
+  const auto* const table = reinterpret_cast<const WholeTask*>(HostAt(0));
+  const uint32_t rounds =
+      optstate::kernels::cuda::RoundsOf({table, tasks_.size()});
   memory_->Mark(BatchMemory::Point::kBegin);
   OPTSTATE_RETURN_IF_ERROR(stream.CopyToDevice(device, HostAt(0), inputs_end_));
   OPTSTATE_RETURN_IF_ERROR(stream.CopyToDevice(
       device + arrays_begin_, HostAt(arrays_begin_), arrays_bytes));
   memory_->Mark(BatchMemory::Point::kCopied);
-  OPTSTATE_RETURN_IF_ERROR(
-      kernels.UpdateWhole(tasks_[0].key.optimizer, device,
-                          static_cast<uint32_t>(tasks_.size()), &stream));
+  OPTSTATE_RETURN_IF_ERROR(kernels.UpdateWhole(
+      tasks_[0].key.optimizer, device, static_cast<uint32_t>(tasks_.size()),
+      rounds, &stream));
   memory_->Mark(BatchMemory::Point::kComputed);
   OPTSTATE_RETURN_IF_ERROR(stream.CopyToHost(
       HostAt(arrays_begin_), device + arrays_begin_, arrays_bytes));

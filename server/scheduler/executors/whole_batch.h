@@ -28,8 +28,10 @@ namespace optstate::scheduler {
 // (WholeRecord). A parameter never spans two batches.
 //
 // One buffer of the host and one of the device have the same bytes:
-//   [task table | descents | gradients, means ->  ...  <- masters, states]
-// so that a launch takes two copies to the device and one back.
+//   [task table | descents | gradients ->  ...  <- masters, states]
+// so that a launch takes two copies to the device and one back. Behind them the
+// device has as much again for what its blocks tell each other, if the
+// optimizer needs any.
 //
 // Threads: as UpdateBatch. Allocates in Make() alone.
 class WholeBatch final : public UpdateBatch {
@@ -42,10 +44,10 @@ class WholeBatch final : public UpdateBatch {
   static uint64_t BytesFor(const Layout& layout, uint64_t bytes_min,
                            uint64_t bytes_max);
 
-  // `device` outlives the batch. RESOURCE_EXHAUSTED: it lacks `bytes` of
-  // memory; other errors are those of the device.
+  // `device` outlives the batch, which is for parameters of this optimizer.
+  // RESOURCE_EXHAUSTED: it lacks memory; other errors are those of the device.
   static absl::StatusOr<std::unique_ptr<WholeBatch>> Make(
-      accelerator::Device* device, uint64_t bytes);
+      accelerator::Device* device, OptimizerKind optimizer, uint64_t bytes);
   WholeBatch(const WholeBatch&) = delete;
   WholeBatch& operator=(const WholeBatch&) = delete;
 
@@ -76,19 +78,22 @@ class WholeBatch final : public UpdateBatch {
 
  private:
   // The bytes that a parameter takes: from the front, which is copied to the
-  // device alone, and from the back, which is copied there and back.
+  // device alone, from the back, which is copied there and back, and behind
+  // them, which is never copied.
   struct Need {
     uint64_t front = 0;
     uint64_t back = 0;
+    uint64_t scratch = 0;  // at most front + back
   };
-  // The arrays of a task in the pinned memory. The device's have the same
-  // offsets, and `means` are there alone.
+  // The arrays of a task in the pinned memory, which have the same offsets on
+  // the device, and the offset there of its scratch.
   struct Place {
     WholeArrays arrays;
-    uint64_t means_offset = 0;
+    uint64_t scratch_offset = 0;
   };
 
-  WholeBatch(std::unique_ptr<BatchMemory> memory, uint64_t bytes);
+  WholeBatch(std::unique_ptr<BatchMemory> memory, uint64_t bytes,
+             uint64_t device_bytes);
   static Need NeedOf(OptimizerKind optimizer, const WholeParameter& parameter);
   // Returns the device's address of a place in the pinned memory.
   float* OnDevice(const float* place) const;
@@ -98,12 +103,14 @@ class WholeBatch final : public UpdateBatch {
   }
 
   const uint64_t bytes_;
+  const uint64_t device_bytes_;
   const std::unique_ptr<BatchMemory> memory_;
   HeldTasks tasks_;
   std::vector<Place> places_;  // by task
   uint64_t elements_ = 0;
   uint64_t inputs_end_ = 0;    // of the bytes from the front
   uint64_t arrays_begin_ = 0;  // of the bytes from the back
+  uint64_t scratch_end_ = 0;   // of the bytes behind them
 };
 
 }  // namespace optstate::scheduler

@@ -93,18 +93,10 @@ Layout LayoutOf(OptimizerKind optimizer) {
   return *Layout::Make(std::move(layout));
 }
 
-TEST_F(DeviceUpdatesTest, AnOptimizerThatNoDeviceHas) {
-  JobDescription description = Description(Sharing(0.5));
-  description.layout = LayoutOf(OptimizerKind::kMuon);
-  const absl::Status refused = CheckDeviceUpdates(description, &job());
-  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
-  EXPECT_THAT(refused.message(),
-              AllOf(HasSubstr("muon"), HasSubstr("leave it out")));
-}
-
 TEST_F(DeviceUpdatesTest, WholeParametersAreSharedAndDoNotStay) {
   for (const OptimizerKind optimizer :
-       {OptimizerKind::kLamb, OptimizerKind::kAdafactor}) {
+       {OptimizerKind::kLamb, OptimizerKind::kAdafactor,
+        OptimizerKind::kMuon}) {
     JobDescription description = Description(Sharing(0.5));
     description.layout = LayoutOf(optimizer);
     const absl::Status shared = CheckDeviceUpdates(description, &job());

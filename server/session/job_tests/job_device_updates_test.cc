@@ -157,17 +157,23 @@ TEST_P(JobDeviceUpdatesTest, EveryFractionGivesTheSameBits) {
 
 // Optimizers that need a whole parameter to update one element.
 TEST_P(JobDeviceUpdatesTest, WholeParametersHaveTheSameBits) {
+  const auto setup_of = [](OptimizerKind optimizer, double fraction,
+                           v1::Placement placement) {
+    JobHarness::Setup setup = SetupOf(fraction, placement);
+    setup.layout.optimizer = optimizer;
+    setup.layout.parameters[0].shape = {60, 500};
+    setup.layout.parameters[1].shape = {1, 7001};
+    setup.layout.parameters[2].shape = {3, 1};
+    return setup;
+  };
   for (const OptimizerKind optimizer :
-       {OptimizerKind::kLamb, OptimizerKind::kAdafactor}) {
-    JobHarness::Setup alone = SetupOf(1);
-    alone.layout.optimizer = optimizer;
-    JobHarness plain(alone);
+       {OptimizerKind::kLamb, OptimizerKind::kAdafactor,
+        OptimizerKind::kMuon}) {
+    JobHarness plain(setup_of(optimizer, 1, v1::PLACEMENT_HOST));
     plain.Start(plain.RandomTensors(kSeed));
     TakeSteps(&plain, 1, 3);
     for (const double fraction : {0.0, 0.5}) {
-      JobHarness::Setup setup = SetupOf(fraction, GetParam());
-      setup.layout.optimizer = optimizer;
-      Start(setup);
+      Start(setup_of(optimizer, fraction, GetParam()));
       TakeSteps(job_.get(), 1, 3);
       EXPECT_EQ(job_->StateBytes(), plain.StateBytes()) << fraction;
       const v1::DeviceUpdates updates = UpdatesOf(job_.get());
@@ -503,15 +509,14 @@ TEST(JobDeviceUpdatesRefusalTest, ABudgetIsForRecordsThatDevicesUpdate) {
   EXPECT_EQ(job.job().Describe().storage().device_budget_bytes(), 0u);
 }
 
-TEST(JobDeviceUpdatesRefusalTest, MuonsParametersAreTheCpus) {
-  JobHarness::Setup setup = SetupOf(0.5);
-  setup.layout.optimizer = OptimizerKind::kMuon;
-  for (ParameterSpec& parameter : setup.layout.parameters) {
-    parameter.shape = {1, parameter.numel};
-  }
+TEST(JobDeviceUpdatesRefusalTest, RecordsOfWholeParametersDoNotStay) {
+  JobHarness::Setup setup = KeepingSetup(1 << 20);
+  setup.layout.optimizer = OptimizerKind::kLamb;
   const absl::Status refused = RefusalOf(setup);
   EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("muon"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("lamb"));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("Leave device_budget out"));
 }
 
 TEST(JobDeviceUpdatesRefusalTest, ADeviceWithoutMemoryIsRefused) {

@@ -51,7 +51,7 @@ std::string AskedDevices() {
 
 v1::StorageSettings ShareWithDevices(v1::StorageSettings given,
                                      OptimizerKind optimizer) {
-  // No device has a kernel of Muon.
+  // Emulated devices take long for Muon's products.
   if (AskedDevices() != "none" && optimizer != OptimizerKind::kMuon &&
       !given.has_offload_fraction()) {
     given.set_offload_fraction(0.4);
