@@ -167,6 +167,7 @@ class TestParameter {
       const std::vector<float>& master,
       const std::array<std::vector<float>, kStateArraysMax>& states) {
     Bits bits;
+    bits.reserve(master.size());
     for (const float value : master) {
       bits.push_back(std::bit_cast<uint32_t>(value));
     }

@@ -372,6 +372,7 @@ OPTSTATE_HOST_DEVICE void MultiplyMatrices(const Block& block,
                                            const WholeTask& task, uint32_t part,
                                            uint32_t round,
                                            WholeShared* shared) {
+  constexpr uint32_t kParts = WholeParts(kPhase);
   const MuonFactors& muon = task.factors.muon;
   if (round >= muon.steps) return;
   const MuonMatrices matrices = MuonMatricesOf(task, round);
@@ -405,7 +406,7 @@ OPTSTATE_HOST_DEVICE void MultiplyMatrices(const Block& block,
     product.addend = matrices.x;
     product.result = matrices.next;
   }
-  MultiplyTiles(block, product, part, WholeParts(kPhase), &shared->product);
+  MultiplyTiles(block, product, part, kParts, &shared->product);
 }
 
 template <class Rule, class Block>
