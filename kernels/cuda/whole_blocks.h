@@ -120,34 +120,6 @@ struct WholeAdafactor {
   }
 };
 
-// The matrices of Muon. Those of a round are exchanged for the next one.
-struct MuonMatrices {
-  float* x;            // rows x columns
-  float* next;         // "
-  float* gram;         // rows x rows
-  float* gram_update;  // "
-};
-
-OPTSTATE_HOST_DEVICE inline MuonMatrices MuonMatricesOf(const WholeTask& task,
-                                                        uint32_t round) {
-  // The gradient is replaced element by element, which a transpose cannot be.
-  const bool begins_in_scratch = task.factors.muon.is_transposed;
-  const bool is_in_scratch = begins_in_scratch != (round % 2 == 1);
-  float* const grams = task.scratch + task.numel;
-  return {is_in_scratch ? task.scratch : task.gradient,
-          is_in_scratch ? task.gradient : task.scratch, grams,
-          grams + task.rows * task.rows};
-}
-
-// Returns where element i of the parameter is in Muon's matrices.
-OPTSTATE_HOST_DEVICE inline uint64_t MuonPlace(const WholeTask& task,
-                                               uint64_t i) {
-  if (!task.factors.muon.is_transposed) return i;
-  const uint64_t row = i / task.rows;
-  const uint64_t column = i - row * task.rows;
-  return column * task.columns + row;
-}
-
 // Muon's part of the phases.
 struct WholeMuon {
   static constexpr bool kHasVariances = false;

@@ -82,8 +82,7 @@ OPTSTATE_HOST_DEVICE inline DescentFactors AdafactorDescent(
     const AdafactorStep& step, double master_squares, double update_squares,
     size_t numel) {
   const double size = RootMeanSquare(master_squares, numel);
-  const double update =
-      RootMeanSquare(update_squares, numel) / step.update_max;
+  const double update = RootMeanSquare(update_squares, numel) / step.update_max;
   // Against a NaN the minimum wins, as Python's max() has it.
   const double alpha =
       step.relative_step * (step.size_min < size ? size : step.size_min);

@@ -51,10 +51,9 @@ void ComputeLamb(const UpdateInput& input, const WholeView& view) {
     view.new_state[0][i] = exp_avg;
     view.new_state[1][i] = exp_avg_sq;
   }
-  const DescentFactors descent =
-      LambDescent(input.hyperparams[adam::kLr],
-                  SumOfSquares(view.master, view.numel),
-                  SumOfSquares(view.new_master, view.numel));
+  const DescentFactors descent = LambDescent(
+      input.hyperparams[adam::kLr], SumOfSquares(view.master, view.numel),
+      SumOfSquares(view.new_master, view.numel));
   Descend(view, descent.decay, descent.step);
 }
 

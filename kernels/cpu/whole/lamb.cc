@@ -50,10 +50,9 @@ void ComputeLamb(const UpdateInput& input, const WholeView& view) {
         hn::StoreU(exp_avg_sq, d, out[1] + i);
         hn::StoreU(update, d, out[2] + i);
       });
-  const DescentFactors descent =
-      LambDescent(input.hyperparams[adam::kLr],
-                  SumOfSquares(view.master, view.numel),
-                  SumOfSquares(view.new_master, view.numel));
+  const DescentFactors descent = LambDescent(
+      input.hyperparams[adam::kLr], SumOfSquares(view.master, view.numel),
+      SumOfSquares(view.new_master, view.numel));
   Descend(view.master, view.new_master, descent.decay, descent.step, view.numel,
           view.new_master);
 }
