@@ -109,7 +109,8 @@ uint64_t DeviceUpdateBytes(const JobContext& job,
   const size_t devices = job.devices.devices().size();
   if (devices == 0 || OffloadFractionOf(description.storage) == 1) return 0;
   return DeviceUpdateExecutor::HostBytes(
-      devices, ResidentSizesOf(description, devices).batch_bytes);
+      devices, ResidentSizesOf(description, devices).batch_bytes,
+      DeviceUpdateExecutor::BatchBytesFor(description.layout));
 }
 
 void MakeExecutor(JobContext* job) {
@@ -121,6 +122,7 @@ void MakeExecutor(JobContext* job) {
                    undo.size() / sizeof(WorkerUndo)},
           .observer = job->options.observer,
           .trace = &job->trace,
+          .batch_bytes = DeviceUpdateExecutor::BatchBytesFor(job->layout()),
           // Without a disk a pin takes nothing.
           .records_max = job->store->is_resident() ? kRecordsInMemory : 2});
 }
@@ -200,6 +202,7 @@ void DescribeDeviceUpdates(const JobContext& job, v1::Job* description) {
   const DeviceUpdateExecutor::Counters counters = job.executor->counters();
   updates->set_device_elements(counters.device_elements);
   updates->set_cpu_elements(counters.cpu_elements);
+  updates->set_too_large_elements(counters.too_large_elements);
   updates->set_log_bytes(counters.log_bytes);
   const absl::Span<accelerator::Device* const> devices = job.devices.devices();
   for (size_t i = 0; i < devices.size(); ++i) {

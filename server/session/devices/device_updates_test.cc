@@ -146,17 +146,30 @@ TEST_F(DeviceUpdatesTest, AFaultThatComesLaterIsAProblemAlone) {
               HasSubstr("the MPS server has gone; start it"));
 }
 
-TEST_F(DeviceUpdatesTest, AnOptimizerThatNoDeviceHas) {
-  JobDescription description = Description(Sharing(0.5));
+// Returns a layout of one matrix.
+Layout LayoutOf(OptimizerKind optimizer) {
   LayoutSpec layout;
-  layout.optimizer = OptimizerKind::kLamb;
+  layout.optimizer = optimizer;
   layout.groups.resize(1);
-  layout.parameters.push_back({.name = "a", .shape = {3}, .numel = 3});
-  description.layout = *Layout::Make(std::move(layout));
-  const absl::Status refused = CheckDeviceUpdates(description, &job());
-  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
-  EXPECT_THAT(refused.message(),
-              AllOf(HasSubstr("lamb"), HasSubstr("leave it out")));
+  layout.parameters.push_back({.name = "a", .shape = {3, 5}, .numel = 15});
+  return *Layout::Make(std::move(layout));
+}
+
+TEST_F(DeviceUpdatesTest, WholeParametersAreSharedAndDoNotStay) {
+  for (const OptimizerKind optimizer :
+       {OptimizerKind::kLamb, OptimizerKind::kAdafactor,
+        OptimizerKind::kMuon}) {
+    JobDescription description = Description(Sharing(0.5));
+    description.layout = LayoutOf(optimizer);
+    const absl::Status shared = CheckDeviceUpdates(description, &job());
+    EXPECT_TRUE(shared.ok()) << shared;
+    description = Description(Sharing(0.5, kBudget));
+    description.layout = LayoutOf(optimizer);
+    const absl::Status refused = CheckDeviceUpdates(description, &job());
+    EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
+    EXPECT_THAT(refused.message(), AllOf(HasSubstr("device_budget"),
+                                         HasSubstr(InfoOf(optimizer).name)));
+  }
 }
 
 TEST_F(DeviceUpdatesTest, RecordsThatCannotStayOpenNoDevice) {

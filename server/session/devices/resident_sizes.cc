@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/strings/str_cat.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
@@ -87,7 +88,8 @@ ResidentSizes ResidentSizesOf(const JobDescription& description,
                               size_t devices) {
   const uint64_t budget = DeviceBudgetOf(description.storage);
   const double fraction = 1 - OffloadFractionOf(description.storage);
-  if (budget == 0 || fraction == 0 || devices == 0 || description.speculative) {
+  if (budget == 0 || fraction == 0 || devices == 0 || description.speculative ||
+      !description.layout.optimizer_info().is_separable) {
     return {};
   }
   const Totals totals = TotalsOf(description);
@@ -131,6 +133,13 @@ absl::Status CheckResidents(const JobDescription& description) {
         "reduction=\"daemon\", or device_budget");
   }
   const Layout& layout = description.layout;
+  if (!layout.optimizer_info().is_separable) {
+    return absl::UnimplementedError(absl::StrCat(
+        "device_budget: records of the optimizer ",
+        layout.optimizer_info().name,
+        ", which needs whole parameters, cannot stay on a device. Leave "
+        "device_budget out"));
+  }
   for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
     if (layout.master_format(p) != MasterFormat::kSplit) {
       return absl::OkStatus();

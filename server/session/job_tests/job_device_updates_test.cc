@@ -105,6 +105,36 @@ TEST_P(JobDeviceUpdatesTest, EveryFractionGivesTheSameBits) {
   }
 }
 
+// Optimizers that need a whole parameter to update one element.
+TEST_P(JobDeviceUpdatesTest, WholeParametersHaveTheSameBits) {
+  const auto setup_of = [](OptimizerKind optimizer, double fraction,
+                           v1::Placement placement) {
+    JobHarness::Setup setup = SetupOf(fraction, placement);
+    setup.layout.optimizer = optimizer;
+    setup.layout.parameters[0].shape = {60, 500};
+    setup.layout.parameters[1].shape = {1, 7001};
+    setup.layout.parameters[2].shape = {3, 1};
+    return setup;
+  };
+  for (const OptimizerKind optimizer :
+       {OptimizerKind::kLamb, OptimizerKind::kAdafactor,
+        OptimizerKind::kMuon}) {
+    JobHarness plain(setup_of(optimizer, 1, v1::PLACEMENT_HOST));
+    plain.Start(plain.RandomTensors(kSeed));
+    TakeSteps(&plain, 1, 3);
+    for (const double fraction : {0.0, 0.5}) {
+      Start(setup_of(optimizer, fraction, GetParam()));
+      TakeSteps(job_.get(), 1, 3);
+      EXPECT_EQ(job_->StateBytes(), plain.StateBytes()) << fraction;
+      const v1::DeviceUpdates updates = UpdatesOf(job_.get());
+      EXPECT_EQ(updates.problem(), "");
+      EXPECT_EQ(updates.too_large_elements(), 0u);
+      EXPECT_GT(updates.device_elements(), 0u);
+      EXPECT_EQ(updates.cpu_elements() == 0, fraction == 0);
+    }
+  }
+}
+
 TEST_P(JobDeviceUpdatesTest, TheFractionChangesBetweenSteps) {
   Start(SetupOf(1, GetParam()));
   uint64_t step = 0;
