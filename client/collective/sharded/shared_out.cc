@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <utility>
 
@@ -12,7 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "client/collective/gather.h"
 #include "client/collective/nodes/job_facts.h"
-#include "client/session/content_digest.h"
+#include "client/collective/sharded/step_settings.h"
 #include "proto/types/dtype.h"
 #include "proto/types/shard.h"
 #include "proto/types/status_macros.h"
@@ -40,38 +39,6 @@ absl::Status CheckCount(absl::string_view what, size_t count, size_t expected) {
   if (count == expected) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       count, " ", what, ", the layout has ", expected, " parameters"));
-}
-
-// Returns the norm that a step is clipped by; nullopt: there is no such type.
-std::optional<NormType> NormTypeOf(double type) {
-  if (type == 2) return NormType::kEuclidean;
-  if (type == 1) return NormType::kSumOfAbsolutes;
-  if (type == std::numeric_limits<double>::infinity()) {
-    return NormType::kLargestAbsolute;
-  }
-  return std::nullopt;
-}
-
-// Returns the coefficient of torch.nn.utils.clip_grad_norm_, as the daemon has
-// it; max_norm 0 does not clip.
-double ClipCoefficient(double max_norm, double norm) {
-  return max_norm == 0 ? 1 : std::min(1.0, max_norm / (norm + 1e-6));
-}
-
-// Returns what identifies the settings of a step, found_inf aside.
-uint64_t SettingsDigest(const CommitOptions& commit) {
-  std::vector<double> values = {commit.grad_scale, commit.max_norm,
-                                commit.max_value, commit.norm_type};
-  for (const Hyperparams& group : commit.groups) {
-    values.insert(values.end(), group.value.begin(), group.value.end());
-    values.push_back(group.max_norm);
-  }
-  values.insert(values.end(), commit.clips_with.begin(),
-                commit.clips_with.end());
-  return ContentDigest(
-      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
-                          values.size() * sizeof(double)),
-      /*seed=*/0);
 }
 
 std::string Describe(const LossScalerState& scaler) {
@@ -107,6 +74,16 @@ absl::StatusOr<std::unique_ptr<SharedOut>> SharedOut::Make(
   OPTSTATE_RETURN_IF_ERROR(AgreeOn(*collective, made.status()));
   OPTSTATE_RETURN_IF_ERROR((*made)->CheckAlike());
   return made;
+}
+
+absl::StatusOr<std::unique_ptr<SharedOut>> SharedOut::Make(
+    Collective* collective, const std::string& node, LayoutSpec layout,
+    const SharedOutOptions& options) {
+  OPTSTATE_ASSIGN_OR_RETURN(std::vector<std::string> names,
+                            GatherTexts(*collective, node));
+  OPTSTATE_ASSIGN_OR_RETURN(const Places places,
+                            Places::Make(std::move(names), collective->rank()));
+  return Make(collective, places, std::move(layout), options);
 }
 
 absl::StatusOr<std::unique_ptr<SharedOut>> SharedOut::MakeMine(
@@ -313,45 +290,7 @@ absl::Status SharedOut::CheckStep(
     OPTSTATE_RETURN_IF_ERROR(CheckSize(
         "the gradient of", spec, spec.gradient_dtype, gradients[i].size()));
   }
-  return CheckCommit(commit);
-}
-
-// Checks what daemons would refuse later, when other ranks already wait, and
-// what they do not see.
-absl::Status SharedOut::CheckCommit(const CommitOptions& commit) const {
-  if (commit.groups.size() != layout_.groups.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the commit has hyperparameters of ", commit.groups.size(),
-                     " groups, the layout has ", layout_.groups.size()));
-  }
-  if (!commit.clips_with.empty() &&
-      commit.clips_with.size() != commit.groups.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the commit has clips_with of ", commit.clips_with.size(),
-                     " groups, and ", commit.groups.size(), " groups"));
-  }
-  if (!std::isfinite(commit.max_norm) || commit.max_norm < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Invalid max_norm: ", commit.max_norm,
-                     ": must be finite and not negative"));
-  }
-  if (!std::isfinite(commit.grad_scale) || commit.grad_scale <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Invalid grad_scale: ", commit.grad_scale,
-                     ": must be finite and greater than 0"));
-  }
-  if (!NormTypeOf(commit.norm_type).has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "Invalid norm_type: ", commit.norm_type, ": must be 1, 2 or infinity"));
-  }
-  const bool clips_groups =
-      std::any_of(commit.groups.begin(), commit.groups.end(),
-                  [](const Hyperparams& each) { return each.max_norm != 0; });
-  if (!clips_groups || !agreement_.is_split()) return absl::OkStatus();
-  return absl::UnimplementedError(
-      "max_norm of a group cannot be had on several nodes, because each daemon "
-      "knows the norm of its own share alone: give max_norm to the commit, or "
-      "clip the group's gradients before the step");
+  return CheckSettings(commit, layout_.groups.size(), agreement_.is_split());
 }
 
 absl::Status SharedOut::ShareHasGradient() {

@@ -40,7 +40,7 @@ struct SharedOutOptions {
 // updated parameters go to all ranks (all-gather). So the daemons of N nodes
 // keep and update an N-th each.
 //
-//   auto shared = SharedOut::Make(&collective, places, layout, how);
+//   auto shared = SharedOut::Make(&collective, node_name, layout, how);
 //   shared->Place(&options);             // the session of this rank's share
 //   shared->Settle(options);             // before any rank attaches
 //   auto session = Session::Open(options);
@@ -83,6 +83,14 @@ class SharedOut {
   static absl::StatusOr<std::unique_ptr<SharedOut>> Make(
       Collective* collective, const Places& places, LayoutSpec layout,
       const SharedOutOptions& options);
+
+  // Finds the places of all ranks by itself; `node`: see NodeName().
+  // INVALID_ARGUMENT: nodes have unequally many ranks.
+  static absl::StatusOr<std::unique_ptr<SharedOut>> Make(
+      Collective* collective, const std::string& node, LayoutSpec layout,
+      const SharedOutOptions& options);
+
+  const Places& places() const { return places_; }
 
   // Sets the options that the share decides: layout, partition, rank,
   // world_size, local_world_size and two_phase.
@@ -155,7 +163,6 @@ class SharedOut {
       absl::Span<const absl::Span<const std::byte>> gradients,
       absl::Span<const absl::Span<std::byte>> parameters,
       const std::vector<bool>* has_gradient) const;
-  absl::Status CheckCommit(const CommitOptions& commit) const;
   // Does everything of a step that comes before its commit.
   absl::Status Stage(Session& session, const CommitOptions& commit,
                      absl::Span<const absl::Span<const std::byte>> gradients,
