@@ -104,6 +104,29 @@ def test_a_step_is_committed_when_all_nodes_have_noted_its_norm():
         nodes_model.explore(dataclasses.replace(scenario, careless="noted"))
 
 
+_TWO = Scenario((5, 5), (False,) * 2, (False,) * 2, faults=2, loses=False)
+# Where each way of breaking the protocol shows. `broken` and what check() says.
+_MUTATIONS = [
+    ("alone", dataclasses.replace(_TWO, found_inf=(True, False), faults=0), "in two ways"),
+    ("alone", dataclasses.replace(_TWO, digests=(5, 6), faults=0), "took other steps"),
+    ("forgets", _TWO, "nothing was lost"),
+    ("unwritten", _TWO, "nothing was lost"),
+    # A late verdict to drop the step, from before its norm was noted.
+    (
+        "any step",
+        dataclasses.replace(_TWO, digests=(5, 6), faults=1, kinds=(0, 1), overlaps=True),
+        "nothing was lost",
+    ),
+]
+
+
+@pytest.mark.parametrize(("broken", "scenario", "finding"), _MUTATIONS)
+def test_the_model_notices_a_broken_protocol(broken, scenario, finding):
+    assert nodes_model.explore(scenario)
+    with pytest.raises(AssertionError, match=finding):
+        nodes_model.explore(dataclasses.replace(scenario, broken=broken))
+
+
 def test_three_nodes_of_which_two_hold_the_same():
     scenario = Scenario(
         (5, 6, 5), (False,) * 3, (False,) * 3, faults=1, loses=True, kinds=(0, 1, 0), varies=True
