@@ -79,6 +79,16 @@ OPTSTATE_EXPORT int optstate_bring_verdict(const optstate_job_address* address,
                                            const optstate_verdict* verdict,
                                            optstate_outcome* outcome);
 
+/* Does what optstate_finish_load does, in a job that has taken no step and
+ * takes over the state of another one, on other nodes or ranks: with the end of
+ * this load the job is at that one's step (below 2^63), after as many loads
+ * (not 0), whole or not at all; see v1.FinishLoadRequest. Equal on all ranks.
+ * FAILED_PRECONDITION: the job has taken a step, or the load changes parameters
+ * that have a state. UNIMPLEMENTED: the daemon is of an older build. */
+OPTSTATE_EXPORT int optstate_finish_load_at(optstate_session* session,
+                                            uint64_t step,
+                                            uint32_t loads_finished);
+
 #ifdef __cplusplus
 }
 #endif

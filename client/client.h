@@ -39,10 +39,12 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/session/load_digest.h"
 #include "client/session_types.h"
+#include "client/views/device_parameters.h"
 #include "client/views/gradient_views.h"
 #include "client/views/parameter_views.h"
 #include "proto/types/layout.h"
@@ -138,6 +140,22 @@ class Session {
   // write while no push of this rank is under way; the mapping outlives the
   // session. UNIMPLEMENTED: the wire copies gradients, or the kernel cannot.
   absl::StatusOr<std::unique_ptr<GradientViews>> MapGradientViews();
+  // Asks for the memory of a device in which the engine keeps parameters, for a
+  // rank that has the device; see v1::ShareParametersRequest. It outlives the
+  // session. NOT_FOUND: nothing of the job stays on a device; UNIMPLEMENTED:
+  // the wire copies, or the daemon is older; other errors say why there is
+  // none. parameter() has all values, as always.
+  absl::StatusOr<std::unique_ptr<DeviceParameters>> MapDeviceParameters(
+      absl::string_view device);
+  // Finds the parts of a parameter that are there, see
+  // DeviceParameters::FindRanges: none once the session has another connection.
+  absl::Status FindOnDevice(const DeviceParameters& parameters,
+                            uint32_t parameter,
+                            std::vector<DeviceParameters::Range>* ranges) const;
+  // Finds likewise where whole parameters are, see DeviceParameters::FindWhole.
+  absl::Status FindWholeOnDevice(const DeviceParameters& parameters,
+                                 absl::Span<const uint32_t> wanted,
+                                 absl::Span<uint64_t> offsets) const;
   // Returns whether the engine is known to be writing parameters of the step
   // whose commit is under way: some of the new values are there already.
   bool WritesParameters() const;
@@ -233,7 +251,11 @@ class Session {
   absl::Status BeginLoad(LoadContent content = LoadContent::kOwn);
   absl::Status Load(StateArray array, uint32_t parameter, DType dtype,
                     absl::Span<const std::byte> data);
-  absl::Status FinishLoad();
+  // begin_at: the job has taken no step, and takes over the state of another
+  // one, whose step and loads it has with the end of this load, as
+  // v1::FinishLoadRequest says; equal on all ranks. UNIMPLEMENTED: the daemon
+  // is of an older build.
+  absl::Status FinishLoad(std::optional<BeginAt> begin_at = std::nullopt);
   // Copies a whole array of one parameter, of any rank, to `out`: numel fp32
   // elements (kParameter: of its dtype; kStepCount: one int64). Returns the
   // step that the values belong to.
@@ -299,6 +321,9 @@ class Session {
   // Does CheckIdle() and CheckParameterArea().
   absl::Status CheckWhole() const;
   absl::Status CheckParameters(uint32_t first, uint32_t count) const;
+  // Says whether the parameters are those of the present engine: the table of a
+  // former one says nothing of what its successor has changed.
+  bool IsOfThisConnection(const DeviceParameters& parameters) const;
   absl::Status PushRun(uint64_t step, uint32_t micro_step, uint32_t first,
                        uint32_t count);
   absl::Status CheckTargets(const ParameterTargets& read) const;
@@ -331,6 +356,11 @@ class Session {
   void DropFailedStep(uint64_t step, const absl::Status& status);
   absl::Status StartCommit();
   absl::Status CheckLoading() const;
+  absl::Status CheckTakesBeginAt() const;
+  // Says whether the load that was being finished is a part of what the job
+  // was when the rank was attached again.
+  bool IsLoadFinished(const Attached& attached,
+                      std::optional<uint32_t> loads_before) const;
   absl::Status AppendRanges(const FetchTarget& target,
                             std::vector<FetchRange>* ranges) const;
   absl::Time StepDeadline() const {
@@ -367,6 +397,8 @@ class Session {
   bool loading_ = false;
   std::optional<LoadDigest> load_digest_;  // of LoadContent::kSame
   bool finishing_load_ = false;
+  std::optional<BeginAt> begin_at_;  // of the load that is being finished
+  bool takes_begin_at_ = false;      // the engine of the present connection
   uint32_t load_required_from_ = 0;
   bool speculates_ = false;
   // The step that this rank has begun, which the engine may take early; zero

@@ -13,6 +13,7 @@
 #include "proto/types/accumulation.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
+#include "proto/types/load_end.h"
 #include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
 #include "proto/types/step_commit.h"
@@ -241,6 +242,9 @@ struct SessionInfo {
   // pinned it for a device pins anew.
   uint32_t connections = 0;
 };
+
+// The step at which a new job begins, see Session::FinishLoad.
+using optstate::BeginAt;
 
 // A destination for a whole array of one parameter: numel fp32 elements
 // (per-parameter arrays: one number).

@@ -42,10 +42,6 @@ double Exp(double x) {
   return std::ldexp(sum, static_cast<int>(n));
 }
 
-float RoundToFloat(double value) {
-  return static_cast<float>(std::clamp(value, -kLargest, kLargest));
-}
-
 float RoundToFloatNotZero(double value) {
   const float rounded = RoundToFloat(value);
   if (value <= 0) return rounded;

@@ -2,7 +2,9 @@
 #define OPTSTATE_KERNELS_FACTORS_H_
 
 #include <cstdint>
+#include <limits>
 
+#include "kernels/ops/host_device.h"
 #include "kernels/update_kernel.h"
 
 namespace optstate::kernels {
@@ -20,7 +22,13 @@ double Exp(double x);
 
 // Rounds to float. A value too large for a float becomes the largest float, not
 // infinity, so that zero times a factor stays zero.
-float RoundToFloat(double value);
+OPTSTATE_HOST_DEVICE inline float RoundToFloat(double value) {
+  constexpr double kLargest = std::numeric_limits<float>::max();
+  // Comparisons with NaN, which stays NaN, are false.
+  if (value < -kLargest) value = -kLargest;
+  if (value > kLargest) value = kLargest;
+  return static_cast<float>(value);
+}
 
 // RoundToFloat() for a factor that must not vanish: not 0 unless `value` is.
 float RoundToFloatNotZero(double value);

@@ -9,6 +9,7 @@
 #include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -38,6 +39,7 @@
 #include "server/scheduler/workers/memory_bandwidth.h"
 #include "server/scheduler/workers/memory_bandwidth_record.h"
 #include "server/start_report.h"
+#include "server/supervisor/job_events.h"
 #include "server/supervisor/kept_segments.h"
 #include "server/supervisor/state_directory.h"
 #include "server/supervisor/supervisor.h"
@@ -267,6 +269,9 @@ std::unique_ptr<upgrade::InPlaceUpgrade> Daemon::MakeUpgrade() {
                                           missing, handover);
                 handover->set_state_lock_fd(state_.lock_fd());
                 supervisor::HandOverKept(supervisor_->Kept(), handover);
+                for (auto& sleep : supervisor_->SleepsUnderWay()) {
+                  *handover->add_sleeps() = std::move(sleep);
+                }
                 for (v1::Event& event : observe::Events().After(0)) {
                   *handover->add_events() = std::move(event);
                 }
@@ -277,14 +282,17 @@ std::unique_ptr<upgrade::InPlaceUpgrade> Daemon::MakeUpgrade() {
 
 std::unique_ptr<Supervisor> Daemon::MakeSupervisor() {
   supervisor::KeptByJob kept;
+  std::vector<supervisor::SleepingJobs::UnderWay> sleeps;
   if (options_.handover.has_value()) {
     kept = supervisor::InheritKept(*options_.handover);
+    sleeps.assign(options_.handover->sleeps().begin(),
+                  options_.handover->sleeps().end());
   }
   return std::make_unique<Supervisor>(
       loop_.get(),
-      Supervisor::Options{config(), options_.executable, is_private(),
-                          std::move(kept),
-                          [this] { return state_.CheckInPlace(); }},
+      Supervisor::Options{
+          config(), options_.executable, is_private(), std::move(kept),
+          [this] { return state_.CheckInPlace(); }, std::move(sleeps)},
       state_.TakeRegistry(),
       Supervisor::Callbacks{
           [this](const std::string& job, UniqueFd grpc) {
@@ -363,6 +371,7 @@ void Daemon::OnGrpc(UniqueFd fd, const PeerCredentials& peer) {
 
 void Daemon::ReportSuppressedLines() {
   observe::LogLeftOut();
+  supervisor::JobEvents::TellLossesLeftOut();
   loop_->RunAfter(kReportSuppressedEvery, [this] { ReportSuppressedLines(); });
 }
 

@@ -182,6 +182,17 @@ TEST_F(DaemonTest, UpgradeKeepsADrainedDaemonDrained) {
   ASSERT_TRUE(reply.ok()) << reply.status();
   EXPECT_TRUE(AwaitUpgrade(reply->id()).draining());
   EXPECT_TRUE(absl::IsUnavailable(Open("a").status()));
+  // The next build continues the events, which say so already.
+  const auto admin = Admin();
+  grpc::ClientContext watch;
+  const auto events = admin->WatchEvents(&watch, {});
+  v1::Event event;
+  int times_begun = 0;
+  while (events->Read(&event)) {
+    if (event.kind() == "drain_begun") ++times_begun;
+  }
+  EXPECT_TRUE(events->Finish().ok());
+  EXPECT_EQ(times_begun, 1);
 }
 
 // The operator who drained the node relies on this, though no call asks for it.

@@ -118,7 +118,16 @@ absl::Status AdminConnection::Explain(const grpc::Status& status) const {
   const absl::Status from_grpc = FromGrpc(status);
   // This text is gRPC's alone, without any of the daemon's.
   if (from_grpc.message() == "Deadline Exceeded") return Silent();
+  // The daemon answers so when it does not know the call, and then alone.
+  if (absl::IsUnimplemented(from_grpc)) return OlderDaemon();
   return Annotate(from_grpc, endpoint_.ToString());
+}
+
+absl::Status AdminConnection::OlderDaemon() const {
+  return absl::UnimplementedError(absl::StrCat(
+      endpoint_.ToString(),
+      ": the daemon is of an older build, which does not know this: `optctl "
+      "upgrade` puts a newer one in its place"));
 }
 
 absl::Status AdminConnection::Silent() const {

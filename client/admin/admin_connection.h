@@ -49,6 +49,7 @@ class AdminConnection {
   void SayWhoCalls(grpc::ClientContext* context) const;
 
   // Returns the error of a call that has ended so; names the endpoint.
+  // UNIMPLEMENTED: the daemon is of an older build.
   absl::Status Explain(const grpc::Status& status) const;
   // Returns the error of a call that was given up because nothing came.
   absl::Status Silent() const;
@@ -58,6 +59,7 @@ class AdminConnection {
 
   absl::Status ConnectWithTls(absl::Time deadline,
                               const InterruptCheck& interrupted);
+  absl::Status OlderDaemon() const;
   absl::Status UnreachableError(absl::Time deadline) const;
   absl::Status NobodySpoke() const;
 

@@ -6,6 +6,7 @@
 
 #include "client/c_api.h"
 #include "client/c_api_access.h"
+#include "client/c_api_devices.h" /* only that it is C */
 #include "client/c_api_sleep.h" /* only that it is C */
 
 /* Returns 0, or the line on which it went wrong. */

@@ -5,7 +5,7 @@
 #include "absl/status/statusor.h"
 #include "client/c/c_api_call.h"
 #include "client/c/c_api_options.h"
-#include "client/c_api.h"
+#include "client/c_api_nodes.h"
 #include "client/client.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
@@ -88,6 +88,13 @@ int optstate_load_many(optstate_session* session, const int32_t* arrays,
 
 int optstate_finish_load(optstate_session* session) {
   return Guarded(session, [](client::Session& s) { return s.FinishLoad(); });
+}
+
+int optstate_finish_load_at(optstate_session* session, uint64_t step,
+                            uint32_t loads_finished) {
+  return Guarded(session, [&](client::Session& s) {
+    return s.FinishLoad(client::BeginAt{step, loads_finished});
+  });
 }
 
 int optstate_fetch(optstate_session* session, int32_t array, uint32_t parameter,

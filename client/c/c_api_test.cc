@@ -7,6 +7,8 @@
 
 #include "absl/status/status.h"
 #include "client/c_api_access.h"
+#include "client/c_api_devices.h"
+#include "client/c_api_nodes.h"
 #include "client/c_api_sleep.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -226,6 +228,26 @@ TEST_F(CApiTest, NullsAndRangesAreRefused) {
   optstate_session_close(session);
 }
 
+TEST_F(CApiTest, AJobBeginsAtTheStepOfAnother) {
+  options_.job = "c-api-begin-at";
+  optstate_session* session = nullptr;
+  ASSERT_EQ(optstate_session_open(&options_, &session), 0)
+      << optstate_last_error();
+  const std::vector<float> zeros(shape_, 0.0f);
+  ASSERT_EQ(optstate_begin_load(session), 0);
+  ASSERT_EQ(optstate_load(session, OPTSTATE_MASTER, 0, OPTSTATE_FLOAT32,
+                          zeros.data()),
+            0);
+  EXPECT_EQ(optstate_finish_load_at(session, 7, 0), kInvalidArgument);
+  ASSERT_EQ(optstate_finish_load_at(session, 7, 3), 0) << optstate_last_error();
+  optstate_session_info info = {};
+  info.struct_size = sizeof(info);
+  ASSERT_EQ(optstate_session_get_info(session, &info), 0);
+  EXPECT_EQ(info.committed_step, 7u);
+  EXPECT_EQ(info.phase, OPTSTATE_PHASE_READY);
+  optstate_session_close(session);
+}
+
 // Takes steps of SGD, of rate 1, with a gradient made in place.
 TEST_F(CApiTest, GradientsMadeInTheViewsNeedNoCopy) {
   options_.optimizer = OPTSTATE_SGD;
@@ -356,6 +378,25 @@ TEST_F(CApiTest, SleepAndWakeCheckTheirStructs) {
   address.job = nullptr;
   EXPECT_EQ(optstate_wake_job(&address, nullptr, &result), kInvalidArgument);
   EXPECT_THAT(optstate_last_error(), HasSubstr("address.job is NULL"));
+}
+
+TEST_F(CApiTest, ParametersOfADeviceAreRefusedWithAReason) {
+  options_.job = "c-api-devices";
+  optstate_session* session = nullptr;
+  ASSERT_EQ(optstate_session_open(&options_, &session), 0)
+      << optstate_last_error();
+  optstate_device_parameters* parameters = nullptr;
+  EXPECT_EQ(optstate_device_parameters_map(session, nullptr, &parameters),
+            kInvalidArgument);
+  EXPECT_EQ(optstate_device_parameters_map(session, "emulated-0", nullptr),
+            kInvalidArgument);
+  // The job has no device_budget.
+  EXPECT_EQ(optstate_device_parameters_map(session, "emulated-0", &parameters),
+            static_cast<int>(absl::StatusCode::kNotFound));
+  EXPECT_EQ(parameters, nullptr);
+  EXPECT_THAT(optstate_last_error(), HasSubstr("device_budget"));
+  optstate_device_parameters_free(nullptr);
+  optstate_session_close(session);
 }
 
 }  // namespace

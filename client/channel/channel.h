@@ -11,12 +11,15 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/session_types.h"
+#include "client/views/device_parameters.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/types/layout.h"
+#include "proto/types/load_end.h"
 #include "proto/types/partition.h"
 #include "proto/types/step_verdict.h"
 
@@ -70,6 +73,7 @@ struct Attached {
   // The engine has the gradients of the open step that it had answered pushes
   // of; see v1::AttachReply.
   bool gradients_present = false;
+  bool takes_begin_at = false;  // see v1::AttachReply
   // Pieces of the next step that this session staged before it lost its
   // connection and that the engine still has; ascending and within the rank's
   // pieces.
@@ -185,6 +189,14 @@ class Channel {
   // parameters.
   virtual bool has_mixed_parameters() const { return false; }
   virtual absl::Status Abort(uint64_t step, absl::Time deadline) = 0;
+  // Asks for the memory of a device in which the engine keeps parameters; see
+  // v1::ShareParametersRequest, and its reply for the errors. UNIMPLEMENTED:
+  // the wire or the engine has no such memory.
+  virtual absl::StatusOr<DeviceParameters::Shared> ShareParameters(
+      absl::string_view /*device*/, absl::Time /*deadline*/) {
+    return absl::UnimplementedError(
+        absl::StrCat("over ", std::string(wire()), " parameters are copied"));
+  }
 
   // Says what becomes of a prepared step; WaitCommit waits for the outcome.
   virtual absl::Status StartDecision(const StepVerdict& verdict,
@@ -207,9 +219,9 @@ class Channel {
                             uint64_t begin, DType dtype,
                             absl::Span<const std::byte> data,
                             absl::Time deadline) = 0;
-  // Finishes the load. content_digest: see v1::FinishLoadRequest.
-  virtual absl::Status FinishLoad(uint64_t content_digest,
-                                  absl::Time deadline) = 0;
+  // Finishes the load. With LoadEnd::begin_at: of an engine that
+  // takes_begin_at.
+  virtual absl::Status FinishLoad(const LoadEnd& end, absl::Time deadline) = 0;
   // Fills every range; returns the step that the values belong to.
   virtual absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                          absl::Time deadline) = 0;

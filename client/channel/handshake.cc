@@ -316,6 +316,7 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
   result.load_required_from = attached.load_required_from();
   result.speculates = attached.speculates();
   result.gradients_present = attached.gradients_present();
+  result.takes_begin_at = attached.takes_begin_at();
   if (attached.has_loads_finished()) {
     result.loads_finished = attached.loads_finished();
   }

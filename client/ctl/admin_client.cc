@@ -99,12 +99,36 @@ class GrpcAdminClient : public AdminClient {
     return all;
   }
 
-  absl::StatusOr<v1::DeleteJobReply> DeleteJob(const std::string& name,
-                                               bool force) override {
+  absl::Status DeleteJob(
+      const std::string& name, bool force, int interrupt,
+      absl::FunctionRef<void(const v1::DeleteProgress&)> progress) override {
+    OPTSTATE_RETURN_IF_ERROR(
+        connection_->Await(absl::Now() + connection_->timeout()));
+    grpc::ClientContext context;
+    connection_->SayWhoCalls(&context);
+    StreamWatch watch(&context, connection_->timeout(), interrupt);
     v1::DeleteJobRequest request;
     request.set_name(name);
     request.set_force(force);
-    return Call(&v1::Admin::Stub::DeleteJob, request);
+    const auto reader =
+        connection_->stub()->DeleteJobWatched(&context, request);
+    v1::DeleteProgress message;
+    while (reader->Read(&message)) {
+      watch.Touch();
+      progress(message);
+    }
+    const grpc::Status status = reader->Finish();
+    if (status.ok()) return absl::OkStatus();
+    if (watch.was_interrupted()) {
+      return absl::CancelledError(
+          absl::StrCat("interrupted: the daemon goes on to delete job ", name,
+                       "; `optctl events ", name, "` says when it is deleted"));
+    }
+    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+      return Call(&v1::Admin::Stub::DeleteJob, request).status();
+    }
+    return watch.was_silent() ? connection_->Silent()
+                              : connection_->Explain(status);
   }
 
   absl::StatusOr<v1::RecoverJobReply> RecoverJob(const std::string& name,
@@ -123,6 +147,14 @@ class GrpcAdminClient : public AdminClient {
   absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
       const v1::DescribeTiersRequest& request) override {
     return Call(&v1::Admin::Stub::DescribeTiers, request);
+  }
+
+  absl::StatusOr<v1::DescribeTiersReply> MeasureTiers(
+      const v1::DescribeTiersRequest& request,
+      absl::Duration measuring) override {
+    const absl::Time deadline = absl::Now() + connection_->timeout();
+    OPTSTATE_RETURN_IF_ERROR(connection_->Await(deadline));
+    return Ask(&v1::Admin::Stub::DescribeTiers, request, deadline + measuring);
   }
 
   absl::StatusOr<v1::DescribeDevicesReply> DescribeDevices() override {
@@ -185,7 +217,7 @@ class GrpcAdminClient : public AdminClient {
       return absl::CancelledError("interrupted: the trace was ended");
     }
     if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
-      return Annotate(absl::FailedPreconditionError(
+      return Annotate(absl::UnimplementedError(
                           "the daemon is of an older build, which cannot "
                           "trace: `optctl upgrade` puts another in its place"),
                       address());
@@ -251,7 +283,7 @@ class GrpcAdminClient : public AdminClient {
     }
     if (status.ok()) return absl::OkStatus();
     if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
-      return Annotate(absl::FailedPreconditionError(
+      return Annotate(absl::UnimplementedError(
                           "the daemon is of an older build, which remembers no "
                           "events: `optctl upgrade` puts another in its place"),
                       address());

@@ -13,8 +13,9 @@
 
 namespace optstate::ctl {
 
-// The Admin service of one daemon. Each call but the streams VerifyJob,
-// TraceJob, SleepJob, WakeJob and WatchEvents, its connection included, takes
+// The Admin service of one daemon. Each call but the streams DeleteJob,
+// VerifyJob, TraceJob, SleepJob, WakeJob and WatchEvents, its connection
+// included, takes
 // no longer than the timeout that the client was made with; errors name the
 // endpoint. UNAVAILABLE: no daemon answers there; PERMISSION_DENIED: this user
 // may not use the socket; DEADLINE_EXCEEDED: no answer came in time.
@@ -45,8 +46,13 @@ class AdminClient {
   // Returns all pages.
   virtual absl::StatusOr<v1::ListParametersReply> ListParameters(
       const std::string& job) = 0;
-  virtual absl::StatusOr<v1::DeleteJobReply> DeleteJob(const std::string& name,
-                                                       bool force) = 0;
+  // Calls `progress` with each message until the job is deleted, however long
+  // that takes; only a silence is bounded by the timeout. A daemon of an older
+  // build sends none, and answers within the timeout. CANCELLED once
+  // `interrupt` is readable: the daemon goes on.
+  virtual absl::Status DeleteJob(
+      const std::string& name, bool force, int interrupt,
+      absl::FunctionRef<void(const v1::DeleteProgress&)> progress) = 0;
   virtual absl::StatusOr<v1::RecoverJobReply> RecoverJob(
       const std::string& name, bool to_durable) = 0;
   virtual absl::StatusOr<v1::SetJobReply> SetJob(
@@ -72,6 +78,10 @@ class AdminClient {
                                OnSleepProgress progress) = 0;
   virtual absl::StatusOr<v1::DescribeTiersReply> DescribeTiers(
       const v1::DescribeTiersRequest& request) = 0;
+  // Does so with directories that are measured, for which the daemon has
+  // `measuring` besides the timeout.
+  virtual absl::StatusOr<v1::DescribeTiersReply> MeasureTiers(
+      const v1::DescribeTiersRequest& request, absl::Duration measuring) = 0;
   virtual absl::StatusOr<v1::DescribeDevicesReply> DescribeDevices() = 0;
   // `user`: by name or number; empty: all, as far as the caller sees them.
   virtual absl::StatusOr<v1::ListUsersReply> ListUsers(

@@ -68,8 +68,10 @@ void BugReport::Add(const std::string& name,
   }
   const bool is_cut = content->size() > kFileBytesMax;
   absl::StrAppend(&contents_, "  ", name, is_cut ? " (cut)" : "", "\n");
-  written_.Update(archive_->Add(
-      kFolder + name, absl::string_view(*content).substr(0, kFileBytesMax)));
+  const absl::string_view kept =
+      absl::string_view(*content).substr(0, kFileBytesMax);
+  bytes_ += kept.size();
+  written_.Update(archive_->Add(kFolder + name, kept));
 }
 
 void BugReport::AddMachineFile(const std::string& folder,

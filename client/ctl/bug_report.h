@@ -3,6 +3,8 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -32,6 +34,9 @@ class BugReport {
   // base name. Notes those that cannot be read.
   void AddMachineFile(const std::string& folder, const std::string& path);
 
+  // Returns the bytes of all files so far, before they are compressed.
+  uint64_t bytes() const { return bytes_; }
+
   // Adds the list and ends the archive. Returns the list, or why the archive
   // could not be written.
   absl::StatusOr<std::string> Finish();
@@ -39,6 +44,7 @@ class BugReport {
  private:
   TarGzWriter* const archive_;
   absl::Status written_;
+  uint64_t bytes_ = 0;
   std::string contents_;
   std::string missing_;
 };

@@ -76,6 +76,8 @@ TEST_F(BugReportArchiveTest, TheListSaysWhatIsThereAndWhatIsNot) {
   report_->Add("text", std::string("content"));
   report_->Add("absent", absl::PermissionDeniedError("not for this user"));
   report_->Add("large", std::string(BugReport::kFileBytesMax + 1, 'x'));
+  // The part that is kept counts.
+  EXPECT_EQ(report_->bytes(), 7 + BugReport::kFileBytesMax);
   report_->AddMachineFile("machine/", "/proc/version");
   report_->AddMachineFile("machine/", "/nonexistent/file");
   const auto list = report_->Finish();

@@ -1,14 +1,18 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "client/ctl/bug_report.h"
 #include "client/ctl/command.h"
@@ -16,6 +20,8 @@
 #include "client/ctl/journal.h"
 #include "client/ctl/metrics_page.h"
 #include "client/ctl/program_output.h"
+#include "client/ctl/progress_line.h"
+#include "client/ctl/progress_text.h"
 #include "client/ctl/tar_gz_writer.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
@@ -57,13 +63,47 @@ struct Daemon {
   bool is_local = true;
 };
 
+// The parts that are fetched, one after the other; one may be several files.
+constexpr absl::string_view kParts[] = {
+    "status.json",  "jobs.json",   "sessions.json", "tiers.json",
+    "devices.json", "users.json",  "events.jsonl",  "machine",
+    "daemon",       "metrics.txt", "engines",       "log.txt"};
+
+// Says on stderr which part is being fetched, for stdout may get the archive.
+// Each one may last for a timeout.
+class ReportProgress {
+ public:
+  // `report` outlives the object.
+  explicit ReportProgress(const BugReport* report)
+      : report_(report),
+        line_(/*is_silent=*/false, STDERR_FILENO),
+        began_at_(absl::Now()) {}
+  ~ReportProgress() { line_.End("").IgnoreError(); }
+  ReportProgress(const ReportProgress&) = delete;
+  ReportProgress& operator=(const ReportProgress&) = delete;
+
+  // `part`: one of kParts.
+  void Begin(absl::string_view part) {
+    const auto number = static_cast<uint64_t>(
+        std::find(std::begin(kParts), std::end(kParts), part) -
+        std::begin(kParts) + 1);
+    line_.Show(
+        "", BugReportProgressText(part, number, std::size(kParts),
+                                  report_->bytes(), absl::Now() - began_at_));
+  }
+
+ private:
+  const BugReport* const report_;
+  ProgressLine line_;
+  const absl::Time began_at_;
+};
+
 absl::StatusOr<Daemon> FindDaemon(const Context& context) {
   Daemon daemon;
   absl::StatusOr<std::unique_ptr<AdminClient>> client = context.Connect();
   if (client.ok()) {
     daemon.client = *std::move(client);
     daemon.is_local = daemon.client->is_local();
-    daemon.status = daemon.client->GetStatus();
   } else if (absl::IsUnavailable(client.status())) {
     daemon.status = client.status();
   } else {
@@ -75,7 +115,7 @@ absl::StatusOr<Daemon> FindDaemon(const Context& context) {
 // Adds what the daemon says; returns the pids of engines, of no more jobs than
 // that.
 std::vector<pid_t> AddAnswers(const Daemon& daemon, const Interrupt& interrupt,
-                              BugReport* report) {
+                              ReportProgress* progress, BugReport* report) {
   report->Add("status.json", AsJson(daemon.status));
   std::vector<pid_t> engines;
   // Each further question would last for one more timeout.
@@ -87,12 +127,18 @@ std::vector<pid_t> AddAnswers(const Daemon& daemon, const Interrupt& interrupt,
     return engines;
   }
   AdminClient& client = *daemon.client;
+  progress->Begin("jobs.json");
   const absl::StatusOr<v1::ListJobsReply> jobs = client.ListJobs();
   report->Add("jobs.json", AsJson(jobs));
+  progress->Begin("sessions.json");
   report->Add("sessions.json", AsJson(client.ListSessions("")));
+  progress->Begin("tiers.json");
   report->Add("tiers.json", AsJson(client.DescribeTiers({})));
+  progress->Begin("devices.json");
   report->Add("devices.json", AsJson(client.DescribeDevices()));
+  progress->Begin("users.json");
   report->Add("users.json", AsJson(client.ListUsers("")));
+  progress->Begin("events.jsonl");
   report->Add("events.jsonl", ReadEvents(client, interrupt.fd()));
   if (!jobs.ok()) return engines;
   for (const v1::Job& job : jobs->jobs()) {
@@ -128,9 +174,14 @@ absl::StatusOr<std::string> ReadMetricsOf(pid_t daemon,
       "not see where");
 }
 
-void Collect(const Context& context, const Daemon& daemon,
-             const Interrupt& interrupt, BugReport* report) {
-  const std::vector<pid_t> engines = AddAnswers(daemon, interrupt, report);
+void Collect(const Context& context, const Interrupt& interrupt, Daemon* found,
+             BugReport* report) {
+  ReportProgress progress(report);
+  progress.Begin("status.json");
+  if (found->client != nullptr) found->status = found->client->GetStatus();
+  const Daemon& daemon = *found;
+  const std::vector<pid_t> engines =
+      AddAnswers(daemon, interrupt, &progress, report);
   if (!daemon.is_local) {
     const absl::Status elsewhere = absl::FailedPreconditionError(absl::StrCat(
         "the daemon is on another machine (", daemon.client->address(),
@@ -140,16 +191,21 @@ void Collect(const Context& context, const Daemon& daemon,
     }
     return;
   }
+  progress.Begin("machine");
   AddMachine(report);
   if (daemon.status.ok()) {
     const auto pid = static_cast<pid_t>(daemon.status->pid());
+    progress.Begin("daemon");
     AddDaemonProcess(pid, report);
+    progress.Begin("metrics.txt");
     report->Add("metrics.txt",
                 ReadMetricsOf(pid, absl::Seconds(context.timeout_s)));
   } else {
     report->Add("daemon", absl::UnavailableError("see status.json"));
   }
+  progress.Begin("engines");
   for (const pid_t engine : engines) AddEngineProcess(engine, report);
+  progress.Begin("log.txt");
   report->Add("log.txt", ReadLog(daemon, absl::Seconds(context.timeout_s)));
 }
 
@@ -184,13 +240,13 @@ absl::StatusOr<UniqueFd> Open(const std::string& file) {
   return OsError(errno, absl::StrCat("create ", file));
 }
 
-absl::StatusOr<std::string> WriteReport(const Context& context,
-                                        const Daemon& daemon, UniqueFd fd) {
+absl::StatusOr<std::string> WriteReport(const Context& context, Daemon* daemon,
+                                        UniqueFd fd) {
   OPTSTATE_ASSIGN_OR_RETURN(const Interrupt interrupt, Interrupt::Install());
   OPTSTATE_ASSIGN_OR_RETURN(const auto archive,
                             TarGzWriter::Make(std::move(fd), absl::Now()));
   BugReport report(archive.get());
-  Collect(context, daemon, interrupt, &report);
+  Collect(context, interrupt, daemon, &report);
   if (interrupt.Await(absl::ZeroDuration())) {
     return absl::CancelledError("interrupted: there is no bug report");
   }
@@ -199,10 +255,10 @@ absl::StatusOr<std::string> WriteReport(const Context& context,
 
 absl::Status Run(const Context& context, std::string file) {
   if (file.empty()) file = DefaultFile();
-  OPTSTATE_ASSIGN_OR_RETURN(const Daemon daemon, FindDaemon(context));
+  OPTSTATE_ASSIGN_OR_RETURN(Daemon daemon, FindDaemon(context));
   OPTSTATE_ASSIGN_OR_RETURN(UniqueFd fd, Open(file));
   const absl::StatusOr<std::string> list =
-      WriteReport(context, daemon, std::move(fd));
+      WriteReport(context, &daemon, std::move(fd));
   if (!list.ok() && file != kStdout) (void)::unlink(file.c_str());
   OPTSTATE_RETURN_IF_ERROR(list.status());
   if (file == kStdout) {

@@ -127,6 +127,12 @@ void AddDeviceUpdates(const v1::Job& job, Table& table) {
       {"  elements",
        absl::StrCat(HumanCount(updates.device_elements()), " by devices, ",
                     HumanCount(updates.cpu_elements()), " by the CPU")});
+  if (updates.too_large_elements() > 0) {
+    table.AddRow(
+        {"  too large",
+         absl::StrCat(HumanCount(updates.too_large_elements()),
+                      " of these in parameters that fit in no buffer")});
+  }
   AddResidents(updates, table);
   if (!updates.problem().empty()) {
     table.AddRow({"  problem", updates.problem()});

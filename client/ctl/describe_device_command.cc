@@ -17,6 +17,10 @@ void AddUse(const v1::DeviceUse& use, Table& table) {
     table.AddRow({"    resident",
                   ResidentText(use.resident_elements(), use.resident_bytes())});
   }
+  if (use.shared_bytes() > 0) {
+    table.AddRow({"    for ranks", absl::StrCat(HumanBytes(use.shared_bytes()),
+                                                " for their parameters")});
+  }
   table.AddRow(
       {"    updated", absl::StrCat(HumanCount(use.elements()), " elements")});
   table.AddRow(

@@ -1,20 +1,56 @@
+#include <chrono>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 #include "client/ctl/command.h"
 #include "client/ctl/job_settings.h"
+#include "client/ctl/progress_line.h"
+#include "client/ctl/progress_text.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::ctl {
 namespace {
 
+// Interval at which optctl asks how many directories are measured.
+constexpr auto kLookInterval = std::chrono::milliseconds(500);
+// The most that the daemon takes to measure a directory.
+constexpr absl::Duration kMeasuringMax = absl::Seconds(3);
+
 struct Asked {
   std::string bytes;
   bool measure = false;
 };
+
+// Has the daemon measure its directories, and shows how many it has measured.
+absl::StatusOr<v1::DescribeTiersReply> Measure(
+    const Context& context, const v1::DescribeTiersRequest& request) {
+  OPTSTATE_ASSIGN_OR_RETURN(const auto asking, context.Connect());
+  OPTSTATE_ASSIGN_OR_RETURN(const auto looking, context.Connect());
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::DescribeTiersReply before,
+                            looking->DescribeTiers({}));
+  const absl::Duration measuring = kMeasuringMax * before.directories_size();
+  v1::DescribeTiersReply now = before;
+  ProgressLine line(context.machine_readable());
+  std::future<absl::StatusOr<v1::DescribeTiersReply>> asked =
+      std::async(std::launch::async,
+                 [&] { return asking->MeasureTiers(request, measuring); });
+  while (asked.wait_for(kLookInterval) != std::future_status::ready) {
+    line.Show("", MeasureProgressText(before, now));
+    absl::StatusOr<v1::DescribeTiersReply> looked = looking->DescribeTiers({});
+    // The call that is looked at says what is wrong.
+    if (looked.ok()) now = *std::move(looked);
+  }
+  absl::StatusOr<v1::DescribeTiersReply> reply = asked.get();
+  const absl::Status told = line.End("");
+  if (reply.ok() && !told.ok()) return told;
+  return reply;
+}
 
 std::string Rate(double bytes_per_s) {
   return absl::StrFormat("%.2f GB/s", bytes_per_s / 1e9);
@@ -88,6 +124,13 @@ void AddAuto(const std::string& bytes, const v1::AutoPlacement& placement,
   table.AddRow({"  why", placement.reason()});
 }
 
+absl::StatusOr<v1::DescribeTiersReply> Describe(
+    const Context& context, const v1::DescribeTiersRequest& request) {
+  if (request.measure()) return Measure(context, request);
+  OPTSTATE_ASSIGN_OR_RETURN(const auto client, context.Connect());
+  return client->DescribeTiers(request);
+}
+
 absl::Status Run(const Context& context, const Asked& asked) {
   v1::DescribeTiersRequest request;
   request.set_measure(asked.measure);
@@ -100,9 +143,8 @@ absl::Status Run(const Context& context, const Asked& asked) {
     }
     request.set_job_bytes(*bytes);
   }
-  OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
   OPTSTATE_ASSIGN_OR_RETURN(const v1::DescribeTiersReply reply,
-                            client->DescribeTiers(request));
+                            Describe(context, request));
   Table table({{"MEMORY"}, {reply.memory().directory()}});
   AddMemory(reply.memory(), table);
   for (const v1::DirectoryTier& tier : reply.directories()) {
@@ -125,7 +167,8 @@ void AddDescribeTier(CLI::App& describe, Context& context) {
   tier->add_option("--bytes", asked->bytes,
                    "The records of a job that is to be placed, as 64GiB");
   tier->add_flag("--measure", asked->measure,
-                 "Measures every directory anew, 2 s each");
+                 "Measures every directory anew, 2 s each; shows how many are "
+                 "done and the time left");
   tier->callback([&context, asked] {
     context.run = [&context, asked] { return Run(context, *asked); };
   });

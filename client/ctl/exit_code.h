@@ -14,6 +14,7 @@ inline constexpr int kExitRefused = 4;
 inline constexpr int kExitUnreachable = 5;
 inline constexpr int kExitDamaged = 6;
 inline constexpr int kExitCancelled = 7;
+inline constexpr int kExitOlderDaemon = 8;
 
 inline int ExitCode(const absl::Status& status) {
   switch (status.code()) {
@@ -35,6 +36,8 @@ inline int ExitCode(const absl::Status& status) {
       return kExitDamaged;
     case absl::StatusCode::kCancelled:
       return kExitCancelled;
+    case absl::StatusCode::kUnimplemented:
+      return kExitOlderDaemon;
     default:
       return kExitOther;
   }

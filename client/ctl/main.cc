@@ -35,7 +35,9 @@ constexpr char kFooter[] =
     "  (permission, wrong state); 5 no daemon there or no answer in time;\n"
     "  6 damaged on disk (verify, wake); 7 cancelled (Ctrl-C in verify, "
     "trace,\n"
-    "  sleep and wake, or in a watch that waits for something).\n";
+    "  sleep, wake and delete, or in a watch that waits for something);\n"
+    "  8 the daemon is older than optctl, and does not know this (optctl "
+    "upgrade).\n";
 
 // Checks the timeout. CLI::Range would let nan pass, which is neither below nor
 // above.

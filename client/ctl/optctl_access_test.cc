@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -155,6 +156,27 @@ TEST_F(OptctlAccessTest, TheOwnerAndOperatorsSayWhoMayLook) {
   EXPECT_THAT(Optctl("events").output, HasSubstr("who may use it: "));
   EXPECT_THAT(daemon_->Log(), HasSubstr("method=SetJob job=\"secret\" "
                                         "settings=\"access {"));
+}
+
+// Each changes a part, at the same time: none undoes the other's.
+TEST_F(OptctlAccessTest, TwoChangesAtOnceAreBothMade) {
+  const auto session = Train("gpt");
+  ASSERT_NE(session, nullptr);
+  const std::string group = absl::StrCat(::getegid());
+  for (int i = 0; i < 10; ++i) {
+    const Ran neither = Optctl("set job gpt private=false group=");
+    ASSERT_EQ(neither.exit_code, kExitOk) << neither.output;
+    Ran first;
+    std::thread other(
+        [&] { first = Optctl("set job gpt private=true readers=4713"); });
+    const Ran second = Optctl("set job gpt group=" + group);
+    other.join();
+    ASSERT_EQ(first.exit_code, kExitOk) << first.output;
+    ASSERT_EQ(second.exit_code, kExitOk) << second.output;
+    EXPECT_THAT(Optctl("get jobs -o json").output,
+                AllOf(HasSubstr("\"is_private\": true"), HasSubstr("\"4713\""),
+                      HasSubstr(absl::StrCat("\"group\": \"", group, "\""))));
+  }
 }
 
 TEST_F(OptctlAccessTest, WhatIsWrongIsSaid) {

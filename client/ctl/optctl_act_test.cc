@@ -1,8 +1,11 @@
 // Tests what optctl makes a daemon do.
 
+#include <signal.h>
+
 #include <atomic>
-#include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
 
@@ -27,22 +30,75 @@ TEST_F(OptctlActTest, WhatWaitsForAStoppedEngineIsSaidInTime) {
     const char* says;
     int exit_code;
   } asked[] = {
-      {"get params gpt", "engine of job \"gpt\": Deadline Exceeded",
+      {"--timeout 1 get params gpt", "engine of job \"gpt\": Deadline Exceeded",
        kExitUnreachable},
-      {"delete job gpt", "does not say whether ranks are attached",
+      // The daemon waits 2 s for the engine, and is silent meanwhile.
+      {"--timeout 30 delete job gpt", "does not say whether ranks are attached",
        kExitRefused},
-      {"recover gpt", "has not failed", kExitRefused},
-      {"upgrade", "the upgrade has begun", kExitUnreachable},
-      {"delete job gpt --force", "job \"gpt\" is still being deleted",
-       kExitUnreachable},
+      {"--timeout 1 recover gpt", "has not failed", kExitRefused},
+      {"--timeout 1 upgrade", "the upgrade has begun", kExitUnreachable},
   };
   for (const auto& [arguments, says, exit_code] : asked) {
-    const Ran ran = Optctl(absl::StrCat("--timeout 1 ", arguments));
+    const Ran ran = Optctl(arguments);
     EXPECT_EQ(ran.exit_code, exit_code) << arguments << ": " << ran.output;
     EXPECT_TRUE(absl::StrContains(ran.output, says)) << ran.output;
   }
   engine.Signal(SIGCONT);
-  EXPECT_TRUE(engine.AwaitEnd(absl::InfiniteFuture()).ok());
+}
+
+// It says what it waits for until the job is gone, however long that takes.
+TEST_F(OptctlActTest, ADeletionIsShownUntilTheJobIsGone) {
+  const auto session = Train("gpt");
+  const Process engine = StopEngine("gpt");
+  const std::string said = daemon_->directory() + "/said";
+  Ran ran;
+  std::thread optctl([&] {
+    ran = RunBinary(AtDaemon("delete job gpt --force"),
+                    absl::StrCat("> ", said, " 2>&1"));
+  });
+  const auto read = [&said] {
+    std::ifstream file(said);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  while (!absl::StrContains(read(), "waits for the end of its engine\n")) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(Optctl("delete job gpt --force").exit_code, kExitUnreachable);
+  engine.Signal(SIGCONT);
+  optctl.join();
+  EXPECT_EQ(ran.exit_code, kExitOk) << read();
+  EXPECT_TRUE(absl::EndsWith(read(), "job gpt deleted\n")) << read();
+  EXPECT_EQ(Optctl("describe job gpt").exit_code, kExitNotFound);
+}
+
+// The daemon goes on without it.
+TEST_F(OptctlActTest, CtrlCEndsOptctlAndNotTheDeletion) {
+  const auto session = Train("gpt");
+  const Process engine = StopEngine("gpt");
+  const std::string said = daemon_->directory() + "/said";
+  const std::string pid_file = daemon_->directory() + "/pid";
+  Ran ran;
+  std::thread optctl([&] {
+    ran = RunCommand(
+        absl::StrCat("client/ctl/optctl ", AtDaemon("delete job gpt --force"),
+                     " > ", said, " 2>&1 & echo $! > ", pid_file, "; wait $!"));
+  });
+  const auto read = [](const std::string& path) {
+    std::ifstream file(path);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  while (!absl::StrContains(read(said), "waits for the end of its engine\n") ||
+         !absl::StrContains(read(pid_file), "\n")) {
+    std::this_thread::yield();
+  }
+  ::kill(static_cast<pid_t>(std::stol(read(pid_file))), SIGINT);
+  optctl.join();
+  EXPECT_EQ(ran.exit_code, kExitCancelled) << read(said);
+  EXPECT_TRUE(absl::StrContains(read(said), "the daemon goes on"))
+      << read(said);
+  engine.Signal(SIGCONT);
+  while (Optctl("describe job gpt").exit_code != kExitNotFound) {
+  }
 }
 
 TEST_F(OptctlActTest, DeleteIsRefusedWhileRanksAreAttached) {

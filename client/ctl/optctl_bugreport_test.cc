@@ -50,6 +50,16 @@ TEST_F(OptctlBugreportTest, TheArchiveHasWhatTheListSays) {
   EXPECT_EQ(info.st_mode & 0777, 0600u);
 }
 
+// stdout may be the archive, so that progress is on stderr.
+TEST_F(OptctlBugreportTest, ProgressIsOnStderr) {
+  const Ran said =
+      RunBinary(AtDaemon("bugreport --file " + File()), "2>&1 >/dev/null");
+  EXPECT_EQ(said.exit_code, kExitOk) << said.output;
+  EXPECT_TRUE(absl::StartsWith(
+      said.output, "bug report: status.json, 1 of 12 parts, 0 B so far\n"))
+      << said.output;
+}
+
 // The daemon's own counters are nowhere else.
 TEST_F(OptctlBugreportTest, TheMetricsOfADaemonThatServesThem) {
   const Ran without = Report();

@@ -113,6 +113,18 @@ TEST_F(OptctlTierTest, DirectoriesAreMeasuredOnRequestAndStayKnown) {
   EXPECT_TRUE(absl::StrContains(gone.directories(1).problem(), disk_ + "/b"));
 }
 
+TEST_F(OptctlTierTest, AMeasurementShowsHowFarItIs) {
+  const Ran ran = Optctl("describe tier --measure");
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
+  EXPECT_TRUE(absl::StrContains(ran.output,
+                                "measuring disks: 0 of 2 "
+                                "directories, about 4 s left\n"))
+      << ran.output;
+  EXPECT_TRUE(absl::StrContains(ran.output, "both together")) << ran.output;
+  const Ran full = OptctlToFull("describe tier --measure");
+  EXPECT_EQ(full.exit_code, kExitOther) << full.output;
+}
+
 TEST_F(OptctlTierTest, AutoIsSaidBeforeThereIsAJob) {
   const auto small = Tiers("--bytes 1MiB").auto_placement();
   EXPECT_EQ(small.placement(), v1::PLACEMENT_HOST) << small.reason();

@@ -143,6 +143,25 @@ TEST_F(OptctlTraceTest, StdoutHasTheTraceAndStderrTheProgress) {
   }
 }
 
+// A pager reads one screen, and the rest when it is asked to: that takes
+// longer than the daemon may be silent. The time that it takes is what this is
+// about.
+TEST_F(OptctlTraceTest, AReaderMayTakeItsTime) {
+  const auto session = Train("gpt");
+  RunWhileTraining(
+      session.get(),
+      absl::StrCat("{ client/ctl/optctl ",
+                   AtDaemon("--timeout 3 trace gpt --steps 300"), " 2> ",
+                   File("stderr"), "; echo $? > ", File("code"),
+                   "; } | { sleep 6; cat > ", File(), "; }"));
+  EXPECT_EQ(ReadFile(File("code")), "0\n") << ReadFile(File("stderr"));
+  // It is more than a pipe holds, so that it has to wait for the reader.
+  EXPECT_GT(std::filesystem::file_size(File()), 65536u);
+  const TraceFile trace(File());
+  EXPECT_TRUE(trace.is_complete);
+  EXPECT_EQ(trace.steps.size(), 300u);
+}
+
 TEST_F(OptctlTraceTest, AFileIsNeverWrittenOver) {
   const auto session = Train("gpt");
   const std::string command =

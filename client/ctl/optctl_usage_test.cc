@@ -1,12 +1,14 @@
 // Tests what optctl's output and exit codes tell a script.
 
 #include <arpa/inet.h>
+#include <grpcpp/grpcpp.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <thread>
 
@@ -15,6 +17,7 @@
 #include "client/ctl/exit_code.h"
 #include "client/ctl/optctl_fixture.h"
 #include "gtest/gtest.h"
+#include "optstate/v1/engine.grpc.pb.h"
 #include "proto/types/unique_fd.h"
 
 namespace optstate::ctl {
@@ -168,6 +171,28 @@ TEST_F(OptctlUsageTest, AServerThatDoesNotAnswerIsSaidAfterOneTimeout) {
                                  "within 2s (--timeout)")))
         << ran.output;
   }
+}
+
+// A server of gRPC that has none of the daemon's calls, as an older daemon has
+// none of the latest ones.
+TEST_F(OptctlUsageTest, ACallThatTheDaemonDoesNotKnowHasAnExitCodeOfItsOwn) {
+  v1::Engine::Service another;
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(),
+                           &port);
+  builder.RegisterService(&another);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  ASSERT_NE(server, nullptr);
+  for (const char* arguments :
+       {"status", "events", "verify gpt", "trace gpt", "sleep gpt"}) {
+    const Ran ran = RunBinary(
+        absl::StrCat("--endpoint grpc:127.0.0.1:", port, " ", arguments));
+    EXPECT_EQ(ran.exit_code, kExitOlderDaemon) << arguments << ran.output;
+    EXPECT_TRUE(absl::StrContains(ran.output, "older")) << ran.output;
+    EXPECT_TRUE(absl::StrContains(ran.output, "upgrade")) << ran.output;
+  }
+  server->Shutdown();
 }
 
 TEST_F(OptctlUsageTest, WithoutADaemonItSaysWhereItLookedAndWhatToDo) {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "client/ctl/output.h"
 
 namespace optstate::ctl {
 namespace {
@@ -45,6 +46,50 @@ std::string UpgradeProgressText(const v1::ServerStatus& status,
   return absl::StrCat("upgrading: ", replaced, " of at most ", jobs,
                       " engines replaced",
                       RateText(replaced, jobs, "at most ", elapsed));
+}
+
+std::string DeleteProgressText(const std::string& job,
+                               const v1::DeleteProgress& progress,
+                               absl::Duration elapsed) {
+  std::string text = absl::StrCat("deleting job ", job);
+  if (progress.awaits_engine()) {
+    return absl::StrCat(text, ": waits for the end of its engine");
+  }
+  if (progress.bytes_total() == 0) return text;
+  const auto done = static_cast<double>(progress.bytes());
+  const auto total = static_cast<double>(progress.bytes_total());
+  absl::StrAppendFormat(&text, ": %.0f%%, %s of %s", done * 100 / total,
+                        HumanBytes(progress.bytes()),
+                        HumanBytes(progress.bytes_total()));
+  const double s = absl::ToDoubleSeconds(elapsed);
+  if (done == 0 || s <= 0) return text;
+  absl::StrAppendFormat(&text, " at %s/s, %.0f s left",
+                        HumanBytes(static_cast<uint64_t>(done / s)),
+                        s * std::max(total - done, 0.0) / done);
+  return text;
+}
+
+std::string BugReportProgressText(absl::string_view part, uint64_t number,
+                                  uint64_t parts, uint64_t bytes,
+                                  absl::Duration elapsed) {
+  return absl::StrCat("bug report: ", part, ", ", number, " of ", parts,
+                      " parts, ", HumanBytes(bytes), " so far",
+                      RateText(number - 1, parts, "about ", elapsed));
+}
+
+std::string MeasureProgressText(const v1::DescribeTiersReply& before,
+                                const v1::DescribeTiersReply& now) {
+  constexpr int kMeasuringS = 2;
+  const int total = before.directories_size();
+  int measured = 0;
+  for (int i = 0; i < std::min(total, now.directories_size()); ++i) {
+    const auto& was = before.directories(i).measured_at();
+    const auto& is = now.directories(i).measured_at();
+    if (is.seconds() != was.seconds() || is.nanos() != was.nanos()) ++measured;
+  }
+  return absl::StrCat("measuring disks: ", measured, " of ", total,
+                      " directories, about ", (total - measured) * kMeasuringS,
+                      " s left");
 }
 
 std::string DrainProgressText(absl::Duration left) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "client/ctl/chrome_trace.h"
 #include "optstate/v1/admin.pb.h"
@@ -21,6 +22,24 @@ std::string TraceProgressText(const std::string& job, const ChromeTrace& trace,
 // the upgrade began.
 std::string UpgradeProgressText(const v1::ServerStatus& status,
                                 absl::Duration elapsed);
+
+// Returns what the deletion of a job waits for, or how much is removed, with
+// its rate and the time left. `elapsed`: the time since the first byte.
+std::string DeleteProgressText(const std::string& job,
+                               const v1::DeleteProgress& progress,
+                               absl::Duration elapsed);
+
+// Returns which part of a bug report is being fetched, the first one being 1,
+// the bytes of all before it, and the time left if further parts take as long.
+// `elapsed`: the time since the first one began.
+std::string BugReportProgressText(absl::string_view part, uint64_t number,
+                                  uint64_t parts, uint64_t bytes,
+                                  absl::Duration elapsed);
+
+// Returns how many of the directories on disks are measured, and the time left
+// at 2 s each. `before`: as they were when that began.
+std::string MeasureProgressText(const v1::DescribeTiersReply& before,
+                                const v1::DescribeTiersReply& now);
 
 // Returns what a drain waits for, and how long at the most from now on.
 std::string DrainProgressText(absl::Duration left);

@@ -59,6 +59,49 @@ TEST(ProgressTextTest, AnUpgradeHasARateAndATimeLeft) {
             "0 s left");
 }
 
+TEST(ProgressTextTest, ADeletionWaitsForTheEngineAndHasARate) {
+  v1::DeleteProgress progress;
+  progress.set_awaits_engine(true);
+  EXPECT_EQ(DeleteProgressText("gpt", progress, absl::ZeroDuration()),
+            "deleting job gpt: waits for the end of its engine");
+  progress.set_awaits_engine(false);
+  EXPECT_EQ(DeleteProgressText("gpt", progress, absl::ZeroDuration()),
+            "deleting job gpt");
+  progress.set_bytes_total(uint64_t{8} << 30);
+  EXPECT_EQ(DeleteProgressText("gpt", progress, absl::ZeroDuration()),
+            "deleting job gpt: 0%, 0 B of 8.0 GiB");
+  progress.set_bytes(uint64_t{2} << 30);
+  EXPECT_EQ(DeleteProgressText("gpt", progress, absl::Seconds(2)),
+            "deleting job gpt: 25%, 2.0 GiB of 8.0 GiB at 1.0 GiB/s, 6 s left");
+}
+
+TEST(ProgressTextTest, ABugReportSaysWhichPartItFetches) {
+  EXPECT_EQ(BugReportProgressText("status.json", 1, 12, 0, absl::Seconds(1)),
+            "bug report: status.json, 1 of 12 parts, 0 B so far");
+  EXPECT_EQ(
+      BugReportProgressText("events.jsonl", 7, 12, 3 << 20, absl::Seconds(3)),
+      "bug report: events.jsonl, 7 of 12 parts, 3.0 MiB so far, 2.0 a "
+      "second, about 3 s left");
+}
+
+TEST(ProgressTextTest, MeasuredDirectoriesAreThoseWithAnotherTime) {
+  v1::DescribeTiersReply before;
+  before.add_directories();
+  before.add_directories()->mutable_measured_at()->set_seconds(1000);
+  before.add_directories()->mutable_measured_at()->set_seconds(1000);
+  EXPECT_EQ(MeasureProgressText(before, before),
+            "measuring disks: 0 of 3 directories, about 6 s left");
+  v1::DescribeTiersReply now = before;
+  now.mutable_directories(0)->mutable_measured_at()->set_seconds(2000);
+  now.mutable_directories(1)->mutable_measured_at()->set_nanos(1);
+  EXPECT_EQ(MeasureProgressText(before, now),
+            "measuring disks: 2 of 3 directories, about 2 s left");
+  // The daemon has another configuration now.
+  now.clear_directories();
+  EXPECT_EQ(MeasureProgressText(before, now),
+            "measuring disks: 0 of 3 directories, about 6 s left");
+}
+
 TEST(ProgressTextTest, ADrainSaysHowLongItWaits) {
   EXPECT_EQ(DrainProgressText(absl::Seconds(9)),
             "draining: waits for open steps, 9 s more at the most");

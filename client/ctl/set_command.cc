@@ -27,6 +27,10 @@ constexpr auto kLookInterval = std::chrono::milliseconds(200);
 // Interval at which optctl asks whether a job has taken a step.
 constexpr absl::Duration kStepInterval = absl::Milliseconds(50);
 
+// How often a change of the access is tried anew, because another caller has
+// made one meanwhile.
+constexpr int kAccessTriesMax = 20;
+
 // Has optctl find the fraction by measurement.
 constexpr char kAutoOffload[] = "offload_fraction=auto";
 
@@ -104,15 +108,15 @@ absl::Status OlderDaemon(const std::string& name) {
 }
 
 // The request replaces who may use the job, whole: what is not named is taken
-// from what there is.
-absl::Status SetAccess(const Context& context, const std::string& name,
-                       const AccessChange& change) {
-  OPTSTATE_ASSIGN_OR_RETURN(const auto client, context.Connect());
+// from what there is. ABORTED: another caller has changed that meanwhile.
+absl::Status TryToSetAccess(const Context& context, const std::string& name,
+                            const AccessChange& change, AdminClient* client) {
   OPTSTATE_ASSIGN_OR_RETURN(const v1::Job job,
                             client->GetJob(name, /*memory=*/false));
   if (!job.has_access()) return OlderDaemon(name);
   v1::SetJobRequest request;
   request.set_name(name);
+  *request.mutable_access_before() = job.access();
   OPTSTATE_ASSIGN_OR_RETURN(*request.mutable_access(),
                             ChangedAccess(job.access(), change));
   OPTSTATE_ASSIGN_OR_RETURN(const v1::SetJobReply reply,
@@ -120,6 +124,17 @@ absl::Status SetAccess(const Context& context, const std::string& name,
   return PrintDone(
       context, reply,
       absl::StrCat("job ", name, ": ", AccessText(request.access()), "\n"));
+}
+
+absl::Status SetAccess(const Context& context, const std::string& name,
+                       const AccessChange& change) {
+  OPTSTATE_ASSIGN_OR_RETURN(const auto client, context.Connect());
+  absl::Status status;
+  for (int i = 0; i < kAccessTriesMax; ++i) {
+    status = TryToSetAccess(context, name, change, client.get());
+    if (!absl::IsAborted(status)) break;
+  }
+  return status;
 }
 
 // Tries fractions while the job trains, shows how far that is, and leaves the

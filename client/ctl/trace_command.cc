@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -60,12 +61,23 @@ absl::StatusOr<UniqueFd> Open(const std::string& file) {
   return OsError(errno, absl::StrCat("create ", file));
 }
 
-// Writes a trace as it comes, and says on stderr how far it is.
+// Returns whether somebody reads what is written, and may stop to read: a
+// pager does so after one screen.
+bool HasReader(int fd) {
+  struct stat info;
+  return ::fstat(fd, &info) == 0 &&
+         (S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode));
+}
+
+// Writes a trace, and says on stderr how far it is. It is written as it comes;
+// but to a reader when it is over, because the daemon and the engine would wait
+// for the reader too, and end the trace before long.
 class TraceOutput {
  public:
   TraceOutput(const Asked& asked, UniqueFd fd)
       : asked_(asked),
         fd_(std::move(fd)),
+        has_reader_(HasReader(fd_.get())),
         trace_(asked.job),
         line_(/*is_silent=*/false, STDERR_FILENO) {}
 
@@ -93,12 +105,18 @@ class TraceOutput {
   // Ends what was begun, so that it can be read whatever has happened.
   absl::Status End(absl::string_view said) {
     absl::Status ended = has_begun_ ? Append(trace_.End()) : absl::OkStatus();
+    if (ended.ok()) ended = WriteOut(held_);
     line_.End(said).IgnoreError();  // as in Take
     return ended;
   }
 
  private:
   absl::Status Append(absl::string_view text) {
+    if (!has_reader_) return WriteOut(text);
+    absl::StrAppend(&held_, text);
+    return absl::OkStatus();
+  }
+  absl::Status WriteOut(absl::string_view text) const {
     while (!text.empty()) {
       const ssize_t count = ::write(fd_.get(), text.data(), text.size());
       if (count < 0 && errno == EINTR) continue;
@@ -114,6 +132,8 @@ class TraceOutput {
 
   const Asked& asked_;
   const UniqueFd fd_;
+  const bool has_reader_;
+  std::string held_;  // for the reader
   ChromeTrace trace_;
   ProgressLine line_;
   absl::Time shows_since_ = absl::Now();

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Usage: train_on_nodes_test.sh TRAIN_ON_NODES OPTSTATED
+# Usage: train_on_nodes_test.sh TRAIN OPTSTATED [OPTION_OF_SECOND_RUN...]
 #
 # Two nodes, each with a daemon, learn together and have equal parameters. A rank that is killed at any step
 # leaves nodes that go on together in the next run.
@@ -54,7 +54,7 @@ finish first
 grep -q "^rank 0 on a starts at step 1$" "$directory/first-0"
 grep -q "^step 400 .* w 2\.\|^step 400 .* w 3" "$directory/first-0"
 
-start second --quantised
+start second "${@:3}"
 finish second
 grep -q "^rank 1 on b starts at step 401$" "$directory/second-1"
 grep -q "^step 800 .* w 2\.9\|^step 800 .* w 3\.0\|^step 800 .* w 3 " "$directory/second-0"

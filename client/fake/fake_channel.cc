@@ -90,9 +90,8 @@ class FakeChannel final : public Channel {
                     absl::Time) override {
     return daemon_->Load(connection_, array, parameter, begin, dtype, data);
   }
-  absl::Status FinishLoad(uint64_t /*content_digest*/,
-                          absl::Time deadline) override {
-    absl::Status status = daemon_->FinishLoad(connection_, deadline);
+  absl::Status FinishLoad(const LoadEnd& end, absl::Time deadline) override {
+    absl::Status status = daemon_->FinishLoad(connection_, end, deadline);
     ReadParameters();
     return status;
   }

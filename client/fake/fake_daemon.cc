@@ -39,6 +39,7 @@ absl::StatusOr<FakeDaemon::Connection> FakeDaemon::Open(
   OPTSTATE_RETURN_IF_ERROR(job->CheckRegister(setup));
   OPTSTATE_RETURN_IF_ERROR(job->Attach(setup, gradient_area));
   *attached = job->Describe();
+  attached->takes_begin_at = takes_begin_at_;
   attached->created = created;
   seats_[++last_connection_] = {.job = job.get(), .rank = setup.rank};
   return last_connection_;
@@ -163,11 +164,11 @@ absl::Status FakeDaemon::Load(Connection connection, StateArray array,
   return seat.job->Load(seat.rank, array, parameter, begin, dtype, data);
 }
 
-absl::Status FakeDaemon::FinishLoad(Connection connection,
+absl::Status FakeDaemon::FinishLoad(Connection connection, const LoadEnd& end,
                                     absl::Time deadline) {
   absl::MutexLock lock(&mutex_);
   OPTSTATE_ASSIGN_OR_RETURN(const Seat seat, Find(connection));
-  OPTSTATE_RETURN_IF_ERROR(seat.job->FinishLoad(seat.rank));
+  OPTSTATE_RETURN_IF_ERROR(seat.job->FinishLoad(seat.rank, end));
   if (!seat.job->loading() && std::exchange(lose_after_load_, false)) {
     LoseAll();
   }
@@ -203,6 +204,11 @@ void FakeDaemon::LoseConnectionsAfterNextStep() {
 void FakeDaemon::LoseConnectionsAfterNextLoad() {
   absl::MutexLock lock(&mutex_);
   lose_after_load_ = true;
+}
+
+void FakeDaemon::ForgetBeginAt() {
+  absl::MutexLock lock(&mutex_);
+  takes_begin_at_ = false;
 }
 
 void FakeDaemon::RefuseOpens(int count) {

@@ -55,7 +55,8 @@ class FakeDaemon {
   absl::Status Load(Connection connection, StateArray array, uint32_t parameter,
                     uint64_t begin, DType dtype,
                     absl::Span<const std::byte> data);
-  absl::Status FinishLoad(Connection connection, absl::Time deadline);
+  absl::Status FinishLoad(Connection connection, const LoadEnd& end,
+                          absl::Time deadline);
   absl::StatusOr<uint64_t> Fetch(Connection connection, StateArray array,
                                  uint32_t parameter, uint64_t begin,
                                  absl::Span<std::byte> out);
@@ -68,6 +69,8 @@ class FakeDaemon {
   void LoseConnectionsAfterNextStep();
   // Loses the answers of the next load that every rank has finished.
   void LoseConnectionsAfterNextLoad();
+  // Is of a build that does not know LoadEnd::begin_at, from now on.
+  void ForgetBeginAt();
   // Fails the next `count` attempts to open as if no daemon were there.
   void RefuseOpens(int count);
 
@@ -94,6 +97,7 @@ class FakeDaemon {
   int farewells_ ABSL_GUARDED_BY(mutex_) = 0;
   bool lose_after_step_ ABSL_GUARDED_BY(mutex_) = false;
   bool lose_after_load_ ABSL_GUARDED_BY(mutex_) = false;
+  bool takes_begin_at_ ABSL_GUARDED_BY(mutex_) = true;
 };
 
 }  // namespace optstate::client

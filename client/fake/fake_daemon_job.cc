@@ -323,15 +323,28 @@ absl::Status FakeDaemonJob::Load(uint32_t rank, StateArray array,
   return absl::OkStatus();
 }
 
-absl::Status FakeDaemonJob::FinishLoad(uint32_t rank) {
+absl::Status FakeDaemonJob::FinishLoad(uint32_t rank, const LoadEnd& end) {
   if (!ranks_[rank].in_load) {
     return absl::FailedPreconditionError("no load was begun");
+  }
+  if (end.begin_at.has_value()) {
+    if (end.begin_at->step >= kBeginAtStepEnd ||
+        end.begin_at->loads_finished == 0) {
+      return absl::InvalidArgumentError("no job begins there");
+    }
+    if (committed_step_ != 0) {
+      return absl::FailedPreconditionError("the job has taken a step");
+    }
   }
   ranks_[rank].in_load = false;
   ranks_[rank].loaded = true;
   if (loading()) return absl::OkStatus();
   ready_ = true;
   ++loads_finished_;
+  if (end.begin_at.has_value()) {
+    committed_step_ = end.begin_at->step;
+    loads_finished_ = end.begin_at->loads_finished;
+  }
   StorePieces();
   return absl::OkStatus();
 }

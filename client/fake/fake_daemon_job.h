@@ -43,7 +43,8 @@ class FakeDaemonJob {
   absl::Status Load(uint32_t rank, StateArray array, uint32_t parameter,
                     uint64_t begin, DType dtype,
                     absl::Span<const std::byte> data);
-  absl::Status FinishLoad(uint32_t rank);
+  // Knows begin_at alone, and takes the last rank's.
+  absl::Status FinishLoad(uint32_t rank, const LoadEnd& end);
   bool loading() const;
   absl::Status Fetch(StateArray array, uint32_t parameter, uint64_t begin,
                      absl::Span<std::byte> out) const;

@@ -174,6 +174,7 @@ absl::Status Session::Connect(std::unique_ptr<Channel> channel) {
   load_required_from_ = attached.load_required_from;
   speculates_ = attached.speculates;
   loads_finished_ = attached.loads_finished;
+  takes_begin_at_ = attached.takes_begin_at;
   phase_ = attached.phase;
   marks_.resize(setup_->partition.pieces.size());
   return absl::OkStatus();
@@ -288,6 +289,50 @@ absl::StatusOr<std::unique_ptr<GradientViews>> Session::MapGradientViews() {
       GradientViews::Map(area);
   if (!views.ok()) return AnnotateWithJob(views.status());
   return views;
+}
+
+absl::StatusOr<std::unique_ptr<DeviceParameters>> Session::MapDeviceParameters(
+    absl::string_view device) {
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckIdle()));
+  OPTSTATE_RETURN_IF_ERROR(CheckHasParameters());
+  DeviceParameters::Shared shared;
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(Persist([&]() -> absl::Status {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        shared, channel_->ShareParameters(device, StepDeadline()));
+    return absl::OkStatus();
+  })));
+  absl::StatusOr<std::unique_ptr<DeviceParameters>> mapped =
+      DeviceParameters::Map(std::move(shared), setup_->layout, connections_);
+  if (!mapped.ok()) return AnnotateWithJob(mapped.status());
+  return mapped;
+}
+
+absl::Status Session::FindOnDevice(
+    const DeviceParameters& parameters, uint32_t parameter,
+    std::vector<DeviceParameters::Range>* ranges) const {
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckUsable()));
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckParameters(parameter, 1)));
+  ranges->clear();
+  if (!IsOfThisConnection(parameters)) return absl::OkStatus();
+  return AnnotateWithJob(
+      parameters.FindRanges(parameter, channel_->run_stamps(), ranges));
+}
+
+absl::Status Session::FindWholeOnDevice(const DeviceParameters& parameters,
+                                        absl::Span<const uint32_t> wanted,
+                                        absl::Span<uint64_t> offsets) const {
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckUsable()));
+  for (const uint32_t parameter : wanted) {
+    OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckParameters(parameter, 1)));
+  }
+  std::fill(offsets.begin(), offsets.end(), DeviceParameters::kNowhere);
+  if (!IsOfThisConnection(parameters)) return absl::OkStatus();
+  return AnnotateWithJob(
+      parameters.FindWhole(wanted, channel_->run_stamps(), offsets));
+}
+
+bool Session::IsOfThisConnection(const DeviceParameters& parameters) const {
+  return parameters.connection() == connections_ && channel_->connected();
 }
 
 bool Session::WritesParameters() const {

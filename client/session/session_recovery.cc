@@ -63,14 +63,12 @@ absl::Status Session::Recover() {
   commit_sent_ = false;
   end_sent_.reset();
   settled_step_ = 0;  // another engine
+  takes_begin_at_ = attached.takes_begin_at;
   const std::optional<uint32_t> loads_before =
       std::exchange(loads_finished_, attached.loads_finished);
   if (std::exchange(loading_, false)) {
-    // One more finished load than before means that only this rank's answer was
-    // lost.
-    const bool is_finished = loads_finished_ ? loads_finished_ != loads_before
-                                             : phase_ == JobPhase::kReady;
-    if (finishing_load_ && is_finished) return absl::OkStatus();
+    // Then only this rank's answer was lost.
+    if (IsLoadFinished(attached, loads_before)) return absl::OkStatus();
     return absl::AbortedError(
         "the connection was lost while state was loaded; begin the load again");
   }
@@ -80,6 +78,18 @@ absl::Status Session::Recover() {
   // Without a commit under way, the new step's caller gave up at the deadline.
   if (!commit_) committed_step_ = attached.committed_step;
   return absl::OkStatus();
+}
+
+bool Session::IsLoadFinished(const Attached& attached,
+                             std::optional<uint32_t> loads_before) const {
+  if (!finishing_load_) return false;
+  if (begin_at_) {
+    return phase_ == JobPhase::kReady &&
+           attached.committed_step == begin_at_->step &&
+           loads_finished_ == begin_at_->loads_finished;
+  }
+  return loads_finished_ ? loads_finished_ != loads_before
+                         : phase_ == JobPhase::kReady;
 }
 
 // Connects until the timeout. On the first attempt, an endpoint where no daemon
@@ -143,7 +153,8 @@ void Session::Leave() {
 
 absl::Status Session::CheckSameJob(const Attached& attached) const {
   if (attached.committed_step == committed_step_ ||
-      attached.committed_step == committed_step_ + 1) {
+      attached.committed_step == committed_step_ + 1 ||
+      (begin_at_ && attached.committed_step == begin_at_->step)) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(

@@ -93,17 +93,33 @@ absl::Status Session::Load(StateArray array, uint32_t parameter, DType dtype,
   return absl::OkStatus();
 }
 
-absl::Status Session::FinishLoad() {
+absl::Status Session::CheckTakesBeginAt() const {
+  if (takes_begin_at_) return absl::OkStatus();
+  return absl::UnimplementedError(
+      "the daemon is of an older build, in which no job begins at the step of "
+      "another one: upgrade it (optctl upgrade), and try again");
+}
+
+absl::Status Session::FinishLoad(std::optional<BeginAt> begin_at) {
   OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckLoading()));
+  if (begin_at) OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckTakesBeginAt()));
   finishing_load_ = true;
-  const uint64_t digest = load_digest_ ? load_digest_->value() : 0;
+  begin_at_ = begin_at;
+  const LoadEnd end = {
+      .content_digest = load_digest_ ? load_digest_->value() : 0,
+      .begin_at = begin_at};
   const absl::Status status = Persist([&] {
-    return loading_ ? channel_->FinishLoad(digest, StepDeadline())
+    return loading_ ? channel_->FinishLoad(end, StepDeadline())
                     : absl::OkStatus();
   });
   finishing_load_ = false;
+  begin_at_.reset();
   OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(status));
   if (loading_ && loads_finished_) ++*loads_finished_;
+  if (begin_at) {
+    committed_step_ = begin_at->step;
+    loads_finished_ = begin_at->loads_finished;
+  }
   loading_ = false;
   phase_ = JobPhase::kReady;
   return CheckParameterArea();

@@ -293,6 +293,39 @@ TEST_F(SessionTest, LoadWhoseAnswerWasLostIsFinished) {
   ExpectUndisturbed(**session, 1);
 }
 
+TEST_F(SessionTest, BeginAtAStepWhoseAnswerWasLostIsFinished) {
+  auto session = Open(NewJob(UniformLayout(3, 50)));
+  ASSERT_TRUE(session.ok()) << session.status();
+  ASSERT_TRUE(LoadConstant(**session, 1).ok());
+  ASSERT_TRUE((*session)->BeginLoad().ok());
+  daemon_.LoseConnectionsAfterNextLoad();
+  ASSERT_TRUE((*session)->FinishLoad(BeginAt{7, 4}).ok());
+  EXPECT_EQ((*session)->committed_step(), 7);
+  Step(**session, 8);
+  // One whose connection was lost before is to be begun again.
+  auto other = Open(NewJob(UniformLayout(3, 50)));
+  ASSERT_TRUE(other.ok()) << other.status();
+  ASSERT_TRUE(LoadConstant(**other, 1).ok());
+  ASSERT_TRUE((*other)->BeginLoad().ok());
+  daemon_.LoseConnections();
+  EXPECT_EQ((*other)->FinishLoad(BeginAt{7, 4}).code(), StatusCode::kAborted);
+  EXPECT_EQ((*other)->committed_step(), 0);
+}
+
+TEST_F(SessionTest, AnOlderDaemonIsNotAskedToBeginAtAStep) {
+  daemon_.ForgetBeginAt();
+  auto session = Open(NewJob(UniformLayout(3, 50)));
+  ASSERT_TRUE(session.ok()) << session.status();
+  ASSERT_TRUE(LoadConstant(**session, 1).ok());
+  ASSERT_TRUE((*session)->BeginLoad().ok());
+  const absl::Status refused = (*session)->FinishLoad(BeginAt{7, 4});
+  EXPECT_EQ(refused.code(), StatusCode::kUnimplemented);
+  EXPECT_THAT(refused.message(), HasSubstr("optctl upgrade"));
+  // The load goes on.
+  ASSERT_TRUE((*session)->FinishLoad().ok());
+  Step(**session, 1);
+}
+
 // A lost load is not taken for a finished one only because the job was ready
 // before.
 TEST_F(SessionTest, LossDuringALoadOfAReadyJobIsTold) {

@@ -8,7 +8,6 @@
 #endif
 
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstring>
 
@@ -61,10 +60,6 @@ inline double SumOfSquares(const float* elements, size_t numel) {
   const void* array = elements;
   return ReduceOn(HWY_TARGET, Reduction::kSumOfSquares, DType::kFloat32,
                   absl::MakeConstSpan(&array, 1), numel);
-}
-
-inline double NormOf(const float* elements, size_t numel) {
-  return std::sqrt(SumOfSquares(elements, numel));
 }
 
 // Computes each new master (Descended of rules/whole-inl.h); `update` may be

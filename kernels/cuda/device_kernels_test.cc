@@ -23,9 +23,11 @@ TEST(DeviceKernelsTest, NeedsDeviceCode) {
 #include "kernels/cpu/rule_calls.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/test_parameters.h"
 #include "kernels/cuda/test_reductions.h"
 #include "kernels/cuda/test_tiles.h"
 #include "kernels/cuda/tile_task.h"
+#include "kernels/cuda/whole_task.h"
 #include "kernels/ops/scalar_ops.h"
 #include "kernels/test_seed.h"
 #include "kernels/update_kernel.h"
@@ -102,6 +104,37 @@ INSTANTIATE_TEST_SUITE_P(Keys, DeviceUpdateTest,
                          testing::ValuesIn(cpu::AllKeys()),
                          [](const auto& key) {
                            return cpu::NameOfKey(key.param);
+                         });
+
+class DeviceWholeTest : public testing::TestWithParam<OptimizerKind> {};
+
+TEST_P(DeviceWholeTest, IsWhatTheCpuDoes) {
+  if (const std::string why = WhyNoDevice(); !why.empty()) GTEST_SKIP() << why;
+  std::mt19937 random(TestSeed());
+  for (const TestParameter::Shape& shape : TestParameter::Shapes(GetParam())) {
+    const TestParameter parameter(GetParam(), shape, &random);
+    const TestParameter::Bits computed = parameter.ComputedBy<DeviceMemory>(
+        [](const std::vector<WholeTask>& tasks, DeviceCopies* inputs) {
+          const cudaError_t launched = LaunchWhole(
+              GetParam(),
+              inputs->Add(tasks.data(), tasks.size() * sizeof(WholeTask)),
+              static_cast<uint32_t>(tasks.size()), RoundsOf(tasks), nullptr);
+          EXPECT_EQ(launched, cudaSuccess) << cudaGetErrorString(launched);
+          const cudaError_t ran = cudaDeviceSynchronize();
+          EXPECT_EQ(ran, cudaSuccess) << cudaGetErrorString(ran);
+          return launched == cudaSuccess && ran == cudaSuccess;
+        });
+    ASSERT_EQ(computed, parameter.ComputedOn(cpu::PlainTarget()))
+        << testing::PrintToString(shape);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, DeviceWholeTest,
+                         testing::Values(OptimizerKind::kLamb,
+                                         OptimizerKind::kAdafactor,
+                                         OptimizerKind::kMuon),
+                         [](const auto& kind) {
+                           return std::string(InfoOf(kind.param).name);
                          });
 
 TEST(DeviceReduceTest, IsWhatTheCpuDoes) {

@@ -1,6 +1,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/block_kernels.h"
+#include "kernels/cuda/cuda_block.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/tile_task.h"
 #include "kernels/ops/scalar_ops.h"
@@ -12,29 +13,6 @@
 
 namespace optstate::kernels::cuda {
 namespace {
-
-// A block of CUDA's threads: see block_kernels.h.
-class CudaBlock {
- public:
-  template <class T>
-  class PerThread {
-   public:
-    __device__ T& operator[](uint32_t) { return value_; }
-
-   private:
-    T value_;
-  };
-
-  template <class Phase>
-  __device__ void Run(const Phase& phase) const {
-    phase(threadIdx.x);
-    __syncthreads();
-  }
-
-  static __device__ void Raise(int32_t* largest, int32_t value) {
-    atomicMax(largest, value);
-  }
-};
 
 template <class Rule>
 __global__ void __launch_bounds__(kBlockThreads)

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/tile_task.h"
+#include "kernels/cuda/whole_task.h"
 #include "kernels/reduction.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/optimizer.h"
@@ -21,6 +22,12 @@ namespace optstate::kernels::cuda {
 cudaError_t LaunchUpdate(OptimizerKind kind, uint32_t options,
                          const TileTask* tasks, uint32_t count,
                          const UpdateFactors* factors, cudaStream_t stream);
+
+// Updates `count` parameters as WholeKernel::compute does, with equal bits.
+// `rounds`: RoundsOf() them. cudaErrorNotSupported: the optimizer has no such
+// kernel.
+cudaError_t LaunchWhole(OptimizerKind kind, const WholeTask* tasks,
+                        uint32_t count, uint32_t rounds, cudaStream_t stream);
 
 // Reduces `count` arrays as Reduce of kernels/reduce.h does, with equal bits.
 // Sets *found_inf, which the caller has cleared, where an element is NaN or

@@ -2,6 +2,7 @@
 // kernels, one rounding for each operation. ptxas may not change operations
 // that name their rounding.
 
+#include <cstddef>
 #include <fstream>
 #include <map>
 #include <string>
@@ -16,13 +17,17 @@
 namespace optstate::kernels::cuda {
 namespace {
 
-constexpr char kPtx[] = "kernels/cuda/_nvcc/launch/launch.ptx";
+constexpr const char* kPtx[] = {
+    "kernels/cuda/_nvcc/launch/launch.ptx",
+    "kernels/cuda/_nvcc/launch/whole_launch.ptx",
+};
 
 using Instructions = std::vector<std::string>;
 
-// Returns the instructions' names by kernel: "div.rn.f32", ...
-std::map<std::string, Instructions> ReadKernels(const std::string& path) {
-  std::map<std::string, Instructions> kernels;
+// Adds the instructions' names by kernel: "div.rn.f32", ...
+void ReadKernels(const std::string& path,
+                 std::map<std::string, Instructions>* all) {
+  std::map<std::string, Instructions>& kernels = *all;
   std::ifstream file(path);
   std::string kernel;
   for (std::string text; std::getline(file, text);) {
@@ -40,7 +45,6 @@ std::map<std::string, Instructions> ReadKernels(const std::string& path) {
     const absl::string_view name = line.substr(0, line.find_first_of(" \t;"));
     if (!kernel.empty()) kernels[kernel].emplace_back(name);
   }
-  return kernels;
 }
 
 bool IsFloat(absl::string_view instruction) {
@@ -82,8 +86,11 @@ class PtxTest : public testing::Test {
     GTEST_SKIP() << "built without device code: there is no CUDA Toolkit in "
                     "$CUDA_HOME or /usr/local/cuda, or --//:cuda=off";
 #endif
-    kernels_ = ReadKernels(kPtx);
-    ASSERT_FALSE(kernels_.empty()) << kPtx;
+    for (const char* const path : kPtx) {
+      const size_t kernels = kernels_.size();
+      ReadKernels(path, &kernels_);
+      ASSERT_GT(kernels_.size(), kernels) << path;
+    }
   }
 
   // Returns how often an instruction occurs in kernels whose mangled name
@@ -118,6 +125,10 @@ TEST_F(PtxTest, HasTheExpectedArithmetic) {
   EXPECT_GT(Count("UpdateTiles", "mul.rn.f32"), 0);
   EXPECT_GT(Count("ReduceTiles", "add.rn.f64"), 0);
   EXPECT_GT(Count("AddTilesOfParameters", "add.rn.f64"), 0);
+  EXPECT_GT(Count("WholeLamb", "div.rn.f32"), 0);
+  EXPECT_GT(Count("WholeLamb", "sqrt.rn.f64"), 0);
+  EXPECT_GT(Count("WholeAdafactor", "div.rn.f64"), 0);
+  EXPECT_GT(Count("WholeMuon", "mul.rn.f32"), 0);
 }
 
 // Without vectors a device's memory is not fully used. What a kernel has for

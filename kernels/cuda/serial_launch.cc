@@ -1,6 +1,7 @@
 #include "kernels/cuda/serial_launch.h"
 
 #include "kernels/cuda/block_kernels.h"
+#include "kernels/cuda/whole_blocks.h"
 #include "kernels/ops/scalar_ops.h"
 // This include comes after scalar_ops.h.
 #include "kernels/rules/all_rules-inl.h"
@@ -28,6 +29,25 @@ bool UpdateSerially(SerialBlock::Order order, OptimizerKind kind,
     default:
       return false;
   }
+}
+
+bool UpdateWholeSerially(SerialBlock::Order order, OptimizerKind kind,
+                         absl::Span<const WholeTask> tasks, uint32_t rounds) {
+  if (!HasWholeBlocks(kind)) return false;
+  // A block finds what others have left here.
+  WholeShared shared = {};
+  return VisitWholeRule(kind, [&]<class Rule>() {
+    return VisitWholePhases<Rule>(
+        rounds, [&]<WholePhase kPhase>(uint32_t round) {
+          for (const WholeTask& task : tasks) {
+            for (uint32_t part = 0; part < WholeParts(kPhase); ++part) {
+              RunWholePhase<Rule, kPhase>(SerialBlock(order), task, part, round,
+                                          &shared);
+            }
+          }
+          return true;
+        });
+  });
 }
 
 }  // namespace optstate::kernels::cuda

@@ -6,6 +6,7 @@
 #include "absl/types/span.h"
 #include "kernels/cuda/serial_block.h"
 #include "kernels/cuda/tile_task.h"
+#include "kernels/cuda/whole_task.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/optimizer.h"
 
@@ -16,6 +17,10 @@ namespace optstate::kernels::cuda {
 bool UpdateSerially(SerialBlock::Order order, OptimizerKind kind,
                     uint32_t options, absl::Span<const TileTask> tasks,
                     const UpdateFactors* factors);
+
+// Likewise for LaunchWhole.
+bool UpdateWholeSerially(SerialBlock::Order order, OptimizerKind kind,
+                         absl::Span<const WholeTask> tasks, uint32_t rounds);
 
 }  // namespace optstate::kernels::cuda
 

@@ -29,6 +29,13 @@ struct AdafactorStep {
   double weight;  // of what is new in the variances: 1 - beta2
   double mean_min;
   float variance_min;
+  // The factors of the descent: the relative step, the least size of the
+  // parameter that it is multiplied by, and the size of an update from which on
+  // it is cut.
+  double relative_step;
+  double size_min;
+  double update_max;
+  float decay;
 };
 
 inline AdafactorStep PrepareAdafactor(const UpdateInput& input) {
@@ -39,18 +46,24 @@ inline AdafactorStep PrepareAdafactor(const UpdateInput& input) {
       h[adafactor::kEps1] < 0
           ? static_cast<double>(std::numeric_limits<float>::epsilon())
           : h[adafactor::kEps1];
+  const double lr = h[adafactor::kLr];
   return {
       .weight = Power(static_cast<double>(input.step_count),
                       h[adafactor::kBeta2Decay]),
       .mean_min = eps,
       // Without it a gradient of 0 would be divided by 0.
       .variance_min = RoundToFloatNotZero(eps * eps),
+      .relative_step =
+          std::min(lr, 1 / std::sqrt(static_cast<double>(input.step_count))),
+      .size_min = h[adafactor::kEps2],
+      .update_max = h[adafactor::kD],
+      .decay = RoundToFloat(lr * h[adafactor::kWeightDecay]),
   };
 }
 
 // Returns the larger one; a NaN, where torch has one, does not lose against the
 // other.
-inline double AtLeast(double value, double min) {
+OPTSTATE_HOST_DEVICE inline double AtLeast(double value, double min) {
   return value < min ? min : value;
 }
 
@@ -59,30 +72,22 @@ OPTSTATE_HOST_DEVICE inline float Rounded(double value) {
   return static_cast<float>(value);
 }
 
-inline double RootMeanSquare(double sum_of_squares, size_t numel) {
+OPTSTATE_HOST_DEVICE inline double RootMeanSquare(double sum_of_squares,
+                                                  size_t numel) {
   return std::sqrt(sum_of_squares / static_cast<double>(numel));
 }
 
-// The factors of Descended (whole-inl.h).
-struct DescentFactors {
-  float decay;
-  float step;
-};
-
-inline DescentFactors AdafactorDescent(const UpdateInput& input,
-                                       double master_squares,
-                                       double update_squares, size_t numel) {
-  const Hyperparams& h = input.hyperparams;
-  const double lr = h[adafactor::kLr];
-  const double rho =
-      std::min(lr, 1 / std::sqrt(static_cast<double>(input.step_count)));
-  // In this order the first wins against a NaN, as Python's max() has it.
-  const double alpha = rho * std::max(h[adafactor::kEps2],
-                                      RootMeanSquare(master_squares, numel));
-  const double denom =
-      std::max(1.0, RootMeanSquare(update_squares, numel) / h[adafactor::kD]);
-  return {RoundToFloat(lr * h[adafactor::kWeightDecay]),
-          RoundToFloat(alpha / denom)};
+// Takes the sums of squares of all masters and of all updates.
+OPTSTATE_HOST_DEVICE inline DescentFactors AdafactorDescent(
+    const AdafactorStep& step, double master_squares, double update_squares,
+    size_t numel) {
+  const double size = RootMeanSquare(master_squares, numel);
+  const double update = RootMeanSquare(update_squares, numel) / step.update_max;
+  // Against a NaN the minimum wins, as Python's max() has it.
+  const double alpha =
+      step.relative_step * (step.size_min < size ? size : step.size_min);
+  const double denom = 1 < update ? update : 1;
+  return {step.decay, RoundToFloat(alpha / denom)};
 }
 
 }  // namespace optstate::kernels

@@ -14,6 +14,7 @@
 #include "kernels/factors.h"
 #include "kernels/ops/ops-inl.h"
 #include "kernels/rules/moments-inl.h"
+#include "kernels/rules/whole-inl.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/optimizer.h"
 
@@ -51,8 +52,19 @@ inline LambFactors PrepareLamb(const UpdateInput& input) {
   };
 }
 
-inline double TrustRatio(double master_norm, double update_norm) {
+OPTSTATE_HOST_DEVICE inline double TrustRatio(double master_norm,
+                                              double update_norm) {
   return master_norm != 0 && update_norm != 0 ? master_norm / update_norm : 1;
+}
+
+// Takes the sums of squares of all masters and of all updates. The decay is in
+// the update.
+OPTSTATE_HOST_DEVICE inline DescentFactors LambDescent(double lr,
+                                                       double master_squares,
+                                                       double update_squares) {
+  const double trust =
+      TrustRatio(std::sqrt(master_squares), std::sqrt(update_squares));
+  return {0, RoundToFloat(lr * trust)};
 }
 
 }  // namespace optstate::kernels

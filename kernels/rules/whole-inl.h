@@ -30,6 +30,12 @@ inline LerpWeight MakeLerpWeight(double weight) {
   return {is_near_end, RoundToFloat(is_near_end ? weight - 1 : weight)};
 }
 
+// The factors of Descended.
+struct DescentFactors {
+  float decay;
+  float step;
+};
+
 }  // namespace optstate::kernels
 #endif  // OPTSTATE_KERNELS_RULES_WHOLE_FACTORS_
 

@@ -1,7 +1,6 @@
 #include "kernels/scalar/non_separable_update.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <vector>
 
@@ -52,11 +51,10 @@ void ComputeLamb(const UpdateInput& input, const WholeView& view) {
     view.new_state[0][i] = exp_avg;
     view.new_state[1][i] = exp_avg_sq;
   }
-  const double trust =
-      TrustRatio(std::sqrt(SumOfSquares(view.master, view.numel)),
-                 std::sqrt(SumOfSquares(view.new_master, view.numel)));
-  Descend(view, /*decay=*/0,
-          RoundToFloat(input.hyperparams[adam::kLr] * trust));
+  const DescentFactors descent = LambDescent(
+      input.hyperparams[adam::kLr], SumOfSquares(view.master, view.numel),
+      SumOfSquares(view.new_master, view.numel));
+  Descend(view, descent.decay, descent.step);
 }
 
 // Normalises one matrix, whose variances it updates.
@@ -114,7 +112,7 @@ void ComputeAdafactor(const UpdateInput& input, const WholeView& view) {
     }
   }
   const DescentFactors descent =
-      AdafactorDescent(input, SumOfSquares(view.master, view.numel),
+      AdafactorDescent(step, SumOfSquares(view.master, view.numel),
                        SumOfSquares(view.new_master, view.numel), view.numel);
   Descend(view, descent.decay, descent.step);
 }

@@ -113,12 +113,12 @@ struct Submission {
   uint16_t op;
   // commit; parameter_hint: v1::ParameterHint::Kind; decide: Verdict
   uint16_t flags;
-  uint32_t micro_step;  // push
+  uint32_t micro_step;  // push; finish_load: begin_at_loads
   uint64_t request_id;  // grows by one with each submission of a session
-  uint64_t step;        // push, commit, abort, decide
-  uint32_t parameter;   // push, parameter_hint: first; load, fetch
-  uint16_t array;       // load, fetch: v1::StateArray
-  uint16_t dtype;       // load: DType of the window's elements
+  uint64_t step;  // push, commit, abort, decide; finish_load: begin_at_step
+  uint32_t parameter;  // push, parameter_hint: first; load, fetch
+  uint16_t array;      // load, fetch: v1::StateArray
+  uint16_t dtype;      // load: DType of the window's elements
   // load, fetch: first element; finish_load, decide: the digest
   uint64_t begin;
   uint64_t numel;     // push, parameter_hint: parameters; else elements

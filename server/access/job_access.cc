@@ -61,6 +61,13 @@ absl::Status CheckJobAccess(const v1::JobAccess& access, uid_t owner) {
   return absl::OkStatus();
 }
 
+bool IsSameAccess(const v1::JobAccess& one, const v1::JobAccess& other) {
+  return one.group() == other.group() &&
+         one.is_private() == other.is_private() &&
+         std::equal(one.readers().begin(), one.readers().end(),
+                    other.readers().begin(), other.readers().end());
+}
+
 std::string AccessText(const v1::JobAccess& access) {
   std::string text = access.is_private() ? "private" : "not private";
   if (!access.group().empty()) {

@@ -19,6 +19,9 @@ absl::Status CheckAccessForm(const v1::JobAccess& access);
 // root counts as a member of every group.
 absl::Status CheckJobAccess(const v1::JobAccess& access, uid_t owner);
 
+// Returns whether two say the same.
+bool IsSameAccess(const v1::JobAccess& one, const v1::JobAccess& other);
+
 // Returns "private; group research; readers alice, @ops", or "not private".
 std::string AccessText(const v1::JobAccess& access);
 

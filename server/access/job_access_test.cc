@@ -63,6 +63,27 @@ TEST(JobAccessTest, ReadersExist) {
   }
 }
 
+TEST(JobAccessTest, TheSameIsTheSameInAllParts) {
+  v1::JobAccess one;
+  one.set_is_private(true);
+  one.set_group("root");
+  one.add_readers("root");
+  EXPECT_TRUE(IsSameAccess(one, one));
+  v1::JobAccess other = one;
+  other.set_is_private(false);
+  EXPECT_FALSE(IsSameAccess(one, other));
+  other = one;
+  other.clear_group();
+  EXPECT_FALSE(IsSameAccess(one, other));
+  other = one;
+  other.set_readers(0, "@root");
+  EXPECT_FALSE(IsSameAccess(one, other));
+  other = one;
+  other.add_readers("root");
+  EXPECT_FALSE(IsSameAccess(one, other));
+  EXPECT_FALSE(IsSameAccess(other, one));
+}
+
 TEST(JobAccessTest, TheFormIsCheckedFirst) {
   v1::JobAccess access;
   access.add_readers("root");

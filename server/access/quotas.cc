@@ -89,6 +89,17 @@ v1::Quota Quotas::OwnQuotaOf(uid_t uid) const {
   return {};
 }
 
+Quotas::All Quotas::ThatMayConcern(uid_t uid) const {
+  const absl::MutexLock lock(&mutex_);
+  All found;
+  for (const Entry& entry : entries_) {
+    const bool is_others =
+        entry.quota.group().empty() && entry.id.has_value() && *entry.id != uid;
+    if (!is_others && !entry.is_absent) *found.Add() = entry.quota;
+  }
+  return found;
+}
+
 absl::StatusOr<UserBounds> Quotas::BoundsOf(uid_t uid) {
   UserBounds bounds;
   bounds.uid = uid;

@@ -70,6 +70,10 @@ class Quotas {
   absl::StatusOr<UserBounds> BoundsOf(uid_t uid);
   // Returns the quotas of the groups that a user is in; operators are in none.
   absl::StatusOr<std::vector<GroupQuota>> GroupsOf(uid_t uid);
+  // Returns the entries that may bound the jobs of a user: those of groups, and
+  // of users this one's own and those whose number is not known. Waits for no
+  // table.
+  All ThatMayConcern(uid_t uid) const;
   // Adds up what users have, over the members of each of the groups.
   absl::StatusOr<std::vector<uint64_t>> SumOverMembers(
       const std::vector<GroupQuota>& groups,

@@ -130,6 +130,19 @@ TEST_F(QuotasTest, NoneConcernsRootAndTheDaemonsUser) {
   }
 }
 
+TEST_F(QuotasTest, TheOnesThatMayConcernAUser) {
+  Add(absl::StrCat(kAda)).set_jobs_max(1);
+  Add(absl::StrCat(kBob)).set_jobs_max(2);
+  Add("", "7000").set_jobs_max(3);
+  const Quotas quotas = Make();
+  const Quotas::All found = quotas.ThatMayConcern(kAda);
+  ASSERT_EQ(found.size(), 2);
+  EXPECT_EQ(found[0].jobs_max(), 1u);
+  EXPECT_EQ(found[1].jobs_max(), 3u);
+  EXPECT_EQ(lookups_, 0);
+  ASSERT_EQ(quotas.ThatMayConcern(kEve).size(), 1);
+}
+
 TEST_F(QuotasTest, ANameThatIsGoneConcernsNobody) {
   Add("no such user").set_jobs_max(1);
   Add("", "no such group").set_jobs_max(1);

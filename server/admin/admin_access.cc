@@ -35,8 +35,12 @@ absl::Status AdminService::SetAccess(const v1::SetJobRequest& request,
   v1::SetJobRequest others = request;
   others.clear_name();
   others.clear_access();
+  others.clear_access_before();
   if (others.ByteSizeLong() == 0) {
-    return control_->SetAccess(request.name(), request.access(), caller);
+    return control_->SetAccess(
+        request.name(), request.access(),
+        request.has_access_before() ? &request.access_before() : nullptr,
+        caller);
   }
   OPTSTATE_RETURN_IF_ERROR(FindToLook(request.name(), caller).status());
   return absl::InvalidArgumentError(

@@ -75,7 +75,7 @@ const std::map<std::string, Does>& MethodsOfJobs() {
       {"DeleteJob", Does::kChange},    {"RecoverJob", Does::kChange},
       {"SetJob", Does::kChange},       {"VerifyJob", Does::kChange},
       {"SleepJob", Does::kChange},     {"WakeJob", Does::kChange},
-      {"TraceJob", Does::kChange}};
+      {"TraceJob", Does::kChange},     {"DeleteJobWatched", Does::kChange}};
   return *methods;
 }
 
@@ -340,6 +340,23 @@ TEST_F(AdminAccessTest, TheAccessIsSetAloneAndTakesNoEngine) {
       service_->SetJob(request, UnixCaller(kStrangerUid), Soon()).status(),
       supervisor::NoJob("secret"));
   EXPECT_TRUE(control_.jobs["secret"].access.is_private());
+}
+
+// A change by one caller is not undone by another, who has not seen it.
+TEST_F(AdminAccessTest, TheAccessIsSetWhileItIsAsTheCallerHasSeenIt) {
+  MakePrivate();
+  v1::SetJobRequest request;
+  request.set_name("secret");
+  *request.mutable_access_before() = control_.jobs["secret"].access;
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      service_->SetJob(request, Operator(), Soon()).status()));
+  request.mutable_access();
+  ASSERT_TRUE(service_->SetJob(request, Operator(), Soon()).ok());
+  EXPECT_FALSE(control_.jobs["secret"].access.is_private());
+  request.mutable_access()->set_is_private(true);
+  EXPECT_TRUE(
+      absl::IsAborted(service_->SetJob(request, Operator(), Soon()).status()));
+  EXPECT_FALSE(control_.jobs["secret"].access.is_private());
 }
 
 TEST_F(AdminAccessTest, ListsShowAPrivateJobToThoseWhoMayLook) {

@@ -68,6 +68,7 @@ std::string Flag(const char* name, bool is_set) {
 std::string DetailOf(const v1::SetJobRequest& request) {
   v1::SetJobRequest settings = request;
   settings.clear_name();
+  settings.clear_access_before();  // it sets nothing
   return absl::StrCat("settings=\"",
                       absl::CHexEscape(settings.ShortDebugString()), "\"");
 }
@@ -183,6 +184,22 @@ grpc::Status AdminCalls::DeleteJob(grpc::ServerContext* context,
              Flag("force", request->force()), [&](const Caller& caller) {
                return service_->DeleteJob(request->name(), request->force(),
                                           caller, Deadline(*context));
+             });
+}
+
+// Its rule and its lines of the audit are those of DeleteJob: the two differ in
+// what the caller is told meanwhile.
+grpc::Status AdminCalls::DeleteJobWatched(
+    grpc::ServerContext* context, const v1::DeleteJobRequest* request,
+    grpc::ServerWriter<v1::DeleteProgress>* writer) {
+  return Act(*context, "DeleteJob", request->name(),
+             Flag("force", request->force()), [&](const Caller& caller) {
+               return service_->DeleteJobWatched(
+                   request->name(), request->force(), caller,
+                   Deadline(*context),
+                   [writer](const v1::DeleteProgress& progress) {
+                     return writer->Write(progress);
+                   });
              });
 }
 

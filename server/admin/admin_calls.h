@@ -60,6 +60,9 @@ class AdminCalls final : public v1::Admin::Service {
   grpc::Status DeleteJob(grpc::ServerContext* context,
                          const v1::DeleteJobRequest* request,
                          v1::DeleteJobReply* reply) override;
+  grpc::Status DeleteJobWatched(
+      grpc::ServerContext* context, const v1::DeleteJobRequest* request,
+      grpc::ServerWriter<v1::DeleteProgress>* writer) override;
   grpc::Status RecoverJob(grpc::ServerContext* context,
                           const v1::RecoverJobRequest* request,
                           v1::RecoverJobReply* reply) override;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <functional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -49,6 +50,40 @@ TEST_F(AdminOperationsTest, DeleteSparesAJobWithRanks) {
   EXPECT_TRUE(service_->DeleteJob("busy", true, kSelf, Soon()).ok());
   EXPECT_THAT(control_.calls, ElementsAre("hold idle", "delete idle",
                                           "hold busy", "delete busy"));
+}
+
+TEST_F(AdminOperationsTest, AWatchedDeletionTellsItsEnd) {
+  AddJob("busy", 1);
+  AddJob("idle", 0);
+  v1::DeleteProgress last;
+  int messages = 0;
+  const auto remove = [&](const char* job) {
+    return service_->DeleteJobWatched(job, /*force=*/false, kSelf, Soon(),
+                                      [&](const v1::DeleteProgress& progress) {
+                                        last = progress;
+                                        return ++messages < 3;
+                                      });
+  };
+  EXPECT_TRUE(absl::IsFailedPrecondition(remove("busy")));
+  EXPECT_EQ(messages, 0);
+  EXPECT_THAT(control_.calls, ElementsAre("hold busy", "release busy"));
+  const absl::Status deleted = remove("idle");
+  EXPECT_TRUE(deleted.ok()) << deleted;
+  EXPECT_TRUE(last.done());
+  EXPECT_FALSE(last.awaits_engine());
+  EXPECT_EQ(last.bytes(), 10u);
+  EXPECT_EQ(last.bytes_total(), 10u);
+  AddJob("damaged", 0);
+  control_.delete_status = absl::DataLossError("the disk");
+  EXPECT_EQ(remove("damaged"), control_.delete_status);
+  // One that goes on is told until the caller takes no more of it.
+  AddJob("long", 0);
+  control_.deletion_goes_on = true;
+  messages = 0;
+  EXPECT_TRUE(absl::IsCancelled(remove("long")));
+  EXPECT_EQ(messages, 3);
+  EXPECT_FALSE(last.done());
+  EXPECT_TRUE(last.awaits_engine());
 }
 
 TEST_F(AdminOperationsTest, DeleteOfAnEngineThatDoesNotAnswerNeedsForce) {
@@ -106,6 +141,40 @@ TEST_F(AdminOperationsTest, SetReachesTheEngineOfWhoMayChangeTheJob) {
   request.set_name("../a");
   EXPECT_TRUE(absl::IsInvalidArgument(
       service_->SetJob(request, kOther, Soon()).status()));
+}
+
+// A job is deleted, and another user's gets its name, while a call is on its
+// way to the engine.
+TEST_F(AdminOperationsTest, NoCallReachesTheEngineOfTheNextJobOfTheName) {
+  v1::SetJobRequest set;
+  set.set_name("a");
+  v1::TraceJobRequest trace;
+  trace.set_name("a");
+  v1::ListParametersRequest list;
+  list.set_job("a");
+  const std::function<absl::Status()> calls[] = {
+      [&] { return service_->SetJob(set, kSelf, Soon()).status(); },
+      [&] {
+        return service_->VerifyJob(
+            "a", kSelf, nullptr,
+            [](const v1::VerifyJobProgress&) { return true; });
+      },
+      [&] {
+        return service_->TraceJob(trace, kSelf, nullptr,
+                                  [](const v1::TraceChunk&) { return true; });
+      },
+      [&] { return service_->ListParameters(list, kSelf, Soon()).status(); }};
+  for (const auto& call : calls) {
+    AddJob("a", 1);
+    EXPECT_TRUE(call().ok()) << call();
+    FakeEngineService* next = nullptr;
+    // The engine ends, and the job with it. An operator may change both.
+    control_.before_find = [&] { next = &StartEngine("a", 1); };
+    const absl::Status late = call();
+    EXPECT_TRUE(absl::IsUnavailable(late)) << late;
+    ASSERT_NE(next, nullptr);
+    EXPECT_EQ(next->orders(), 0);
+  }
 }
 
 TEST_F(AdminOperationsTest, SetSaysWhichEngineDoesNotAnswerOrIsTooOld) {

@@ -41,8 +41,11 @@ class NoJobs : public supervisor::SupervisorControl {
     return None();
   }
   void ReleaseJob(const std::string&) override {}
-  absl::Status DeleteHeldJob(const std::string&, absl::Time) override {
-    return None();
+  std::shared_ptr<supervisor::JobDeletion> BeginDeletion(
+      const std::string&) override {
+    auto deletion = std::make_shared<supervisor::JobDeletion>();
+    deletion->End(None());
+    return deletion;
   }
   absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> PutToSleep(
       const std::string&, pid_t) override {
@@ -57,7 +60,7 @@ class NoJobs : public supervisor::SupervisorControl {
     return None();
   }
   absl::Status SetAccess(const std::string&, const v1::JobAccess&,
-                         const Caller&) override {
+                         const v1::JobAccess*, const Caller&) override {
     return None();
   }
   bool MaySee(const v1::Event&, const Caller*) const override { return false; }

@@ -232,42 +232,11 @@ absl::StatusOr<v1::ListSessionsReply> AdminService::ListSessions(
 absl::StatusOr<v1::ListParametersReply> AdminService::ListParameters(
     const v1::ListParametersRequest& request, const access::Caller& caller,
     absl::Time deadline) {
+  const EngineChannels::Engine engine = engines_->Take(request.job());
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary,
                             FindToLook(request.job(), caller));
   OPTSTATE_RETURN_IF_ERROR(CheckAwake(summary));
-  return engines_->ListParameters(request, EngineDeadline(deadline));
-}
-
-absl::Status AdminService::DeleteJob(const std::string& name, bool force,
-                                     const access::Caller& caller,
-                                     absl::Time deadline) {
-  OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
-  OPTSTATE_RETURN_IF_ERROR(control_->HoldJob(name, caller));
-  if (!force) {
-    absl::Status status = CheckNoSessions(name, deadline);
-    if (!status.ok()) {
-      control_->ReleaseJob(name);
-      return status;
-    }
-  }
-  return control_->DeleteHeldJob(name, deadline);
-}
-
-absl::Status AdminService::CheckNoSessions(const std::string& name,
-                                           absl::Time deadline) {
-  OPTSTATE_ASSIGN_OR_RETURN(const v1::Job job, DescribeOne(name, deadline));
-  // Without an engine there is no session.
-  if (job.engine_pid() == 0) return absl::OkStatus();
-  if (job.session_count() != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("job \"", name, "\" has ", job.session_count(),
-                     " ranks attached: end them first, or force the deletion"));
-  }
-  if (!job.ranks_unknown()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("the engine of job \"", name,
-                   "\" does not say whether ranks are attached (", job.reason(),
-                   "): try again, or force the deletion"));
+  return engines_->ListParameters(engine, request, EngineDeadline(deadline));
 }
 
 absl::Status AdminService::RecoverJob(const std::string& name,
@@ -294,9 +263,14 @@ absl::StatusOr<v1::SetJobReply> AdminService::SetJob(
     OPTSTATE_RETURN_IF_ERROR(SetAccess(request, caller));
     return v1::SetJobReply();
   }
+  if (request.has_access_before()) {
+    return absl::InvalidArgumentError("access_before is set without access");
+  }
+  const EngineChannels::Engine engine = engines_->Take(request.name());
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary,
                             FindToChange(request.name(), caller));
-  absl::StatusOr<v1::SetJobReply> set = engines_->SetJob(request, deadline);
+  absl::StatusOr<v1::SetJobReply> set =
+      engines_->SetJob(engine, request, deadline);
   if (absl::IsUnimplemented(set.status())) {
     return TooOld(request.name(), "change settings");
   }
@@ -319,11 +293,13 @@ absl::Status AdminService::VerifyJob(
     const std::string& name, const access::Caller& caller,
     const grpc::ServerContext* call,
     absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass) {
+  const EngineChannels::Engine engine = engines_->Take(name);
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary,
                             FindToChange(name, caller));
   uint64_t damaged = 0;
   absl::Status verified = engines_->VerifyJob(
-      name, call, [pass, &damaged](const v1::VerifyJobProgress& progress) {
+      engine, name, call,
+      [pass, &damaged](const v1::VerifyJobProgress& progress) {
         damaged = progress.damaged();
         return pass(progress);
       });
@@ -336,8 +312,9 @@ absl::Status AdminService::TraceJob(
     const v1::TraceJobRequest& request, const access::Caller& caller,
     const grpc::ServerContext* call,
     absl::FunctionRef<bool(const v1::TraceChunk&)> pass) {
+  const EngineChannels::Engine engine = engines_->Take(request.name());
   OPTSTATE_RETURN_IF_ERROR(FindToChange(request.name(), caller).status());
-  absl::Status traced = engines_->TraceJob(request, call, pass);
+  absl::Status traced = engines_->TraceJob(engine, request, call, pass);
   if (!absl::IsUnimplemented(traced)) return traced;
   return TooOld(request.name(), "trace");
 }

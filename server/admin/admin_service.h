@@ -76,6 +76,13 @@ class AdminService {
       absl::Time deadline);
   absl::Status DeleteJob(const std::string& name, bool force,
                          const access::Caller& caller, absl::Time deadline);
+  // Does the same. Calls `pass` several times a second, until the end or until
+  // it returns false (CANCELLED); the deletion goes on either way. `deadline`
+  // is of the answer of the job's engine.
+  absl::Status DeleteJobWatched(
+      const std::string& name, bool force, const access::Caller& caller,
+      absl::Time deadline,
+      absl::FunctionRef<bool(const v1::DeleteProgress&)> pass);
   absl::Status RecoverJob(const std::string& name, const access::Caller& caller,
                           bool to_durable, absl::Time deadline);
   absl::StatusOr<v1::SetJobReply> SetJob(const v1::SetJobRequest& request,
@@ -144,6 +151,9 @@ class AdminService {
   // Returns PERMISSION_DENIED when the caller may not change the job.
   absl::StatusOr<supervisor::JobSummary> FindToChange(
       const std::string& name, const access::Caller& caller);
+  // Holds a job that can be deleted, which the caller then deletes.
+  absl::Status HoldToDelete(const std::string& name, bool force,
+                            const access::Caller& caller, absl::Time deadline);
   absl::Status CheckNoSessions(const std::string& name, absl::Time deadline);
   // Returns the pid of the engine of a job that can be put to sleep just now.
   absl::StatusOr<pid_t> CheckCanSleep(const std::string& name,

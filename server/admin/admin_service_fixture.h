@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -23,6 +24,7 @@
 #include "proto/types/conversions.h"
 #include "proto/types/layout.h"
 #include "server/access/caller.h"
+#include "server/access/job_access.h"
 #include "server/admin/admin_service.h"
 #include "server/admin/engine_channels.h"
 #include "server/admin/fake_engine_service.h"
@@ -45,6 +47,7 @@ class FakeControl : public supervisor::SupervisorControl {
   }
   absl::StatusOr<supervisor::JobSummary> FindJob(
       const std::string& name) override {
+    if (before_find != nullptr) std::exchange(before_find, nullptr)();
     absl::MutexLock lock(&mutex);
     const auto found = jobs.find(name);
     if (found != jobs.end()) return found->second;
@@ -59,10 +62,17 @@ class FakeControl : public supervisor::SupervisorControl {
   void ReleaseJob(const std::string& name) override {
     calls.push_back("release " + name);
   }
-  absl::Status DeleteHeldJob(const std::string& name, absl::Time) override {
+  std::shared_ptr<supervisor::JobDeletion> BeginDeletion(
+      const std::string& name) override {
     calls.push_back("delete " + name);
     jobs.erase(name);
-    return absl::OkStatus();
+    auto deletion = std::make_shared<supervisor::JobDeletion>();
+    if (deletion_goes_on) return deletion;
+    deletion->BeginRemoval();
+    deletion->removal().bytes = 10;
+    deletion->removal().bytes_total = 10;
+    deletion->End(delete_status);
+    return deletion;
   }
   void EndJob(const std::string& name) {
     absl::MutexLock lock(&mutex);
@@ -86,6 +96,7 @@ class FakeControl : public supervisor::SupervisorControl {
     return CheckMayChange(name, caller);
   }
   absl::Status SetAccess(const std::string& name, const v1::JobAccess& access,
+                         const v1::JobAccess* before,
                          const access::Caller& caller) override {
     calls.push_back("set access " + name);
     const absl::StatusOr<supervisor::JobSummary> job = FindJob(name);
@@ -94,6 +105,10 @@ class FakeControl : public supervisor::SupervisorControl {
         supervisor::CheckMayChangeAccess(name, job->uid, job->access, caller);
     if (!may.ok()) return may;
     absl::MutexLock lock(&mutex);
+    if (before != nullptr &&
+        !access::IsSameAccess(*before, jobs[name].access)) {
+      return absl::AbortedError("it was changed meanwhile");
+    }
     jobs[name].access = access;
     return absl::OkStatus();
   }
@@ -150,7 +165,10 @@ class FakeControl : public supervisor::SupervisorControl {
   }
 
   mutable absl::Mutex mutex;
+  std::function<void()> before_find;  // happens before a job is looked up, once
   absl::Status sleep_status;
+  absl::Status delete_status;
+  bool deletion_goes_on = false;  // for ever
   std::map<std::string, supervisor::JobSummary> jobs;
   std::vector<std::string> calls;
   bool is_draining = false;

@@ -78,6 +78,8 @@ TEST_F(AdminVerifyTest, ItMayLast) {
   EXPECT_EQ(timer.LimitOf("/optstate.v1.Admin/VerifyJob"),
             absl::InfiniteDuration());
   EXPECT_LT(timer.LimitOf("/optstate.v1.Admin/DeleteJob"), absl::Hours(1));
+  EXPECT_EQ(timer.LimitOf("/optstate.v1.Admin/DeleteJobWatched"),
+            absl::InfiniteDuration());
 }
 
 }  // namespace

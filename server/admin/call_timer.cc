@@ -86,6 +86,7 @@ CallTimer::Interceptors() {
 absl::Duration CallTimer::LimitOf(absl::string_view method) const {
   if (absl::StartsWith(method, "/grpc.reflection.")) return limits_.reflection;
   if (absl::StartsWith(method, "/grpc.health.") ||
+      method == "/optstate.v1.Admin/DeleteJobWatched" ||
       method == "/optstate.v1.Admin/VerifyJob" ||
       method == "/optstate.v1.Admin/TraceJob" ||
       method == "/optstate.v1.Admin/SleepJob" ||

@@ -122,14 +122,14 @@ absl::StatusOr<v1::Job> EngineChannels::GetJob(const std::string& job,
 }
 
 absl::StatusOr<v1::ListParametersReply> EngineChannels::ListParameters(
-    const v1::ListParametersRequest& request, absl::Time deadline) {
-  const std::shared_ptr<Channel> channel = Find(request.job());
-  if (channel == nullptr) return NoEngine(request.job());
+    const Engine& engine, const v1::ListParametersRequest& request,
+    absl::Time deadline) {
+  if (engine == nullptr) return NoEngine(request.job());
   grpc::ClientContext context;
   SetUp(&context, deadline);
   v1::ListParametersReply reply;
   const grpc::Status status =
-      channel->stub->ListParameters(&context, request, &reply);
+      engine->stub->ListParameters(&context, request, &reply);
   // The engine gave no answer.
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
     return Named(request.job(), status);
@@ -388,13 +388,13 @@ absl::Status EngineChannels::Pause(const std::string& job,
 }
 
 absl::StatusOr<v1::SetJobReply> EngineChannels::SetJob(
-    const v1::SetJobRequest& request, absl::Time deadline) {
-  const std::shared_ptr<Channel> channel = Find(request.name());
-  if (channel == nullptr) return NoEngine(request.name());
+    const Engine& engine, const v1::SetJobRequest& request,
+    absl::Time deadline) {
+  if (engine == nullptr) return NoEngine(request.name());
   grpc::ClientContext context;
   SetUp(&context, deadline);
   v1::SetJobReply reply;
-  const grpc::Status status = channel->stub->SetJob(&context, request, &reply);
+  const grpc::Status status = engine->stub->SetJob(&context, request, &reply);
   // The engine gave no answer.
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
       status.error_code() == grpc::StatusCode::UNAVAILABLE) {
@@ -405,14 +405,14 @@ absl::StatusOr<v1::SetJobReply> EngineChannels::SetJob(
 }
 
 absl::Status EngineChannels::VerifyJob(
-    const std::string& job, const grpc::ServerContext* caller,
+    const Engine& engine, const std::string& job,
+    const grpc::ServerContext* caller,
     absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass) {
-  const std::shared_ptr<Channel> channel = Find(job);
-  if (channel == nullptr) return NoEngine(job);
+  if (engine == nullptr) return NoEngine(job);
   const auto context = MakeContext(absl::InfiniteFuture(), caller);
   v1::VerifyJobRequest request;
   request.set_name(job);
-  const auto reader = channel->stub->VerifyJob(context.get(), request);
+  const auto reader = engine->stub->VerifyJob(context.get(), request);
   v1::VerifyJobProgress progress;
   bool goes_on = true;
   while (goes_on && reader->Read(&progress)) goes_on = pass(progress);
@@ -421,12 +421,12 @@ absl::Status EngineChannels::VerifyJob(
 }
 
 absl::Status EngineChannels::TraceJob(
-    const v1::TraceJobRequest& request, const grpc::ServerContext* caller,
+    const Engine& engine, const v1::TraceJobRequest& request,
+    const grpc::ServerContext* caller,
     absl::FunctionRef<bool(const v1::TraceChunk&)> pass) {
-  const std::shared_ptr<Channel> channel = Find(request.name());
-  if (channel == nullptr) return NoEngine(request.name());
+  if (engine == nullptr) return NoEngine(request.name());
   const auto context = MakeContext(absl::InfiniteFuture(), caller);
-  const auto reader = channel->stub->TraceJob(context.get(), request);
+  const auto reader = engine->stub->TraceJob(context.get(), request);
   v1::TraceChunk chunk;
   bool goes_on = true;
   while (goes_on && reader->Read(&chunk)) goes_on = pass(chunk);

@@ -42,8 +42,20 @@ class EngineChannels {
   // DEADLINE_EXCEEDED. `memory`: see GetJobRequest.
   absl::StatusOr<v1::Job> GetJob(const std::string& job, absl::Time deadline,
                                  bool memory = false);
+
+  struct Channel;
+  // The engine that a job had when it was taken, if any. A call that not
+  // everybody may make of a job takes the engine first, and looks then whose
+  // job has the name: a job goes after its engine has ended, so the engine is
+  // that job's or reaches nobody, and never one of another job that got the
+  // name meanwhile.
+  using Engine = std::shared_ptr<Channel>;  // null: there was none
+  Engine Take(const std::string& job) const { return Find(job); }
+
+  // UNAVAILABLE: there was no engine, or it has ended.
   absl::StatusOr<v1::ListParametersReply> ListParameters(
-      const v1::ListParametersRequest& request, absl::Time deadline);
+      const Engine& engine, const v1::ListParametersRequest& request,
+      absl::Time deadline);
 
   // Asks all engines at once; the answers are in the order of `jobs`.
   std::vector<absl::StatusOr<v1::Job>> GetJobs(
@@ -70,25 +82,27 @@ class EngineChannels {
   absl::Status Pause(const std::string& job, absl::Time deadline);
 
   // Changes settings of the job, which may last as long as its longest step.
-  // UNIMPLEMENTED: the engine is older than this call.
-  absl::StatusOr<v1::SetJobReply> SetJob(const v1::SetJobRequest& request,
+  // UNAVAILABLE: there was no engine, or it has ended; UNIMPLEMENTED: it is
+  // older than this call.
+  absl::StatusOr<v1::SetJobReply> SetJob(const Engine& engine,
+                                         const v1::SetJobRequest& request,
                                          absl::Time deadline);
 
   // Has the job's engine verify its records on disk, for as long as that takes
   // or until `caller` is cancelled or `pass` returns false; null: no call that
-  // could be. `pass` gets each message. UNIMPLEMENTED: the engine is older than
-  // this call.
+  // could be. `pass` gets each message. Errors as of SetJob.
   absl::Status VerifyJob(
-      const std::string& job, const grpc::ServerContext* caller,
+      const Engine& engine, const std::string& job,
+      const grpc::ServerContext* caller,
       absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass);
 
   // Has the job's engine trace it, in the same way and with the same errors.
-  absl::Status TraceJob(const v1::TraceJobRequest& request,
+  absl::Status TraceJob(const Engine& engine,
+                        const v1::TraceJobRequest& request,
                         const grpc::ServerContext* caller,
                         absl::FunctionRef<bool(const v1::TraceChunk&)> pass);
 
  private:
-  struct Channel;
   struct Call;
 
   // Makes one call for each job.

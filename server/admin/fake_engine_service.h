@@ -65,6 +65,7 @@ class FakeEngineService : public v1::Engine::Service {
   grpc::Status ListParameters(grpc::ServerContext*,
                               const v1::ListParametersRequest* request,
                               v1::ListParametersReply* reply) override {
+    ++orders_;
     if (hangs_) return NoAnswerError();
     reply->set_next_page_token(request->page_token() + "+");
     return grpc::Status::OK;
@@ -95,6 +96,7 @@ class FakeEngineService : public v1::Engine::Service {
 
   grpc::Status SetJob(grpc::ServerContext*, const v1::SetJobRequest* request,
                       v1::SetJobReply* reply) override {
+    ++orders_;
     if (dies_) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "died");
     if (hangs_) return NoAnswerError();
     if (sessions_ == 2) {
@@ -110,6 +112,7 @@ class FakeEngineService : public v1::Engine::Service {
   grpc::Status VerifyJob(
       grpc::ServerContext* context, const v1::VerifyJobRequest* request,
       grpc::ServerWriter<v1::VerifyJobProgress>* writer) override {
+    ++orders_;
     v1::VerifyJobProgress progress;
     progress.set_records_total(2);
     progress.set_records(1);
@@ -132,6 +135,7 @@ class FakeEngineService : public v1::Engine::Service {
   grpc::Status TraceJob(grpc::ServerContext* context,
                         const v1::TraceJobRequest* request,
                         grpc::ServerWriter<v1::TraceChunk>* writer) override {
+    ++orders_;
     if (sessions_ == 2) {
       return {grpc::StatusCode::UNIMPLEMENTED, "no such call"};
     }
@@ -170,6 +174,8 @@ class FakeEngineService : public v1::Engine::Service {
   void set_phase(v1::JobPhase phase) { phase_ = phase; }
   void set_uid(uint32_t uid) { uid_ = uid; }  // of the job's owner; 0: not said
   int asks() const { return asks_; }          // for the job
+  // Calls that not everybody may make: of parameters, to set, verify, trace.
+  int orders() const { return orders_; }
   int drains() const { return drains_; }
   int pauses() const { return pauses_; }
   void AwaitQuestion() { asked_.WaitForNotification(); }
@@ -183,6 +189,7 @@ class FakeEngineService : public v1::Engine::Service {
   absl::Notification verification_cancelled_;
   absl::Notification trace_cancelled_;
   std::atomic<int> asks_ = 0;
+  std::atomic<int> orders_ = 0;
   int drains_ = 0;
   int pauses_ = 0;
   std::atomic<v1::JobPhase> phase_{v1::JOB_PHASE_READY};

@@ -29,6 +29,7 @@ inline constexpr MethodRole kMethodRoles[] = {
     {"WatchEvents", access::Role::kViewer},
     {"ListUsers", access::Role::kViewer},  // of others: operator
     {"DeleteJob", access::Role::kTrainer},
+    {"DeleteJobWatched", access::Role::kTrainer},
     {"RecoverJob", access::Role::kTrainer},
     {"SetJob", access::Role::kTrainer},
     {"VerifyJob", access::Role::kTrainer},

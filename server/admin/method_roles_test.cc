@@ -43,16 +43,26 @@ Caller CallerOf(Role role, Via via) {
 // The verdicts, written down once more. A new method of Admin has to be added
 // here too.
 bool IsExpected(const std::string& method, Role role, Via via) {
-  static const auto* const least = new std::map<std::string, Role>{
-      {"GetStatus", Role::kViewer},       {"ListJobs", Role::kViewer},
-      {"GetJob", Role::kViewer},          {"ListSessions", Role::kViewer},
-      {"ListParameters", Role::kViewer},  {"DescribeTiers", Role::kViewer},
-      {"DescribeDevices", Role::kViewer}, {"WatchEvents", Role::kViewer},
-      {"ListUsers", Role::kViewer},       {"DeleteJob", Role::kTrainer},
-      {"RecoverJob", Role::kTrainer},     {"SetJob", Role::kTrainer},
-      {"VerifyJob", Role::kTrainer},      {"SleepJob", Role::kTrainer},
-      {"WakeJob", Role::kTrainer},        {"TraceJob", Role::kTrainer},
-      {"Drain", Role::kOperator},         {"Upgrade", Role::kOperator}};
+  static const auto* const least =
+      new std::map<std::string, Role>{{"GetStatus", Role::kViewer},
+                                      {"ListJobs", Role::kViewer},
+                                      {"GetJob", Role::kViewer},
+                                      {"ListSessions", Role::kViewer},
+                                      {"ListParameters", Role::kViewer},
+                                      {"DescribeTiers", Role::kViewer},
+                                      {"DescribeDevices", Role::kViewer},
+                                      {"WatchEvents", Role::kViewer},
+                                      {"ListUsers", Role::kViewer},
+                                      {"DeleteJob", Role::kTrainer},
+                                      {"DeleteJobWatched", Role::kTrainer},
+                                      {"RecoverJob", Role::kTrainer},
+                                      {"SetJob", Role::kTrainer},
+                                      {"VerifyJob", Role::kTrainer},
+                                      {"SleepJob", Role::kTrainer},
+                                      {"WakeJob", Role::kTrainer},
+                                      {"TraceJob", Role::kTrainer},
+                                      {"Drain", Role::kOperator},
+                                      {"Upgrade", Role::kOperator}};
   const auto found = least->find(method);
   EXPECT_NE(found, least->end()) << method << " is not in this test";
   if (found == least->end()) return false;

@@ -117,6 +117,9 @@ void ConnectionServer::TakeSupervise(SupervisorMessage message) {
   if (!served.ok()) spdlog::error("{}", served.ToString());
   if (options_.job != nullptr) {
     TakeLimits(supervise.limits());
+    if (supervise.has_quotas()) {
+      options_.job->SetQuotas(supervise.quotas().quotas());
+    }
     SetDraining(supervise.draining());
   }
   options_.reporter->ReportAll(MakeReady());

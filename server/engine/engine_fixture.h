@@ -19,6 +19,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -61,8 +62,10 @@ class TestSupervisor {
   }
 
   // `control_version`: 0 is that of a supervisor of the first release.
+  // `quotas`: none are said when there are none, as by an older supervisor.
   void Supervise(bool draining = false, const v1::Limits& limits = {},
-                 uint32_t control_version = 0) {
+                 uint32_t control_version = 0,
+                 const std::vector<v1::Quota>& quotas = {}) {
     int fds[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
     ::fcntl(fds[0], F_SETFL, O_NONBLOCK | O_RDWR);
@@ -74,6 +77,9 @@ class TestSupervisor {
     request.mutable_supervise()->set_control_version(control_version);
     request.mutable_supervise()->set_draining(draining);
     *request.mutable_supervise()->mutable_limits() = limits;
+    for (const v1::Quota& quota : quotas) {
+      *request.mutable_supervise()->mutable_quotas()->add_quotas() = quota;
+    }
     Send(request, theirs.get());
   }
   void StartJob() {

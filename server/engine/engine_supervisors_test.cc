@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdlib>
 #include <memory>
 #include <set>
 #include <utility>
@@ -75,6 +76,33 @@ TEST_F(EngineSupervisorsTest, TheNextSupervisorsLimitsCount) {
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
   engine->Adopt(job_dir_);
   engine->supervisor()->AwaitReady();
+  const absl::Status taken = peer->Register();
+  EXPECT_TRUE(taken.ok()) << taken;
+}
+
+// An older supervisor, such as the one before an upgrade, says nothing of them.
+TEST_F(EngineSupervisorsTest, TheNextSupervisorsQuotasCount) {
+  // No quota concerns the user of this test.
+  ASSERT_EQ(::setenv("OPTSTATE_TEST_ENGINE_UID", "61711", 1), 0);
+  auto engine = Start();
+  ASSERT_EQ(::unsetenv("OPTSTATE_TEST_ENGINE_UID"), 0);
+  auto peer = engine->Connect();
+  v1::Quota quota;
+  quota.set_user("61711");
+  quota.set_state_bytes_max(1);
+  TestSupervisor second(job_dir_);
+  second.Supervise(/*draining=*/false, {}, /*control_version=*/0, {quota});
+  second.AwaitReady();
+  const absl::Status refused = peer->Register();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  engine->Adopt(job_dir_);
+  engine->supervisor()->AwaitReady();
+  const absl::Status again = peer->Register();
+  EXPECT_TRUE(absl::IsResourceExhausted(again)) << again;
+  quota.set_state_bytes_max(1 << 30);
+  TestSupervisor fourth(job_dir_);
+  fourth.Supervise(/*draining=*/false, {}, /*control_version=*/0, {quota});
+  fourth.AwaitReady();
   const absl::Status taken = peer->Register();
   EXPECT_TRUE(taken.ok()) << taken;
 }

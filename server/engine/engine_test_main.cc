@@ -16,7 +16,9 @@ int RunTestEngine(char** argv) {
   EngineOptions options;
   options.socket_fd = std::atoi(argv[2]);
   options.config.set_job("test");
-  options.config.set_uid(::getuid());
+  const char* const owner = ::getenv("OPTSTATE_TEST_ENGINE_UID");
+  options.config.set_uid(
+      owner == nullptr ? ::getuid() : static_cast<uint32_t>(std::atoi(owner)));
   options.config.set_job_dir(argv[3]);
   options.config.set_exit_with_supervisor(*argv[4] != 0);
   options.config.set_restarts(2);

@@ -18,7 +18,8 @@ namespace optstate::engine {
 // It says nothing while the job drains, and to a supervisor that does not know
 // this message. A loss that no supervisor takes just now is not told later:
 // connections over TLS end with their supervisor, as at an upgrade, and are no
-// losses. A flood of them does not hold up other reports.
+// losses. A flood of them does not hold up other reports: what is left out of
+// it is counted, and told with the next one.
 //
 // Threads: thread-safe.
 class LossReporter {

@@ -29,9 +29,17 @@ class EventBudget {
 
   // Returns how many were left out since the last one that was told, if this
   // one is to be told; nullopt: it is left out.
-  std::optional<uint64_t> Take();
+  // `already_left_out`: others before this one that were left out elsewhere,
+  // and count here.
+  std::optional<uint64_t> Take(uint64_t already_left_out = 0);
+  // Returns how many were left out since the last one that was told, if there
+  // are some and they may be told now; else 0. Nothing else tells of the last
+  // ones of a flood.
+  uint64_t TakeLeftOut();
 
  private:
+  void Refill() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const double burst_;
   const absl::Duration interval_;
   const Clock clock_;

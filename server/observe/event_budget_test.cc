@@ -38,6 +38,26 @@ TEST_F(EventBudgetTest, ComesBackWithTimeUpToTheBurst) {
   EXPECT_EQ(CountTold(100), 3);
 }
 
+// A flood that ends has no further one that could tell of its last ones.
+TEST_F(EventBudgetTest, WhatWasLeftOutLastIsTakenByItself) {
+  EXPECT_EQ(budget_.TakeLeftOut(), 0u);
+  EXPECT_EQ(CountTold(100), 3);
+  EXPECT_EQ(budget_.TakeLeftOut(), 0u);  // not yet
+  now_ += absl::Seconds(10);
+  EXPECT_EQ(budget_.TakeLeftOut(), 97u);
+  now_ += absl::Seconds(10);
+  EXPECT_EQ(budget_.TakeLeftOut(), 0u);
+  EXPECT_EQ(budget_.Take(), std::optional<uint64_t>(0));
+}
+
+TEST_F(EventBudgetTest, WhatOthersLeftOutCountsToo) {
+  EXPECT_EQ(budget_.Take(5), std::optional<uint64_t>(5));
+  EXPECT_EQ(CountTold(2), 2);
+  EXPECT_EQ(budget_.Take(7), std::nullopt);
+  now_ += absl::Seconds(10);
+  EXPECT_EQ(budget_.Take(1), std::optional<uint64_t>(9));
+}
+
 TEST_F(EventBudgetTest, AClockThatIsSetBackGivesNothing) {
   EXPECT_EQ(CountTold(100), 3);
   now_ -= absl::Hours(1);

@@ -16,10 +16,22 @@ TreeRemover::~TreeRemover() {
   thread_.join();
 }
 
-void TreeRemover::Remove(std::string path,
-                         std::function<void(absl::Status)> done) {
+void TreeRemover::Remove(std::string path, Done done) {
+  Add({[path = std::move(path)] { return RemoveTree(path); }, std::move(done)});
+}
+
+void TreeRemover::RemoveAll(std::vector<TreeToRemove> trees,
+                            std::shared_ptr<RemovalProgress> progress,
+                            Done done) {
+  Add({[trees = std::move(trees), progress = std::move(progress)] {
+         return RemoveTrees(trees, progress.get());
+       },
+       std::move(done)});
+}
+
+void TreeRemover::Add(Task task) {
   absl::MutexLock lock(&mutex_);
-  tasks_.push_back({std::move(path), std::move(done)});
+  tasks_.push_back(std::move(task));
 }
 
 void TreeRemover::Run() {
@@ -34,7 +46,7 @@ void TreeRemover::Run() {
       task = std::move(tasks_.front());
       tasks_.pop_front();
     }
-    task.done(RemoveTree(task.path));
+    task.done(task.remove());
   }
 }
 

@@ -3,12 +3,15 @@
 
 #include <deque>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "server/os/tree_removal.h"
 
 namespace optstate::os {
 
@@ -21,15 +24,20 @@ class TreeRemover {
   TreeRemover();
   ~TreeRemover();
 
+  using Done = std::function<void(absl::Status)>;
   // Removes `path`; `done` runs on the remover's thread.
-  void Remove(std::string path, std::function<void(absl::Status)> done);
+  void Remove(std::string path, Done done);
+  // Removes all of `trees`, as RemoveTrees() does, which tells `progress`.
+  void RemoveAll(std::vector<TreeToRemove> trees,
+                 std::shared_ptr<RemovalProgress> progress, Done done);
 
  private:
   struct Task {
-    std::string path;
-    std::function<void(absl::Status)> done;
+    std::function<absl::Status()> remove;
+    Done done;
   };
 
+  void Add(Task task);
   void Run();
 
   absl::Mutex mutex_;

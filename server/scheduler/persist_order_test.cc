@@ -287,7 +287,7 @@ TEST(PersistOrderTest, PuttingInPlace) {
   Rooms rooms({.optimizer = OptimizerKind::kLamb});
   SchedulerTestJob& job = rooms.job;
   NonSeparableUpdater updater(&job.plan(), &job.memory(), &job.pool(),
-                              &rooms.counts, nullptr);
+                              &rooms.executor, &rooms.counts, nullptr);
   ASSERT_TRUE(updater.Init().ok());
   const auto kind = [&] {
     return static_cast<UndoKind>(job.undo(0).kind.load());

@@ -69,7 +69,7 @@ StepScheduler::StepScheduler(const Options& options,
                          ? std::nullopt
                          : std::optional<NonSeparableUpdater>(
                                std::in_place, plan_.get(), &memory_, &pool_,
-                               &counts_, observer_)),
+                               &executor_, &counts_, observer_)),
       recovery_(plan_.get(), &memory_, &executor_, &counts_,
                 non_separable_.has_value() ? &*non_separable_ : nullptr,
                 norms_.sums_of_squares(), observer_) {}

@@ -12,6 +12,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -26,6 +27,7 @@
 #include "server/session/monotonic_clock.h"
 #include "server/session/ranks/former_rank.h"
 #include "server/session/recovery/gradient_keeper.h"
+#include "storage/state_file.h"
 
 namespace optstate::accelerator {
 class DeviceRuntime;
@@ -158,6 +160,13 @@ class Job {
   // (session/recovery/staging_file.h). The job removes the file.
   virtual std::string StagingPath(uint32_t rank,
                                   uint64_t client_instance) const = 0;
+  // Opens that file, or makes one of zeros; `present` says which. A file that
+  // is made is state: RESOURCE_EXHAUSTED when the limits of all jobs, the
+  // quotas of the job's owner or the memory do not have its bytes; then no file
+  // is left behind.
+  virtual absl::StatusOr<storage::StateFile> MakeStaging(
+      uint32_t rank, uint64_t client_instance, uint64_t gradient_area_bytes,
+      bool* present) = 0;
 
   // Adopts the job in the directory, or starts an empty one. Returns DATA_LOSS
   // when the files do not fit together (says which and why).
@@ -187,6 +196,13 @@ class Job {
   // whose values the run has in the parameter area. No fd when a step may be
   // rolled back.
   virtual absl::StatusOr<UniqueFd> OpenRunStamps() const = 0;
+
+  // Has the device of this name (v1::ShareParametersRequest) keep the
+  // parameters of records that stay there in memory that ranks map, and returns
+  // that, with its table. Errors: those of v1::ShareParametersReply; nothing
+  // has changed then.
+  virtual absl::StatusOr<DeviceParameters> ShareParameters(
+      absl::string_view device) = 0;
 
   // Returns ALREADY_EXISTS when the rank is attached, or is away within a step
   // and its process runs (names its pid).
@@ -250,10 +266,10 @@ class Job {
   virtual absl::Status Load(uint32_t rank, v1::StateArray array,
                             uint32_t parameter, uint64_t begin, uint64_t numel,
                             DType dtype, absl::Span<const std::byte> data) = 0;
-  // Answered through the listener when all ranks have finished. content_digest:
-  // see v1::FinishLoadRequest.
+  // Answered through the listener when all ranks have finished, errors
+  // included.
   virtual void FinishLoad(uint32_t rank, uint64_t request_id,
-                          uint64_t content_digest) = 0;
+                          const LoadEnd& end) = 0;
 
   // Copies numel elements (fp32; PARAMETER in its dtype; STEP_COUNT int64) to
   // `out`; returns the committed step to which they belong.
@@ -281,6 +297,9 @@ class Job {
 
   // Sets the limits for creation or growth of the job from now on.
   virtual void SetLimits(const v1::Limits& limits) = 0;
+  // Sets the quotas likewise; see access::Quotas.
+  virtual void SetQuotas(
+      const google::protobuf::RepeatedPtrField<v1::Quota>& quotas) = 0;
 
   // Waits until no step, load or recovery is under way; from then on, for
   // `lease`, none begins: Push, EndMicroStep, Commit and BeginLoad wait. This

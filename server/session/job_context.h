@@ -39,8 +39,8 @@ namespace optstate::session {
 // (README.md).
 //
 // Threads: the lock guards everything but the options, which do not change
-// except for their limits, the placement and the pool. The lock is taken by
-// JobImpl, and by no room.
+// except for their limits and quotas, the placement and the pool. The lock is
+// taken by JobImpl, and by no room.
 // Size: one short question for each fact that several rooms ask for, so that
 // each is answered in one way.
 struct JobContext {

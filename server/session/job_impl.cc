@@ -6,9 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/types/status_macros.h"
+#include "server/session/admission.h"
 #include "server/session/devices/device_updates.h"
 #include "server/session/job_lock.h"
 #include "server/session/job_trace.h"
+#include "server/session/recovery/staging_file.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::session {
@@ -207,6 +209,16 @@ absl::StatusOr<UniqueFd> JobImpl::OpenRunStamps() const {
   return job_.tier->OpenRunStamps();
 }
 
+absl::StatusOr<DeviceParameters> JobImpl::ShareParameters(
+    absl::string_view device) {
+  JobCall lock(&job_.lock);
+  OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
+  OPTSTATE_RETURN_IF_ERROR(job_.failure);
+  OPTSTATE_RETURN_IF_ERROR(job_.CheckHasParameterArea());
+  if (job_.recovery.has_value()) return job_.StillRecovering();
+  return session::ShareParameters(device, &job_);
+}
+
 absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   JobCall lock(&job_.lock);
   return attachments_.Attach(spec);
@@ -296,6 +308,32 @@ std::string JobImpl::StagingPath(uint32_t rank,
   return job_.StagingPath(rank, client_instance);
 }
 
+// The job's lock is not held while memory is made, for which other ranks need
+// not wait. A file that is there was admitted when it was made.
+absl::StatusOr<storage::StateFile> JobImpl::MakeStaging(
+    uint32_t rank, uint64_t client_instance, uint64_t gradient_area_bytes,
+    bool* present) {
+  const std::string path = job_.StagingPath(rank, client_instance);
+  absl::StatusOr<storage::StateFile> there =
+      OpenStagingFile(path, gradient_area_bytes);
+  *present = there.ok();
+  if (!absl::IsDataLoss(there.status())) return there;
+  AdmissionRequest request;
+  request.directory = job_.options.directory;
+  request.state_dir = job_.StateDir();
+  request.new_state_bytes = gradient_area_bytes;
+  request.uid = job_.options.uid;
+  {
+    absl::MutexLock lock(&job_.lock.mu);
+    request.limits = job_.options.config.limits();
+    request.quotas = job_.options.config.quotas();
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock admission,
+                            AdmissionLock::Take(request.state_dir));
+  OPTSTATE_RETURN_IF_ERROR(Admit(request));
+  return MakeStagingFile(path, gradient_area_bytes, present);
+}
+
 absl::Status JobImpl::BeginLoad(uint32_t rank) {
   JobCall lock(&job_.lock);
   return loader_.BeginLoad(rank);
@@ -309,9 +347,9 @@ absl::Status JobImpl::Load(uint32_t rank, v1::StateArray array,
 }
 
 void JobImpl::FinishLoad(uint32_t rank, uint64_t request_id,
-                         uint64_t content_digest) {
+                         const LoadEnd& end) {
   JobCall lock(&job_.lock);
-  loader_.FinishLoad(rank, request_id, content_digest);
+  loader_.FinishLoad(rank, request_id, end);
 }
 
 absl::StatusOr<uint64_t> JobImpl::Fetch(v1::StateArray array,
@@ -364,6 +402,12 @@ absl::Status JobImpl::AwaitResumed(absl::Time deadline) {
 void JobImpl::SetLimits(const v1::Limits& limits) {
   absl::MutexLock lock(&job_.lock.mu);
   *job_.options.config.mutable_limits() = limits;
+}
+
+void JobImpl::SetQuotas(
+    const google::protobuf::RepeatedPtrField<v1::Quota>& quotas) {
+  absl::MutexLock lock(&job_.lock.mu);
+  *job_.options.config.mutable_quotas() = quotas;
 }
 
 absl::Status JobImpl::Pause(absl::Time deadline, absl::Duration lease) {

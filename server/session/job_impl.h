@@ -71,6 +71,8 @@ class JobImpl final : public Job {
   absl::StatusOr<const RankPartition*> partition(uint32_t rank) const override;
   absl::StatusOr<UniqueFd> OpenParameters() const override;
   absl::StatusOr<UniqueFd> OpenRunStamps() const override;
+  absl::StatusOr<DeviceParameters> ShareParameters(
+      absl::string_view device) override;
 
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;
@@ -95,13 +97,17 @@ class JobImpl final : public Job {
       const StepVerdict& verdict) override;
   std::string StagingPath(uint32_t rank,
                           uint64_t client_instance) const override;
+  absl::StatusOr<storage::StateFile> MakeStaging(uint32_t rank,
+                                                 uint64_t client_instance,
+                                                 uint64_t gradient_area_bytes,
+                                                 bool* present) override;
 
   absl::Status BeginLoad(uint32_t rank) override;
   absl::Status Load(uint32_t rank, v1::StateArray array, uint32_t parameter,
                     uint64_t begin, uint64_t numel, DType dtype,
                     absl::Span<const std::byte> data) override;
   void FinishLoad(uint32_t rank, uint64_t request_id,
-                  uint64_t content_digest) override;
+                  const LoadEnd& end) override;
   absl::StatusOr<uint64_t> Fetch(v1::StateArray array, uint32_t parameter,
                                  uint64_t begin, uint64_t numel,
                                  absl::Span<std::byte> out) override;
@@ -115,6 +121,8 @@ class JobImpl final : public Job {
   absl::Status AwaitDrained(absl::Time deadline) override;
   absl::Status AwaitResumed(absl::Time deadline) override;
   void SetLimits(const v1::Limits& limits) override;
+  void SetQuotas(
+      const google::protobuf::RepeatedPtrField<v1::Quota>& quotas) override;
   absl::Status Pause(absl::Time deadline, absl::Duration lease) override;
   bool paused() const override;
   void Stop() override;

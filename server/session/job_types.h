@@ -15,11 +15,13 @@
 #include "optstate/v1/types.pb.h"
 #include "proto/types/accumulation.h"
 #include "proto/types/layout.h"
+#include "proto/types/load_end.h"
 #include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
 #include "proto/types/step_commit.h"
 #include "proto/types/step_outcome.h"
 #include "proto/types/step_verdict.h"
+#include "proto/types/unique_fd.h"
 #include "server/session/ranks/former_rank.h"
 
 // The plain data that a Job takes and returns.
@@ -148,6 +150,15 @@ struct JobPosition {
   bool prepared_is_clipped = false;  // by the norm of all nodes
   uint32_t loads_finished = 0;
   uint64_t durable_step = 0;
+};
+
+// The files by which a rank copies parameters from a device; see
+// v1::ShareParametersReply.
+struct DeviceParameters {
+  UniqueFd table;
+  UniqueFd memory;
+  uint32_t device_index = 0;
+  uint64_t memory_bytes = 0;
 };
 
 // Its spans need to be valid during the call alone.

@@ -153,6 +153,13 @@ absl::Status EngineProcess::Introduce(const Introduction& introduction) {
   v1::SupervisorRequest request;
   *request.mutable_supervise() = introduction.supervise;
   request.mutable_supervise()->set_control_version(engine::kControlVersion);
+  if (request.ByteSizeLong() > engine::kPacketBytesMax) {
+    spdlog::warn(
+        "engine {}: the quotas that may concern its job are {} bytes, more "
+        "than a packet has room for: it goes by those that it was started with",
+        pid_, request.ByteSizeLong());
+    request.mutable_supervise()->clear_quotas();
+  }
   Enqueue(request, std::make_shared<const UniqueFd>(std::move(grpc.second)));
   for (const auto& [rank, kept] : introduction.kept) {
     *request.mutable_kept_gradients() = kept.info;

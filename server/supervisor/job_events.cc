@@ -6,10 +6,13 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "optstate/v1/admin.pb.h"
 #include "server/observe/event_budget.h"
 #include "server/observe/event_log.h"
@@ -35,15 +38,55 @@ std::string TimeText(absl::Duration took) {
   return absl::StrFormat("%.2f s", absl::ToDoubleSeconds(took));
 }
 
-// Returns what one user's jobs may have of events of lost ranks. There are as
-// many budgets as users have had jobs.
-observe::EventBudget& LossBudgetOf(uid_t owner) {
-  constexpr double kBurst = 64;
-  constexpr absl::Duration kInterval = absl::Seconds(10);
-  static absl::Mutex& mutex = *new absl::Mutex;
-  static auto& budgets = *new std::map<uid_t, observe::EventBudget>;
-  const absl::MutexLock lock(&mutex);
-  return budgets.try_emplace(owner, kBurst, kInterval).first->second;
+// The part that one user's jobs may have of events of lost ranks.
+struct LossBudget {
+  static constexpr double kBurst = 64;
+  static constexpr absl::Duration kInterval = absl::Seconds(10);
+
+  observe::EventBudget budget{kBurst, kInterval};
+  std::string last_job;
+};
+
+// Losses that were left out, of jobs of one user.
+struct LeftOutLosses {
+  uid_t owner;
+  std::string last_job;
+  uint64_t count;
+};
+
+// The budgets of all users. There are as many as users have had jobs.
+//
+// Threads: thread-safe.
+class LossBudgets {
+ public:
+  // As EventBudget::Take(), for a loss of a job of this user.
+  std::optional<uint64_t> Take(uid_t owner, const std::string& job,
+                               uint64_t already_left_out) {
+    const absl::MutexLock lock(&mutex_);
+    LossBudget& of_user = budgets_[owner];
+    of_user.last_job = job;
+    return of_user.budget.Take(already_left_out);
+  }
+
+  // Returns what was left out and may be told now.
+  std::vector<LeftOutLosses> TakeLeftOut() {
+    const absl::MutexLock lock(&mutex_);
+    std::vector<LeftOutLosses> all;
+    for (auto& [owner, of_user] : budgets_) {
+      const uint64_t count = of_user.budget.TakeLeftOut();
+      if (count != 0) all.push_back({owner, of_user.last_job, count});
+    }
+    return all;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::map<uid_t, LossBudget> budgets_ ABSL_GUARDED_BY(mutex_);
+};
+
+LossBudgets& Budgets() {
+  static LossBudgets& budgets = *new LossBudgets;
+  return budgets;
 }
 
 std::string By(const std::string& by) {
@@ -132,8 +175,10 @@ void JobEvents::EngineDied(pid_t engine, absl::string_view how) const {
 }
 
 void JobEvents::RankLost(uint32_t rank, uint64_t committed_step,
-                         absl::string_view reason) const {
-  const std::optional<uint64_t> left_out = LossBudgetOf(owner_).Take();
+                         absl::string_view reason,
+                         uint64_t left_out_before) const {
+  const std::optional<uint64_t> left_out =
+      Budgets().Take(owner_, job_, left_out_before);
   if (!left_out.has_value()) return;
   std::string text = absl::StrCat("rank ", rank, " lost at step ",
                                   committed_step, ": ", reason);
@@ -143,6 +188,16 @@ void JobEvents::RankLost(uint32_t rank, uint64_t committed_step,
         " losses of ranks of this user's jobs were left out before");
   }
   Tell(level_enum::warn, "rank_lost", text);
+}
+
+void JobEvents::TellLossesLeftOut() {
+  for (const LeftOutLosses& one : Budgets().TakeLeftOut()) {
+    JobEvents(one.last_job, one.owner)
+        .Tell(level_enum::warn, "rank_lost",
+              absl::StrCat(one.count,
+                           " further losses of ranks of this user's jobs were "
+                           "left out"));
+  }
 }
 
 void JobEvents::Asleep(absl::string_view folder, uint64_t disk_bytes,

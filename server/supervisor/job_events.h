@@ -50,9 +50,13 @@ class JobEvents {
 
   // A rank's connection has ended without a detach. Those of one user's jobs
   // are told 64 times at once, and every 10 s after that: they leave other
-  // events in the log. What was left out is said.
+  // events in the log. What was left out is said. `left_out_before`:
+  // losses before this one that the engine did not tell.
   void RankLost(uint32_t rank, uint64_t committed_step,
-                absl::string_view reason) const;
+                absl::string_view reason, uint64_t left_out_before = 0) const;
+  // Tells how many losses were left out and not said yet, of each user for whom
+  // an event may be written again; to be called now and then.
+  static void TellLossesLeftOut();
 
   // The job's ways to sleep and awake, with how long they took. `disk_bytes`
   // lie there, `memory_bytes` were given back or are taken again;

@@ -37,6 +37,20 @@ TEST(JobEventsTest, AFloodOfLostRanksIsCut) {
   EXPECT_EQ(EventsOf("neighbour").size(), 1u);
 }
 
+// The engine has left some out before, of which the supervisor knows by it
+// alone.
+TEST(JobEventsTest, WhatTheEngineLeftOutIsSaid) {
+  constexpr uid_t kAnother = 4713;
+  JobEvents("large", kAnother).RankLost(1, 2, "it ended", 3);
+  ASSERT_EQ(EventsOf("large").size(), 1u);
+  EXPECT_EQ(EventsOf("large")[0].text(),
+            "rank 1 lost at step 2: it ended; 3 losses of ranks of this user's "
+            "jobs were left out before");
+  // Nothing is left to be told.
+  JobEvents::TellLossesLeftOut();
+  EXPECT_EQ(EventsOf("large").size(), 1u);
+}
+
 TEST(JobEventsTest, SleepHasBytesAndSeconds) {
   const JobEvents events("sleeper", kOwner);
   events.Asleep("/disk/jobs/sleeper", 5, 10, absl::Milliseconds(1250));

@@ -184,7 +184,8 @@ void JobHost::OnReady(const v1::EngineEvent::Ready& ready) {
 // Ranks of a job that drains, or whose engine ends, go because of that.
 void JobHost::OnRankLost(const v1::EngineEvent::RankLost& lost) const {
   if (state_ != State::kRunning || callbacks_.supervise().draining()) return;
-  events_.RankLost(lost.rank(), lost.committed_step(), lost.reason());
+  events_.RankLost(lost.rank(), lost.committed_step(), lost.reason(),
+                   lost.left_out());
 }
 
 void JobHost::OnFinished() {

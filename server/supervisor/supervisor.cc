@@ -2,7 +2,10 @@
 
 #include <spdlog/spdlog.h>
 
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
@@ -10,9 +13,11 @@
 #include "proto/types/status_macros.h"
 #include "server/accept/hello_check.h"
 #include "server/accept/refusal.h"
+#include "server/observe/event_log.h"
 #include "server/observe/node_event.h"
 #include "server/observe/peer_log.h"
 #include "server/os/open_sockets.h"
+#include "server/os/tree_removal.h"
 #include "server/supervisor/drain_marker.h"
 #include "server/supervisor/job_events.h"
 #include "server/supervisor/permissions.h"
@@ -32,6 +37,17 @@ void Refuse(const Waiting& waiting, const absl::Status& status) {
 absl::Status IsFailed(const JobHost& host) {
   return absl::FailedPreconditionError(
       absl::StrCat("job \"", host.name(), "\" is FAILED: ", host.reason()));
+}
+
+// Returns whether the last event about draining says that it has begun: an
+// upgrade continues the events of the build before this one.
+bool IsDrainingTold() {
+  bool is_told = false;
+  for (const v1::Event& event : observe::Events().After(0)) {
+    if (event.kind() == "drain_begun") is_told = true;
+    if (event.kind() == "drain_ended") is_told = false;
+  }
+  return is_told;
 }
 
 }  // namespace
@@ -57,7 +73,9 @@ void Supervisor::Start() {
         "draining, as it was told before this start: `optctl drain --resume` "
         "ends it";
     spdlog::warn(text);
-    observe::NoteNodeEvent(v1::EVENT_SEVERITY_WARNING, "drain_begun", text);
+    if (!IsDrainingTold()) {
+      observe::NoteNodeEvent(v1::EVENT_SEVERITY_WARNING, "drain_begun", text);
+    }
   }
   spdlog::info("jobs share the cores by {}", shares_.description());
   for (const auto& [name, uid] : registry_.jobs()) {
@@ -69,6 +87,7 @@ void Supervisor::Start() {
     }
   }
   options_.kept.clear();  // segments of jobs that are gone
+  NoteInterruptedSleeps();
 }
 
 void Supervisor::OnHello(UniqueFd fd, const accept::PeerCredentials& peer,
@@ -147,7 +166,7 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid,
 
   JobHost::Callbacks callbacks;
   callbacks.check_start = [this, name] { return registry_.CheckDisksOf(name); };
-  callbacks.supervise = [this] { return MakeSupervise(); };
+  callbacks.supervise = [this, uid] { return MakeSupervise(uid); };
   callbacks.on_engine = [this, name](UniqueFd grpc,
                                      const std::vector<uint64_t>& connections) {
     for (const uint64_t inode : connections) sessions_.Add(name, inode);
@@ -191,11 +210,12 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid,
   return raw;
 }
 
-v1::SupervisorRequest::Supervise Supervisor::MakeSupervise() const {
+v1::SupervisorRequest::Supervise Supervisor::MakeSupervise(uid_t owner) const {
   v1::SupervisorRequest::Supervise supervise;
   *supervise.mutable_limits() = limits();
   supervise.set_log_level(options_.config.log_level());
   supervise.set_draining(draining_);
+  *supervise.mutable_quotas()->mutable_quotas() = quotas_.ThatMayConcern(owner);
   return supervise;
 }
 
@@ -214,7 +234,7 @@ void Supervisor::OnStopped(const std::string& name, bool over) {
   }
   auto held = held_.extract(name);
   Held held_by = held.empty() ? Held{} : std::move(held.mapped());
-  const bool is_delete = held_by.deleted != nullptr;
+  const bool is_delete = held_by.deletion != nullptr;
   if (over || is_delete) RemoveJob(name, host->uid(), std::move(held_by));
   // A job that could not be deleted goes on.
   const auto kept = registry_.jobs().find(name);
@@ -228,24 +248,26 @@ void Supervisor::OnStopped(const std::string& name, bool over) {
 }
 
 void Supervisor::RemoveJob(const std::string& name, uid_t owner, Held held) {
+  auto progress = std::make_shared<os::RemovalProgress>();
+  if (held.deletion != nullptr) {
+    held.deletion->BeginRemoval();
+    progress = std::shared_ptr<os::RemovalProgress>(held.deletion,
+                                                    &held.deletion->removal());
+  }
   const auto done = [events = JobEvents(name, owner),
                      held = std::move(held)](const absl::Status& status) {
     status.ok() ? events.Deleted(held.by) : events.NotDeleted(held.by, status);
-    if (held.deleted != nullptr) held.deleted(status);
+    if (held.deletion != nullptr) held.deletion->End(status);
   };
   const auto paths = registry_.Discard(name);
   if (!paths.ok()) return done(paths.status());
   audience_.End(name);
-  const auto removed = std::make_shared<absl::Status>();
-  const auto finish = [removed, done] { done(*removed); };
+  std::vector<os::TreeToRemove> trees;
   for (const std::string& path : *paths) {
-    const bool is_last = &path == &paths->back();
-    remover_.Remove(path,
-                    [removed, finish, is_last](const absl::Status& status) {
-                      removed->Update(status);
-                      if (is_last) finish();
-                    });
+    // The last one is that in memory, of which ranks may have mapped files.
+    trees.push_back({path, /*may_be_mapped=*/&path == &paths->back()});
   }
+  remover_.RemoveAll(std::move(trees), std::move(progress), done);
 }
 
 void Supervisor::Reroute(std::deque<Waiting> waiting) {
@@ -381,7 +403,7 @@ absl::Status Supervisor::HoldJobInLoop(const std::string& name,
       return absl::UnavailableError(
           absl::StrCat("job \"", name, "\" is being deleted already"));
     }
-    held_[name] = {.by = caller.name(), .deleted = nullptr};
+    held_[name] = {.by = caller.name(), .deletion = nullptr};
     return absl::OkStatus();
   }
   OPTSTATE_ASSIGN_OR_RETURN(JobHost* const host, FindToChange(name, caller));
@@ -390,7 +412,7 @@ absl::Status Supervisor::HoldJobInLoop(const std::string& name,
     return absl::UnavailableError(
         absl::StrCat("job \"", name, "\" is being deleted or stopped already"));
   }
-  held_[name] = {.by = caller.name(), .deleted = nullptr};
+  held_[name] = {.by = caller.name(), .deletion = nullptr};
   host->SetHeld(true);
   return absl::OkStatus();
 }
@@ -403,39 +425,30 @@ void Supervisor::ReleaseJob(const std::string& name) {
   });
 }
 
-absl::Status Supervisor::DeleteHeldJob(const std::string& name,
-                                       absl::Time deadline) {
-  struct Outcome {
-    absl::Notification done;
-    absl::Status status;
-  };
-  const auto outcome = std::make_shared<Outcome>();
-  RunInLoop([this, &name, outcome] {
-    const auto deleted = [outcome](const absl::Status& status) {
-      outcome->status = status;
-      outcome->done.Notify();
-    };
-    // The job has ended by itself, and is removed. One that is there now is
-    // another, perhaps of another user.
-    if (!held_.contains(name)) return outcome->done.Notify();
-    if (sleeping_.Has(name)) {
-      const uid_t owner = sleeping_.uid(name);
-      sleeping_.Forget(name);
-      Held held = std::move(held_[name]);
-      held_.erase(name);
-      held.deleted = deleted;
-      return RemoveJob(name, owner, std::move(held));
-    }
-    const auto found = hosts_.find(name);
-    if (found == hosts_.end()) return outcome->done.Notify();
-    held_[name].deleted = deleted;
-    found->second->Stop();
-  });
-  if (outcome->done.WaitForNotificationWithDeadline(deadline)) {
-    return outcome->status;
+std::shared_ptr<JobDeletion> Supervisor::BeginDeletion(
+    const std::string& name) {
+  auto deletion = std::make_shared<JobDeletion>();
+  RunInLoop([&] { BeginDeletionInLoop(name, deletion); });
+  return deletion;
+}
+
+void Supervisor::BeginDeletionInLoop(
+    const std::string& name, const std::shared_ptr<JobDeletion>& deletion) {
+  // The job has ended by itself, and is removed. One that is there now is
+  // another, perhaps of another user.
+  if (!held_.contains(name)) return deletion->End(absl::OkStatus());
+  if (sleeping_.Has(name)) {
+    const uid_t owner = sleeping_.uid(name);
+    sleeping_.Forget(name);
+    Held held = std::move(held_[name]);
+    held_.erase(name);
+    held.deletion = deletion;
+    return RemoveJob(name, owner, std::move(held));
   }
-  return absl::DeadlineExceededError(
-      absl::StrCat("job \"", name, "\" is still being deleted"));
+  const auto found = hosts_.find(name);
+  if (found == hosts_.end()) return deletion->End(absl::OkStatus());
+  held_[name].deletion = deletion;
+  found->second->Stop();
 }
 
 }  // namespace optstate::supervisor

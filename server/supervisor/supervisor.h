@@ -25,6 +25,7 @@
 #include "server/supervisor/core_shares.h"
 #include "server/supervisor/creation_budget.h"
 #include "server/supervisor/job_audience.h"
+#include "server/supervisor/job_deletion.h"
 #include "server/supervisor/job_host.h"
 #include "server/supervisor/job_registry.h"
 #include "server/supervisor/kept_segments.h"
@@ -59,6 +60,8 @@ class Supervisor : public SupervisorControl {
     // Returns why no job can be created, else OK; null: nothing could prevent
     // it.
     std::function<absl::Status()> check_state_directory = nullptr;
+    // Left under way by the previous supervisor; see SleepsUnderWay().
+    std::vector<SleepingJobs::UnderWay> interrupted_sleeps = {};
   };
   struct Callbacks {
     // Called as JobHost's on_engine.
@@ -88,6 +91,12 @@ class Supervisor : public SupervisorControl {
   // supervisor, but may die before that.
   KeptByJob Kept() const;
 
+  // Returns the jobs that are on their way to sleep or awake, which an upgrade
+  // interrupts.
+  std::vector<SleepingJobs::UnderWay> SleepsUnderWay() const {
+    return sleeping_.AllUnderWay();
+  }
+
   // Asks every engine to end and waits for none: this process ends immediately.
   void TellEnginesToStop();
 
@@ -96,8 +105,7 @@ class Supervisor : public SupervisorControl {
   absl::Status HoldJob(const std::string& name,
                        const access::Caller& caller) override;
   void ReleaseJob(const std::string& name) override;
-  absl::Status DeleteHeldJob(const std::string& name,
-                             absl::Time deadline) override;
+  std::shared_ptr<JobDeletion> BeginDeletion(const std::string& name) override;
   absl::StatusOr<std::shared_ptr<SleepOperation>> PutToSleep(
       const std::string& name, pid_t engine) override;
   absl::StatusOr<std::shared_ptr<SleepOperation>> WakeJob(
@@ -105,6 +113,7 @@ class Supervisor : public SupervisorControl {
   absl::Status RecoverJob(const std::string& name, const access::Caller& caller,
                           pid_t failed_engine, bool to_durable) override;
   absl::Status SetAccess(const std::string& name, const v1::JobAccess& access,
+                         const v1::JobAccess* before,
                          const access::Caller& caller) override;
   bool MaySee(const v1::Event& event,
               const access::Caller* caller) const override;
@@ -116,10 +125,11 @@ class Supervisor : public SupervisorControl {
   bool draining() const override { return draining_; }
 
  private:
-  // A job held for deletion: by which caller, and what DeleteHeldJob waits for.
+  // A job held for deletion: by which caller, and the deletion once it has
+  // begun.
   struct Held {
     std::string by;
-    std::function<void(const absl::Status&)> deleted;
+    std::shared_ptr<JobDeletion> deletion;
   };
 
   const v1::Limits& limits() const { return options_.config.limits(); }
@@ -140,6 +150,7 @@ class Supervisor : public SupervisorControl {
   // `access` is one that a job of this owner can have.
   absl::Status SetAccessInLoop(const std::string& name, uid_t owner,
                                const v1::JobAccess& access,
+                               const v1::JobAccess* before,
                                const access::Caller& caller);
   // Says who may see the events of a job that was there before this object.
   void BeginAudience(const std::string& name, uid_t owner);
@@ -156,7 +167,7 @@ class Supervisor : public SupervisorControl {
                                        const access::UserBounds& bounds);
   void LookForEndedSessions();
   JobHost* StartHost(const std::string& name, uid_t uid, bool is_new = false);
-  v1::SupervisorRequest::Supervise MakeSupervise() const;
+  v1::SupervisorRequest::Supervise MakeSupervise(uid_t owner) const;
   void OnAdopted(const std::string& name, int fd);
   void OnStopped(const std::string& name, bool over);
   void RemoveJob(const std::string& name, uid_t owner, Held held);
@@ -179,6 +190,8 @@ class Supervisor : public SupervisorControl {
                                         const access::Caller& caller);
   absl::Status HoldJobInLoop(const std::string& name,
                              const access::Caller& caller);
+  void BeginDeletionInLoop(const std::string& name,
+                           const std::shared_ptr<JobDeletion>& deletion);
   // Returns why a job that has no JobHost has no engine: it is asleep, or there
   // is none of that name.
   absl::Status WhyNoHost(const std::string& name) const;
@@ -192,6 +205,7 @@ class Supervisor : public SupervisorControl {
   // Returns false when the job has ended, and OnStopped() goes on.
   bool OnStoppedToSleep(JobHost* host, bool over);
   void StartAwake(const std::string& name);
+  void NoteInterruptedSleeps();
 
   os::EventLoop* const loop_;
   Options options_;

@@ -40,7 +40,7 @@ absl::StatusOr<JobHost*> Supervisor::CreateJob(const Waiting& waiting) {
   }
   OPTSTATE_RETURN_IF_ERROR(CheckRoomForSession(waiting.peer, owner));
   OPTSTATE_RETURN_IF_ERROR(CheckRoomForJob(waiting.peer));
-  if (!waiting.peer.is_operator()) {
+  if (!HasNoQuota(waiting.peer)) {
     OPTSTATE_RETURN_IF_ERROR(creations_.Take(CreatorOf(waiting.peer)));
   }
   // The names are looked up one by one, which is part of what the budget is
@@ -79,6 +79,7 @@ absl::Status Supervisor::CheckMayChange(const std::string& name, uid_t owner,
 
 absl::Status Supervisor::SetAccess(const std::string& name,
                                    const v1::JobAccess& access,
+                                   const v1::JobAccess* before,
                                    const access::Caller& caller) {
   absl::StatusOr<uid_t> owner = NoJob(name);
   RunInLoop([&] { owner = FindToSetAccess(name, caller); });
@@ -88,7 +89,8 @@ absl::Status Supervisor::SetAccess(const std::string& name,
   // waits for them.
   OPTSTATE_RETURN_IF_ERROR(access::CheckJobAccess(access, *owner));
   absl::Status status;
-  RunInLoop([&] { status = SetAccessInLoop(name, *owner, access, caller); });
+  RunInLoop(
+      [&] { status = SetAccessInLoop(name, *owner, access, before, caller); });
   return status;
 }
 
@@ -103,6 +105,7 @@ absl::StatusOr<uid_t> Supervisor::FindToSetAccess(
 
 absl::Status Supervisor::SetAccessInLoop(const std::string& name, uid_t owner,
                                          const v1::JobAccess& access,
+                                         const v1::JobAccess* before,
                                          const access::Caller& caller) {
   OPTSTATE_ASSIGN_OR_RETURN(const uid_t now, FindToSetAccess(name, caller));
   if (now != owner) {
@@ -115,6 +118,12 @@ absl::Status Supervisor::SetAccessInLoop(const std::string& name, uid_t owner,
   if (held_.contains(name)) {
     return absl::UnavailableError(absl::StrCat(
         "job \"", name, "\" is being deleted or put to sleep: try again"));
+  }
+  const v1::JobAccess& in_force = registry_.AccessOf(name).access;
+  if (before != nullptr && !access::IsSameAccess(*before, in_force)) {
+    return absl::AbortedError(absl::StrCat(
+        "who may use job \"", name, "\" was changed meanwhile, and is now: ",
+        access::AccessText(in_force)));
   }
   OPTSTATE_RETURN_IF_ERROR(registry_.SetAccess(name, access));
   audience_.Change(name, access);

@@ -60,7 +60,8 @@ class SupervisorAccessTest : public SupervisorTest {
 
   absl::Status SetAccess(const std::string& job, const v1::JobAccess& access,
                          const Caller& caller = kSelf) {
-    return harness_.supervisor().SetAccess(job, access, caller);
+    return harness_.supervisor().SetAccess(job, access, /*before=*/nullptr,
+                                           caller);
   }
 
   std::vector<v1::Event> EventsOf(const std::string& job) const {
@@ -200,6 +201,31 @@ TEST_F(SupervisorAccessTest, ItIsChangedWithoutAnEngine) {
   EXPECT_TRUE(absl::IsUnavailable(SetAccess("a", {})));
   harness_.supervisor().ReleaseJob("a");
   EXPECT_TRUE(SetAccess("a", {}).ok());
+}
+
+// Two callers each change a part of what they have seen: the second one has to
+// look again.
+TEST_F(SupervisorAccessTest, AChangeOfWhatWasChangedMeanwhileIsRefused) {
+  harness_.Start();
+  MustOpen("a");
+  const v1::JobAccess seen = harness_.Find("a")->access;
+  v1::JobAccess first = seen;
+  first.set_is_private(true);
+  v1::JobAccess second = first;
+  second.add_readers("root");
+  Supervisor& supervisor = harness_.supervisor();
+  ASSERT_TRUE(supervisor.SetAccess("a", first, &seen, UnixCaller(0)).ok());
+  const size_t events = EventsOf("a").size();
+  const absl::Status refused =
+      supervisor.SetAccess("a", second, &seen, UnixCaller(0));
+  EXPECT_TRUE(absl::IsAborted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("changed meanwhile, and is now: private"));
+  EXPECT_EQ(EventsOf("a").size(), events);
+  ASSERT_TRUE(supervisor.SetAccess("a", second, &first, UnixCaller(0)).ok());
+  EXPECT_TRUE(
+      absl::IsAborted(supervisor.SetAccess("a", first, &first, UnixCaller(0))));
+  EXPECT_EQ(harness_.Find("a")->access.readers_size(), 1);
 }
 
 TEST_F(SupervisorAccessTest, ItSurvivesTheSupervisor) {

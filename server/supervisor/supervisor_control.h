@@ -12,9 +12,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "optstate/v1/admin.pb.h"
 #include "server/access/caller.h"
+#include "server/supervisor/job_deletion.h"
 #include "server/supervisor/sleep/sleep_operation.h"
 
 namespace optstate::supervisor {
@@ -57,10 +59,18 @@ class SupervisorControl {
   virtual absl::Status HoldJob(const std::string& name,
                                const access::Caller& caller) = 0;
   virtual void ReleaseJob(const std::string& name) = 0;
-  // Ends the engine of a held job and removes its state. DEADLINE_EXCEEDED: the
-  // deletion goes on, and will be completed.
-  virtual absl::Status DeleteHeldJob(const std::string& name,
-                                     absl::Time deadline) = 0;
+  // Ends the engine of a held job and removes its state; the deletion goes on
+  // by itself.
+  virtual std::shared_ptr<JobDeletion> BeginDeletion(
+      const std::string& name) = 0;
+  // Does the same, and waits for its end. DEADLINE_EXCEEDED: the deletion goes
+  // on, and will be completed.
+  absl::Status DeleteHeldJob(const std::string& name, absl::Time deadline) {
+    const std::shared_ptr<JobDeletion> deletion = BeginDeletion(name);
+    if (deletion->AwaitEnd(deadline)) return deletion->status();
+    return absl::DeadlineExceededError(
+        absl::StrCat("job \"", name, "\" is still being deleted"));
+  }
 
   // Begins to put a held job to sleep, whose engine runs with this pid; the
   // operation goes on by itself, and ends the hold. FAILED_PRECONDITION: the
@@ -83,13 +93,14 @@ class SupervisorControl {
                                   const access::Caller& caller,
                                   pid_t failed_engine, bool to_durable) = 0;
 
-  // Replaces who may use a job; sessions that are attached stay. Takes no
-  // engine. INVALID_ARGUMENT: as access::CheckJobAccess(); NOT_FOUND;
-  // PERMISSION_DENIED; UNAVAILABLE: the job is on its way to sleep or awake, or
-  // being deleted; FAILED_PRECONDITION: a disk that has a part of it is not
-  // there.
+  // Replaces who may use a job, only while that is `before`; null: whatever it
+  // is. Sessions that are attached stay. Takes no engine. INVALID_ARGUMENT: as
+  // access::CheckJobAccess(); NOT_FOUND; PERMISSION_DENIED; ABORTED: it is not
+  // `before`; UNAVAILABLE: the job is on its way to sleep or awake, or being
+  // deleted; FAILED_PRECONDITION: a disk that has a part of it is not there.
   virtual absl::Status SetAccess(const std::string& name,
                                  const v1::JobAccess& access,
+                                 const v1::JobAccess* before,
                                  const access::Caller& caller) = 0;
   // Returns whether `caller` may see an event; null: whether everybody may.
   // Does not wait for the supervisor's thread.

@@ -55,7 +55,8 @@ void SupervisorHarness::Start() {
   supervisor_ = std::make_unique<Supervisor>(
       loop_.get(),
       Supervisor::Options{config_, kFakeEngine, engines_exit_,
-                          std::exchange(kept_, {}), check_state_directory_},
+                          std::exchange(kept_, {}), check_state_directory_,
+                          std::exchange(sleeps_, {})},
       *std::move(registry),
       Supervisor::Callbacks{[](const std::string&, UniqueFd) {},
                             [](const std::string&) {},
@@ -99,6 +100,15 @@ void SupervisorHarness::HandOverKept() {
   absl::Notification done;
   loop_->Post([&] {
     kept_ = supervisor_->Kept();
+    done.Notify();
+  });
+  done.WaitForNotification();
+}
+
+void SupervisorHarness::HandOverSleeps() {
+  absl::Notification done;
+  loop_->Post([&] {
+    sleeps_ = supervisor_->SleepsUnderWay();
     done.Notify();
   });
   done.WaitForNotification();

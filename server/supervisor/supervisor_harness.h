@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -20,6 +21,7 @@
 #include "server/accept/handshake.h"
 #include "server/accept/peer_credentials.h"
 #include "server/os/event_loop.h"
+#include "server/supervisor/sleep/sleeping_jobs.h"
 #include "server/supervisor/supervisor.h"
 
 namespace optstate::supervisor {
@@ -60,6 +62,12 @@ class SupervisorHarness {
   // Hands kept gradients to the next Start() as an upgrade does; to be called
   // before Abandon().
   void HandOverKept();
+  // Hands what is on its way to sleep or awake to the next Start(), likewise.
+  void HandOverSleeps();
+  // Has the next Start() find this on its way, in the place of an upgrade.
+  void set_interrupted_sleeps(std::vector<SleepingJobs::UnderWay> sleeps) {
+    sleeps_ = std::move(sleeps);
+  }
 
   Supervisor& supervisor() { return *supervisor_; }
   const std::string& socket() const { return config_.socket(); }
@@ -97,6 +105,7 @@ class SupervisorHarness {
   bool engines_exit_ = false;
   std::function<absl::Status()> check_state_directory_;
   std::map<std::string, KeptSegments> kept_;
+  std::vector<SleepingJobs::UnderWay> sleeps_;
   std::unique_ptr<os::EventLoop> loop_;
   std::unique_ptr<Supervisor> supervisor_;
   std::unique_ptr<accept::Handshakes> handshakes_;

@@ -13,8 +13,7 @@ namespace optstate::supervisor {
 
 absl::StatusOr<access::UserBounds> Supervisor::BoundsOf(
     const accept::PeerCredentials& peer, uid_t owner) {
-  // No quota concerns an operator, so nothing needs to be looked up.
-  if (peer.is_operator()) return access::UserBounds();
+  if (HasNoQuota(peer)) return access::UserBounds();  // nothing to look up
   return quotas_.BoundsOf(owner);
 }
 

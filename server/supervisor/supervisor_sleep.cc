@@ -104,6 +104,16 @@ void Supervisor::StartAwake(const std::string& name) {
   });
 }
 
+void Supervisor::NoteInterruptedSleeps() {
+  for (const auto& one : options_.interrupted_sleeps) {
+    const auto found = registry_.jobs().find(one.job());
+    // A job that is gone has no one to tell.
+    if (found == registry_.jobs().end()) continue;
+    sleeping_.NoteInterrupted(one, found->second);
+  }
+  options_.interrupted_sleeps.clear();
+}
+
 absl::Status Supervisor::WhyNoHost(const std::string& name) const {
   if (sleeping_.Has(name)) return sleeping_.WhyNoEngine(name);
   return NoJob(name);

@@ -3,9 +3,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -97,6 +99,20 @@ class SupervisorSleepTest : public SupervisorTest {
            found->sleep->progress().empty() && found->engine_pid == 0;
   }
 
+  // Returns the events of ways to sleep or awake, without the engine's.
+  static std::vector<v1::Event> SleepEventsAfter(uint64_t sequence,
+                                                 const std::string& job) {
+    std::vector<v1::Event> found;
+    for (const v1::Event& event : observe::Events().After(sequence, job)) {
+      const std::string& kind = event.kind();
+      if (kind == "job_asleep" || kind == "job_awake" ||
+          kind == "job_sleep_failed" || kind == "job_wake_failed") {
+        found.push_back(event);
+      }
+    }
+    return found;
+  }
+
   std::string disk_;
 };
 
@@ -158,6 +174,70 @@ TEST_F(SupervisorSleepTest, TheWaysToSleepAndAwakeAreEvents) {
   EXPECT_THAT(last("job_awake").text(),
               ContainsRegex("^awake: [0-9]+ bytes read back, [0-9]+ bytes of "
                             "memory taken again, in [0-9.]+ s$"));
+}
+
+// The next build tells what has become of what was under way.
+TEST_F(SupervisorSleepTest, AnUpgradeTellsWhatItHasInterrupted) {
+  harness_.Start();
+  MakeJob("a");
+  const pid_t engine = harness_.Find("a")->engine_pid;
+  // It does not end, so that the copy does not begin.
+  ASSERT_EQ(::kill(engine, SIGSTOP), 0);
+  const auto operation = BeginSleep("a");
+  ASSERT_TRUE(operation.ok()) << operation.status();
+  harness_.HandOverSleeps();
+  harness_.Abandon();
+  const uint64_t before = observe::Events().Await(0, absl::InfinitePast());
+  harness_.Start();
+  ASSERT_EQ(::kill(engine, SIGCONT), 0);
+  const std::vector<v1::Event> told = SleepEventsAfter(before, "a");
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].kind(), "job_sleep_failed");
+  EXPECT_THAT(told[0].text(),
+              ContainsRegex("^not put to sleep, after 0 bytes and [0-9.]+ s: "
+                            "ABORTED: an upgrade of the daemon"));
+  EXPECT_TRUE(HasState("a"));
+}
+
+TEST_F(SupervisorSleepTest, AnUpgradeTellsWhereAJobHasComeTo) {
+  harness_.Start();
+  MakeJob("sleeper");
+  MakeJob("awake");
+  ASSERT_TRUE(Sleep("sleeper").ok());
+  const struct {
+    const char* job;
+    bool is_wake;
+    const char* kind;
+    const char* text;
+  } cases[] = {
+      {"sleeper", false, "job_asleep", "^asleep in .*/jobs/sleeper: [0-9]+"},
+      {"sleeper", true, "job_wake_failed", "^not woken, after 7 bytes and"},
+      {"awake", false, "job_sleep_failed", "^not put to sleep, after 7 bytes"},
+      {"awake", true, "job_awake", "^awake: 5 bytes read back, 9 bytes of"},
+      {"gone", true, nullptr, nullptr},
+  };
+  for (const auto& [job, is_wake, kind, text] : cases) {
+    SleepingJobs::UnderWay interrupted;
+    interrupted.set_job(job);
+    interrupted.set_is_wake(is_wake);
+    interrupted.set_began_at_ns(absl::ToUnixNanos(absl::Now()));
+    interrupted.set_bytes(7);
+    interrupted.set_disk_bytes(5);
+    interrupted.set_memory_bytes(9);
+    harness_.Abandon();
+    harness_.set_interrupted_sleeps({interrupted});
+    const uint64_t before = observe::Events().Await(0, absl::InfinitePast());
+    harness_.Start();
+    const std::vector<v1::Event> told = SleepEventsAfter(before, job);
+    if (kind == nullptr) {
+      EXPECT_TRUE(told.empty()) << job;
+      continue;
+    }
+    ASSERT_EQ(told.size(), 1u) << job << ", " << is_wake;
+    EXPECT_EQ(told[0].kind(), kind);
+    EXPECT_THAT(told[0].text(), ContainsRegex(text));
+    EXPECT_EQ(told[0].owner_uid(), ::geteuid());
+  }
 }
 
 TEST_F(SupervisorSleepTest, AJobSleepsOverARestartAndAKill) {

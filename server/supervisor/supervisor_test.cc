@@ -237,6 +237,29 @@ TEST_F(SupervisorTest, DeletionWaitsForTheEngineAndRemovesTheState) {
   EXPECT_NE(MustOpen("a").engine_pid, session.engine_pid);
 }
 
+// The caller sees what it waits for, and how much is removed.
+TEST_F(SupervisorTest, ADeletionSaysHowFarItIs) {
+  harness_.Start();
+  const auto engine = static_cast<pid_t>(MustOpen("a").engine_pid);
+  std::ofstream(harness_.JobDirectory("a") + "/file")
+      << std::string(100'000, 'x');
+  Supervisor& supervisor = harness_.supervisor();
+  ASSERT_TRUE(supervisor.HoldJob("a", access::UnixCaller(::geteuid())).ok());
+  ASSERT_EQ(::kill(engine, SIGSTOP), 0);  // it cannot end
+  const auto deletion = supervisor.BeginDeletion("a");
+  EXPECT_FALSE(deletion->AwaitEnd(absl::InfinitePast()));
+  EXPECT_TRUE(deletion->progress().awaits_engine());
+  EXPECT_FALSE(deletion->progress().done());
+  ASSERT_EQ(::kill(engine, SIGCONT), 0);
+  ASSERT_TRUE(deletion->AwaitEnd(absl::Now() + Harness::kPatience));
+  EXPECT_TRUE(deletion->status().ok()) << deletion->status();
+  EXPECT_TRUE(deletion->progress().done());
+  EXPECT_FALSE(deletion->progress().awaits_engine());
+  EXPECT_GT(deletion->progress().bytes_total(), 0u);
+  EXPECT_EQ(deletion->progress().bytes(), deletion->progress().bytes_total());
+  EXPECT_FALSE(Exists(harness_.JobDirectory("a")));
+}
+
 // A job may end by itself while it is held, and another user take its name.
 TEST_F(SupervisorTest, WhatIsDeletedIsTheJobThatWasHeld) {
   harness_.Start();

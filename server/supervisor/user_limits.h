@@ -20,10 +20,15 @@ struct Counts {
   std::vector<uint64_t> of_groups = {};
 };
 
+// Returns whether the peer is root or the daemon's own user, whom no quota and
+// no limit of users concerns, neither of numbers nor of bytes. Other operators,
+// of access.operator_groups or by an identity, are users as all others here.
+bool HasNoQuota(const accept::PeerCredentials& peer);
+
 // Checks whether `peer` may have one more, for a job whose owner has these
 // bounds. RESOURCE_EXHAUSTED names the limit of `limits`, or the quota, that is
-// reached and what to do. Only the limits of all apply to operators; other
-// callers leave them operator_reserve_percent.
+// reached and what to do. Only the limits of all apply to peers that
+// HasNoQuota(); other callers leave them operator_reserve_percent.
 absl::Status CheckJobCount(const v1::Limits& limits,
                            const accept::PeerCredentials& peer,
                            const Counts& jobs,

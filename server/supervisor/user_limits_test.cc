@@ -54,6 +54,18 @@ TEST(UserLimitsTest, UsersTogetherLeaveThePartOfOperators) {
   }
 }
 
+// The bytes of their jobs are bounded as those of all users are.
+TEST(UserLimitsTest, OtherOperatorsAreBoundedAsAllUsersAre) {
+  const accept::PeerCredentials in_group = {
+      .caller = access::UnixCaller(4711, /*in_operator_group=*/true)};
+  EXPECT_TRUE(in_group.is_operator());
+  EXPECT_FALSE(HasNoQuota(in_group));
+  ExpectRefused(CheckJobCount(Limits(), in_group, {50, 50}),
+                "(limits.user_jobs_max)");
+  ExpectRefused(CheckSessionCount(Limits(), in_group, {0, 880}),
+                "limits.operator_reserve_percent");
+}
+
 // A peer over TCP has the daemon's uid, though its user is unknown.
 TEST(UserLimitsTest, TcpIsNoOperator) {
   ExpectRefused(
@@ -112,7 +124,7 @@ TEST_F(QuotaLimitsTest, TheMembersOfAGroupAreCountedTogether) {
                 "quota of group research: sessions_max is 20");
 }
 
-TEST_F(QuotaLimitsTest, OperatorsMayGoBeyond) {
+TEST_F(QuotaLimitsTest, RootMayGoBeyond) {
   EXPECT_TRUE(CheckJobCount(Limits(), kRoot, {50, 50, {50, 50}}, bounds_).ok());
 }
 

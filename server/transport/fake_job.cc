@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "proto/shm/sealed_segment.h"
 #include "proto/shm/segment_layout.h"
 #include "proto/types/status_macros.h"
 #include "server/session/recovery/staging_file.h"
@@ -50,6 +51,25 @@ void FakeJob::AwaitEnding(uint32_t rank) {
   absl::MutexLock lock(&mutex_, absl::Condition(&is_so));
 }
 
+absl::StatusOr<session::DeviceParameters> FakeJob::ShareParameters(
+    absl::string_view device) {
+  if (device != kDevice) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the only device is ", kDevice));
+  }
+  session::DeviceParameters shared;
+  shared.device_index = kDeviceIndex;
+  shared.memory_bytes = kDeviceBytes;
+  for (UniqueFd* const file : {&shared.table, &shared.memory}) {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        const shm::SealedSegment segment,
+        shm::SealedSegment::Create("fake-device", kDeviceBytes));
+    std::memset(segment.data(), 7, kDeviceBytes);
+    file->reset(fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0));
+  }
+  return shared;
+}
+
 void FakeJob::AwaitWorkAhead(uint32_t rank) {
   absl::MutexLock lock(&mutex_);
   const auto worked = [this, rank] {
@@ -84,6 +104,13 @@ FakeJob::~FakeJob() {
 std::string FakeJob::StagingPath(uint32_t rank,
                                  uint64_t client_instance) const {
   return session::StagingFilePath(directory_, rank, client_instance);
+}
+
+absl::StatusOr<storage::StateFile> FakeJob::MakeStaging(
+    uint32_t rank, uint64_t client_instance, uint64_t gradient_area_bytes,
+    bool* present) {
+  return session::MakeStagingFile(StagingPath(rank, client_instance),
+                                  gradient_area_bytes, present);
 }
 
 absl::StatusOr<session::RegisterResult> FakeJob::Register(
@@ -281,8 +308,9 @@ absl::Status FakeJob::Load(uint32_t /*rank*/, v1::StateArray array,
 }
 
 void FakeJob::FinishLoad(uint32_t rank, uint64_t request_id,
-                         uint64_t /*content_digest*/) {
+                         const LoadEnd& end) {
   absl::MutexLock lock(&mutex_);
+  last_load_end_ = end;
   ranks_.at(rank).attach.listener->OnStepDone(request_id, absl::OkStatus(), {});
 }
 
@@ -303,6 +331,11 @@ absl::Status FakeJob::HintParameters(session::ParameterHint hint,
   absl::MutexLock lock(&mutex_);
   hints_.push_back({.hint = hint, .first = first, .count = count});
   return absl::OkStatus();
+}
+
+LoadEnd FakeJob::last_load_end() const {
+  absl::MutexLock lock(&mutex_);
+  return last_load_end_;
 }
 
 std::vector<FakeJob::Hint> FakeJob::hints() const {

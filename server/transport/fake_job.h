@@ -70,18 +70,29 @@ class FakeJob : public session::Job {
     uint32_t count = 0;
   };
   std::vector<Hint> hints() const ABSL_LOCKS_EXCLUDED(mutex_);
+  LoadEnd last_load_end() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes pushes wait inside the job from now on, until they are released.
   void HoldPushes(bool hold) ABSL_LOCKS_EXCLUDED(mutex_);
   void AwaitHeldPush() ABSL_LOCKS_EXCLUDED(mutex_);
 
   std::string StagingPath(uint32_t rank,
                           uint64_t client_instance) const override;
+  absl::StatusOr<storage::StateFile> MakeStaging(uint32_t rank,
+                                                 uint64_t client_instance,
+                                                 uint64_t gradient_area_bytes,
+                                                 bool* present) override;
   absl::StatusOr<session::RegisterResult> Register(
       const session::RegisterSpec& spec) override;
   absl::StatusOr<const Layout*> layout() const override;
   absl::StatusOr<const RankPartition*> partition(uint32_t rank) const override;
   absl::StatusOr<UniqueFd> OpenParameters() const override;
   absl::StatusOr<UniqueFd> OpenRunStamps() const override { return UniqueFd(); }
+  // Has kDevice alone, whose memory is a segment of kDeviceBytes bytes 7.
+  static constexpr char kDevice[] = "device-5";
+  static constexpr uint32_t kDeviceIndex = 5;
+  static constexpr uint64_t kDeviceBytes = 8192;
+  absl::StatusOr<session::DeviceParameters> ShareParameters(
+      absl::string_view device) override;
   absl::StatusOr<session::AttachResult> Attach(
       const session::AttachSpec& spec) override;
   void Detach(uint32_t rank) override;
@@ -124,7 +135,7 @@ class FakeJob : public session::Job {
                     uint64_t begin, uint64_t numel, DType dtype,
                     absl::Span<const std::byte> data) override;
   void FinishLoad(uint32_t rank, uint64_t request_id,
-                  uint64_t content_digest) override;
+                  const LoadEnd& end) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<uint64_t> Fetch(v1::StateArray array, uint32_t parameter,
                                  uint64_t begin, uint64_t numel,
                                  absl::Span<std::byte> out) override;
@@ -138,6 +149,8 @@ class FakeJob : public session::Job {
   absl::Status AwaitDrained(absl::Time deadline) override;
   absl::Status AwaitResumed(absl::Time deadline) override;
   void SetLimits(const v1::Limits& limits) override;
+  void SetQuotas(
+      const google::protobuf::RepeatedPtrField<v1::Quota>&) override {}
   absl::Status Pause(absl::Time deadline, absl::Duration lease) override;
   bool paused() const override;
   bool finished() const override;
@@ -155,6 +168,7 @@ class FakeJob : public session::Job {
   std::optional<storage::StateFile> parameters_;
   std::vector<Rank> ranks_ ABSL_GUARDED_BY(mutex_);
   uint64_t committed_step_ ABSL_GUARDED_BY(mutex_) = 0;
+  LoadEnd last_load_end_ ABSL_GUARDED_BY(mutex_);
   // Loaded data, by array, parameter and first element.
   std::map<std::pair<int, uint64_t>, std::vector<std::byte>> loads_
       ABSL_GUARDED_BY(mutex_);

@@ -1,10 +1,6 @@
 #include "server/transport/session_handler.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -260,6 +256,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
   reply.set_speculates(result->speculates);
   reply.set_parameters_are_fetched(plan.fetches_parameters);
   reply.set_gradients_present(plan.gradients_present);
+  reply.set_takes_begin_at(true);
   for (const session::StagedRange& range : result->staged) {
     v1::StagedRange* staged = reply.add_staged();
     staged->set_first_piece(range.first_piece);
@@ -416,8 +413,8 @@ absl::Status SessionHandler::Load(uint32_t array, uint32_t parameter,
   return absl::OkStatus();
 }
 
-void SessionHandler::FinishLoad(uint64_t request_id, uint64_t content_digest) {
-  options_.job->FinishLoad(rank_, request_id, content_digest);
+void SessionHandler::FinishLoad(uint64_t request_id, const LoadEnd& end) {
+  options_.job->FinishLoad(rank_, request_id, end);
 }
 
 absl::StatusOr<uint64_t> SessionHandler::FetchBytes(uint32_t array,

@@ -151,7 +151,7 @@ class SessionHandler {
                     uint64_t numel, uint32_t dtype,
                     absl::Span<const std::byte> data);
   // Always answered through the listener.
-  void FinishLoad(uint64_t request_id, uint64_t content_digest);
+  void FinishLoad(uint64_t request_id, const LoadEnd& end);
   // Fills `out` from its begin; `out` holds FetchBytes(), checked there.
   absl::StatusOr<uint64_t> Fetch(uint32_t array, uint32_t parameter,
                                  uint64_t begin, uint64_t numel,

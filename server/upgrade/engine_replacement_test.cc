@@ -78,8 +78,11 @@ class FakeControl : public supervisor::SupervisorControl {
     return absl::OkStatus();
   }
   void ReleaseJob(const std::string&) override {}
-  absl::Status DeleteHeldJob(const std::string&, absl::Time) override {
-    return absl::OkStatus();
+  std::shared_ptr<supervisor::JobDeletion> BeginDeletion(
+      const std::string&) override {
+    auto deletion = std::make_shared<supervisor::JobDeletion>();
+    deletion->End(absl::OkStatus());
+    return deletion;
   }
   absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> PutToSleep(
       const std::string&, pid_t) override {
@@ -94,7 +97,7 @@ class FakeControl : public supervisor::SupervisorControl {
     return absl::OkStatus();
   }
   absl::Status SetAccess(const std::string&, const v1::JobAccess&,
-                         const access::Caller&) override {
+                         const v1::JobAccess*, const access::Caller&) override {
     return absl::OkStatus();
   }
   bool MaySee(const v1::Event&, const access::Caller*) const override {

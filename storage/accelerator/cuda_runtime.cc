@@ -39,65 +39,34 @@ absl::Status StatusOfCuda(int /*error*/, absl::string_view /*call*/) {
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/types/status_macros.h"
+#include "storage/accelerator/cuda_shared_memory.h"
+#include "storage/accelerator/cuda_status.h"
 #include "storage/accelerator/host_registry.h"
 
 namespace optstate::accelerator {
 namespace {
 
-absl::StatusCode CodeOf(cudaError_t error) {
-  switch (error) {
-    case cudaErrorMemoryAllocation:
-      return absl::StatusCode::kResourceExhausted;
-    case cudaErrorInvalidValue:
-    case cudaErrorHostMemoryAlreadyRegistered:
-    case cudaErrorHostMemoryNotRegistered:
-      return absl::StatusCode::kInvalidArgument;
-    case cudaErrorNoDevice:
-    case cudaErrorInsufficientDriver:
-    case cudaErrorSystemDriverMismatch:
-    case cudaErrorCompatNotSupportedOnDevice:
-    case cudaErrorSystemNotReady:
-    case cudaErrorInitializationError:
-    case cudaErrorNoKernelImageForDevice:
-    case cudaErrorUnsupportedPtxVersion:
-      return absl::StatusCode::kFailedPrecondition;
-    case cudaErrorInvalidDevice:
-      return absl::StatusCode::kNotFound;
-    case cudaErrorNotSupported:
-      return absl::StatusCode::kUnimplemented;
-    // CUDA says of each of these that the process must be ended to go on with
-    // the device.
-    case cudaErrorIllegalAddress:
-    case cudaErrorLaunchTimeout:
-    case cudaErrorAssert:
-    case cudaErrorHardwareStackError:
-    case cudaErrorIllegalInstruction:
-    case cudaErrorMisalignedAddress:
-    case cudaErrorInvalidAddressSpace:
-    case cudaErrorInvalidPc:
-    case cudaErrorLaunchFailure:
-    case cudaErrorECCUncorrectable:
-    case cudaErrorNvlinkUncorrectable:
-    case cudaErrorContained:
-    case cudaErrorTensorMemoryLeak:
-    case cudaErrorExternalDevice:
-    case cudaErrorUnknown:
-      return absl::StatusCode::kInternal;
-    default:
-      return absl::StatusCode::kUnavailable;
-  }
-}
-
 absl::Status Check(cudaError_t error, absl::string_view call) {
   return error == cudaSuccess ? absl::OkStatus() : StatusOfCuda(error, call);
+}
+
+// Returns the UUID as 8-4-4-4-12 digits, as torch and nvidia-smi show it.
+std::string NameOf(const cudaUUID_t& uuid) {
+  std::string id =
+      absl::BytesToHexString(absl::string_view(uuid.bytes, sizeof(uuid.bytes)));
+  for (const size_t place : {20, 16, 12, 8}) id.insert(place, "-");
+  return id;
 }
 
 class CudaEvent final : public DeviceEvent {
@@ -159,6 +128,13 @@ class CudaStream final : public DeviceStream {
     return Check(cudaMemcpyAsync(to, from.ForKernel<const void>(), bytes,
                                  cudaMemcpyDeviceToHost, stream_),
                  "cudaMemcpyAsync to the host");
+  }
+  absl::Status CopyOnDevice(DeviceAddress to, DeviceAddress from,
+                            size_t bytes) override {
+    return Check(
+        cudaMemcpyAsync(to.ForKernel<void>(), from.ForKernel<const void>(),
+                        bytes, cudaMemcpyDeviceToDevice, stream_),
+        "cudaMemcpyAsync on the device");
   }
   absl::Status Record(DeviceEvent* event) override {
     return Check(
@@ -232,20 +208,52 @@ class Registrations {
 class CudaDevice final : public Device {
  public:
   CudaDevice(int index, DeviceInfo info)
-      : index_(index), info_(std::move(info)) {}
+      : index_(index),
+        info_(std::move(info)),
+        name_(NameOf(index, info_)),
+        shared_(index) {}
+
+  // Returns its name in errors.
+  static std::string NameOf(int index, const DeviceInfo& info) {
+    return absl::StrCat("CUDA device ", index, " (", info.name, ")");
+  }
 
   const DeviceInfo& info() const override { return info_; }
 
   absl::StatusOr<DeviceAddress> Allocate(uint64_t bytes) override {
     OPTSTATE_RETURN_IF_ERROR(Use());
     void* memory = nullptr;
-    OPTSTATE_RETURN_IF_ERROR(
-        Check(cudaMalloc(&memory, bytes),
-              absl::StrCat("cudaMalloc of ", bytes, " bytes")));
+    const cudaError_t error = cudaMalloc(&memory, bytes);
+    if (error != cudaSuccess) {
+      return CheckHere(
+          error, absl::StrCat("cudaMalloc of ", bytes, " bytes", FreeText()));
+    }
     return DeviceAddress{reinterpret_cast<uint64_t>(memory)};
   }
+  absl::StatusOr<DeviceAddress> AllocateShareable(uint64_t bytes) override {
+    OPTSTATE_RETURN_IF_ERROR(Use());
+    return shared_.Allocate(bytes);
+  }
+  absl::StatusOr<ExportedMemory> Export(DeviceAddress memory) override {
+    OPTSTATE_RETURN_IF_ERROR(Use());
+    ExportedMemory exported;
+    OPTSTATE_ASSIGN_OR_RETURN(exported.file,
+                              shared_.Export(memory, &exported.bytes));
+    exported.device = info_.id;
+    return exported;
+  }
+  absl::StatusOr<DeviceAddress> Import(
+      const ExportedMemory& exported) override {
+    OPTSTATE_RETURN_IF_ERROR(Use());
+    if (exported.device != info_.id) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "memory of device ", exported.device, " for device ", info_.id));
+    }
+    return shared_.Import(exported.file.get(), exported.bytes);
+  }
   void Free(DeviceAddress memory) override {
-    if (Use().ok()) cudaFree(memory.ForKernel<void>());
+    if (!Use().ok() || shared_.Free(memory)) return;
+    cudaFree(memory.ForKernel<void>());
   }
 
   absl::Status RegisterHost(absl::Span<std::byte> memory) override {
@@ -265,8 +273,8 @@ class CudaDevice final : public Device {
     OPTSTATE_RETURN_IF_ERROR(Use());
     cudaStream_t stream = nullptr;
     OPTSTATE_RETURN_IF_ERROR(
-        Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-              "cudaStreamCreateWithFlags"));
+        CheckHere(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                  "cudaStreamCreateWithFlags"));
     return std::make_unique<CudaStream>(index_, &host_, stream);
   }
   absl::StatusOr<std::unique_ptr<DeviceEvent>> MakeEvent() override {
@@ -281,19 +289,31 @@ class CudaDevice final : public Device {
       unsigned int flags) {
     OPTSTATE_RETURN_IF_ERROR(Use());
     cudaEvent_t event = nullptr;
-    OPTSTATE_RETURN_IF_ERROR(Check(cudaEventCreateWithFlags(&event, flags),
-                                   "cudaEventCreateWithFlags"));
+    OPTSTATE_RETURN_IF_ERROR(CheckHere(cudaEventCreateWithFlags(&event, flags),
+                                       "cudaEventCreateWithFlags"));
     return std::make_unique<CudaEvent>(index_, event);
   }
   // Makes it the device of the calling thread, which the functions of streams
   // and events do not ask for.
   absl::Status Use() const {
-    return Check(cudaSetDevice(index_), "cudaSetDevice");
+    return CheckHere(cudaSetDevice(index_), "cudaSetDevice");
+  }
+  absl::Status CheckHere(cudaError_t error, absl::string_view call) const {
+    return Annotate(Check(error, call), name_);
+  }
+  // Says how much of the device's memory is free; empty: it does not say.
+  static std::string FreeText() {
+    size_t free_bytes = 0;
+    size_t all_bytes = 0;
+    if (cudaMemGetInfo(&free_bytes, &all_bytes) != cudaSuccess) return "";
+    return absl::StrCat(", ", free_bytes, " of ", all_bytes, " are free");
   }
 
   const int index_;
   const DeviceInfo info_;
+  const std::string name_;
   HostRegistry host_;
+  CudaSharedMemory shared_;
 };
 
 class CudaRuntime final : public DeviceRuntime {
@@ -305,9 +325,11 @@ class CudaRuntime final : public DeviceRuntime {
     std::vector<DeviceInfo> devices;
     for (int i = 0; i < count; ++i) {
       cudaDeviceProp properties;
-      OPTSTATE_RETURN_IF_ERROR(Check(cudaGetDeviceProperties(&properties, i),
-                                     "cudaGetDeviceProperties"));
-      devices.push_back({properties.name, properties.totalGlobalMem});
+      OPTSTATE_RETURN_IF_ERROR(
+          Check(cudaGetDeviceProperties(&properties, i),
+                absl::StrCat("cudaGetDeviceProperties of CUDA device ", i)));
+      devices.push_back({properties.name, properties.totalGlobalMem,
+                         NameOf(properties.uuid)});
     }
     return devices;
   }
@@ -317,8 +339,27 @@ class CudaRuntime final : public DeviceRuntime {
       return absl::NotFoundError(
           absl::StrCat("CUDA device ", index, " of ", devices.size()));
     }
-    return std::make_unique<CudaDevice>(static_cast<int>(index),
-                                        std::move(devices[index]));
+    const auto ordinal = static_cast<int>(index);
+    OPTSTATE_RETURN_IF_ERROR(Annotate(
+        CheckKernels(ordinal), CudaDevice::NameOf(ordinal, devices[index])));
+    return std::make_unique<CudaDevice>(ordinal, std::move(devices[index]));
+  }
+
+ private:
+  // Refuses a device for which this program has no kernels: its first launch
+  // would fail, steps after a job began.
+  static absl::Status CheckKernels(int ordinal) {
+    int major = 0;
+    int minor = 0;
+    OPTSTATE_RETURN_IF_ERROR(
+        Check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
+                                     ordinal),
+              "cudaDeviceGetAttribute"));
+    OPTSTATE_RETURN_IF_ERROR(
+        Check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor,
+                                     ordinal),
+              "cudaDeviceGetAttribute"));
+    return CheckArchitecture(major, minor, OPTSTATE_CUDA_ARCHITECTURE_MIN);
   }
 };
 
@@ -330,15 +371,14 @@ std::unique_ptr<DeviceRuntime> MakeCudaRuntime() {
 
 absl::Status StatusOfCuda(int error, absl::string_view call) {
   const auto code = static_cast<cudaError_t>(error);
+  CudaSurroundings surroundings = ReadCudaEnvironment();
+  cudaDriverGetVersion(&surroundings.driver_version);
+  surroundings.runtime_version = CUDART_VERSION;
   // An error that is not sticky is otherwise found by the next call that asks.
   cudaGetLastError();
-  const absl::StatusCode what = CodeOf(code);
-  return absl::Status(what,
-                      absl::StrCat(call, ": ", cudaGetErrorName(code), ", ",
-                                   cudaGetErrorString(code),
-                                   what == absl::StatusCode::kInternal
-                                       ? "; the device is lost for this process"
-                                       : ""));
+  return CudaStatus(
+      error, call, surroundings,
+      absl::StrCat(cudaGetErrorName(code), ", ", cudaGetErrorString(code)));
 }
 
 }  // namespace optstate::accelerator

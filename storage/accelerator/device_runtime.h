@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "proto/types/unique_fd.h"
 
 namespace optstate::accelerator {
 
@@ -33,11 +34,23 @@ struct DeviceAddress {
 struct DeviceInfo {
   std::string name;
   uint64_t memory_bytes = 0;
+  // Names the device in every process of the machine. CUDA: its UUID, as
+  // 8-4-4-4-12 lower case hexadecimal digits.
+  std::string id;
+};
+
+// Memory of a device as another process gets it.
+struct ExportedMemory {
+  UniqueFd file;       // can be sent to that process
+  uint64_t bytes = 0;  // of all of it, as it has to be mapped
+  std::string device;  // DeviceInfo::id
 };
 
 // The errors of all that follows:
 //   RESOURCE_EXHAUSTED   the device's memory is used up. Nothing has happened.
 //   INVALID_ARGUMENT     an address or a range is not what it has to be.
+//   FAILED_PRECONDITION  this driver, or device, does not do it, or the node has
+//                        to be mended first; with why and how.
 //   UNAVAILABLE          this call failed, a later one may succeed.
 //   INTERNAL             the device is lost for this process: a kernel ended
 //                        with an error, or the hardware did. Each later call
@@ -78,6 +91,9 @@ class DeviceStream {
                                     size_t bytes) = 0;
   virtual absl::Status CopyToHost(void* to, DeviceAddress from,
                                   size_t bytes) = 0;
+  // Copies within the memory of the device; the two ranges are apart.
+  virtual absl::Status CopyOnDevice(DeviceAddress to, DeviceAddress from,
+                                    size_t bytes) = 0;
   // Lets the event name this point. It outlives the work up to here.
   virtual absl::Status Record(DeviceEvent* event) = 0;
   // Lets what comes next wait for the event as it was recorded last.
@@ -100,7 +116,19 @@ class Device {
 
   // Allocates memory of the device, aligned to 256 bytes. `bytes` > 0.
   virtual absl::StatusOr<DeviceAddress> Allocate(uint64_t bytes) = 0;
-  // Frees what Allocate() returned, once no work uses it any more.
+  // Allocates likewise memory that other processes may map. It takes more than
+  // `bytes`, up to a whole page of the device (2 MiB of a GPU).
+  virtual absl::StatusOr<DeviceAddress> AllocateShareable(uint64_t bytes) = 0;
+  // Returns what another process needs to map memory of AllocateShareable().
+  virtual absl::StatusOr<ExportedMemory> Export(DeviceAddress memory) = 0;
+  // Maps memory that some process has exported, in order to read it. Its values
+  // are those of work that the other process has waited for. The memory is
+  // there until each process that has it has freed it or ended: this one keeps
+  // it when the one that made it dies. INVALID_ARGUMENT: it is no exported
+  // memory of so many bytes, or another device's.
+  virtual absl::StatusOr<DeviceAddress> Import(
+      const ExportedMemory& exported) = 0;
+  // Frees what one of these returned, once no work uses it any more.
   virtual void Free(DeviceAddress memory) = 0;
 
   // Pins memory of the host, so that copies of it are done by the device while

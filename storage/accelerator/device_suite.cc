@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <iostream>
+#include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -57,6 +60,11 @@ TEST_P(DeviceSuite, ListsItsDevices) {
     EXPECT_GT(info.memory_bytes, 0u);
   }
   EXPECT_EQ(device_->info().name, devices->front().name);
+  EXPECT_EQ(device_->info().id, devices->front().id);
+  std::set<std::string> ids;
+  for (const DeviceInfo& info : *devices) ids.insert(info.id);
+  EXPECT_EQ(ids.size(), devices->size());
+  EXPECT_EQ(ids.count(""), 0u);
   EXPECT_EQ(runtime_->Open(devices->size()).status().code(),
             absl::StatusCode::kNotFound);
 }
@@ -85,6 +93,107 @@ TEST_P(DeviceSuite, CopiesRangesOfAnyLength) {
   ASSERT_TRUE(stream->Wait().ok());
   EXPECT_EQ(to.bytes(), expected);
   device_->Free(memory);
+}
+
+TEST_P(DeviceSuite, CopiesOnTheDevice) {
+  constexpr size_t kBytes = 10'000;
+  const DeviceAddress first = Allocate(kBytes);
+  const DeviceAddress second = Allocate(kBytes);
+  HostBuffer from(device_.get(), kBytes);
+  HostBuffer to(device_.get(), kBytes);
+  from.Fill(&random_);
+  std::vector<std::byte> expected = from.bytes();
+  std::copy_n(from.data() + 256, 4097, expected.data() + 5000);
+  const auto stream = MakeStream();
+  ASSERT_TRUE(stream->CopyToDevice(first, from.data(), kBytes).ok());
+  ASSERT_TRUE(stream->CopyOnDevice(second, first, kBytes).ok());
+  ASSERT_TRUE(stream->CopyOnDevice(second + 5000, first + 256, 4097).ok());
+  ASSERT_TRUE(stream->CopyToHost(to.data(), second, kBytes).ok());
+  ASSERT_TRUE(stream->Wait().ok());
+  EXPECT_EQ(to.bytes(), expected);
+  device_->Free(first);
+  device_->Free(second);
+}
+
+// Fills device memory with other values each time, and returns them.
+std::vector<std::byte> Fill(DeviceAddress memory, HostBuffer* from,
+                            std::mt19937* random, DeviceStream* stream) {
+  from->Fill(random);
+  absl::Status status =
+      stream->CopyToDevice(memory, from->data(), from->bytes().size());
+  status.Update(stream->Wait());
+  EXPECT_TRUE(status.ok()) << status;
+  return from->bytes();
+}
+
+TEST_P(DeviceSuite, ExportedMemoryIsReadWhereItIsImported) {
+  constexpr size_t kBytes = 10'000;
+  const auto memory = device_->AllocateShareable(kBytes);
+  if (absl::IsFailedPrecondition(memory.status())) {
+    GTEST_SKIP() << memory.status();
+  }
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_EQ(memory->value % 256, 0u);
+  auto exported = device_->Export(*memory);
+  ASSERT_TRUE(exported.ok()) << exported.status();
+  EXPECT_TRUE(exported->file.ok());
+  EXPECT_GE(exported->bytes, kBytes);
+  EXPECT_EQ(exported->device, device_->info().id);
+  const auto importer = runtime_->Open(0);
+  ASSERT_TRUE(importer.ok()) << importer.status();
+  const auto imported = (*importer)->Import(*exported);
+  ASSERT_TRUE(imported.ok()) << imported.status();
+  // The file is needed no more.
+  exported->file.reset();
+  HostBuffer from(device_.get(), kBytes);
+  HostBuffer to(importer->get(), kBytes);
+  const auto stream = MakeStream();
+  auto reader = (*importer)->MakeStream();
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  for (int round = 0; round < 3; ++round) {
+    const auto written = Fill(*memory, &from, &random_, stream.get());
+    ASSERT_TRUE((*reader)->CopyToHost(to.data(), *imported, kBytes).ok());
+    ASSERT_TRUE((*reader)->Wait().ok());
+    EXPECT_EQ(to.bytes(), written);
+  }
+  // It outlives the process that made it, or what that has freed.
+  const auto last = Fill(*memory, &from, &random_, stream.get());
+  device_->Free(*memory);
+  ASSERT_TRUE((*reader)->CopyToHost(to.data(), *imported, kBytes).ok());
+  ASSERT_TRUE((*reader)->Wait().ok());
+  EXPECT_EQ(to.bytes(), last);
+  (*importer)->Free(*imported);
+}
+
+TEST_P(DeviceSuite, OnlyWhatIsSharedIsExportedAndImported) {
+  const DeviceAddress memory = Allocate(4096);
+  EXPECT_EQ(device_->Export(memory).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  device_->Free(memory);
+  const auto shared = device_->AllocateShareable(4096);
+  if (absl::IsFailedPrecondition(shared.status())) {
+    GTEST_SKIP() << shared.status();
+  }
+  ASSERT_TRUE(shared.ok()) << shared.status();
+  EXPECT_FALSE(device_->Export(*shared + 256).ok());
+  auto exported = device_->Export(*shared);
+  ASSERT_TRUE(exported.ok()) << exported.status();
+  ExportedMemory wrong;
+  wrong.bytes = exported->bytes;
+  wrong.device = exported->device;
+  EXPECT_FALSE(device_->Import(wrong).ok()) << "without a file";
+  wrong.file = std::move(exported->file);
+  wrong.device = "another";
+  EXPECT_EQ(device_->Import(wrong).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  wrong.device = exported->device;
+  wrong.bytes = 64 * exported->bytes;
+  EXPECT_FALSE(device_->Import(wrong).ok()) << "more bytes than there are";
+  wrong.bytes = exported->bytes;
+  const auto imported = device_->Import(wrong);
+  ASSERT_TRUE(imported.ok()) << imported.status();
+  device_->Free(*imported);
+  device_->Free(*shared);
 }
 
 // The number of commands is larger than a queue.
@@ -229,6 +338,10 @@ TEST_P(DeviceSuite, MemoryThatIsUsedUpIsAnErrorAndNoMore) {
               absl::StatusCode::kResourceExhausted);
     device_->Free(*half);
   }
+  const auto shared = device_->AllocateShareable(2 * bytes);
+  if (absl::IsFailedPrecondition(shared.status())) return;
+  EXPECT_EQ(shared.status().code(), absl::StatusCode::kResourceExhausted)
+      << shared.status();
 }
 
 }  // namespace

@@ -12,11 +12,15 @@ class EmulatedFaults {
   // Lets the launch behind the next `launches` fail with UNAVAILABLE; the
   // device goes on.
   void FailLaunchAfter(int64_t launches) { launches_ = launches; }
+  // Lets the export behind the next `exports` be refused, as by a driver that
+  // shares no memory.
+  void RefuseExportAfter(int64_t exports) { exports_ = exports; }
   // Lets the device be lost behind the next `commands` of its streams.
   void LoseAfter(int64_t commands) { commands_ = commands; }
 
-  // The device asks before each launch and each command.
+  // The device asks before each launch, export and command.
   bool FailsLaunch() { return IsNow(&launches_); }
+  bool RefusesExport() { return IsNow(&exports_); }
   bool LosesDevice() { return IsNow(&commands_); }
 
  private:
@@ -31,6 +35,7 @@ class EmulatedFaults {
   }
 
   std::atomic<int64_t> launches_{kNever};
+  std::atomic<int64_t> exports_{kNever};
   std::atomic<int64_t> commands_{kNever};
 };
 

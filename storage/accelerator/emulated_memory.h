@@ -8,6 +8,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "proto/shm/sealed_segment.h"
+#include "proto/types/unique_fd.h"
 #include "storage/accelerator/device_runtime.h"
 
 namespace optstate::accelerator {
@@ -16,6 +18,9 @@ namespace optstate::accelerator {
 // access, whose addresses are the device's, and one with the bytes.
 // So a host that follows a device's address is killed by SIGSEGV, as it is with
 // a real one, and an address that is not the device's is not found.
+//
+// Bytes that are shared are those of a sealed memfd, which other processes can
+// only read: one that writes there is killed by SIGSEGV.
 //
 // Thread-safe.
 class EmulatedMemory {
@@ -28,6 +33,11 @@ class EmulatedMemory {
   // RESOURCE_EXHAUSTED, with what is needed and left: the device's memory is
   // used up.
   absl::StatusOr<DeviceAddress> Allocate(uint64_t bytes);
+  // See Device. `bytes` of Import() are those that Export() said.
+  absl::StatusOr<DeviceAddress> AllocateShareable(uint64_t bytes);
+  absl::StatusOr<UniqueFd> Export(DeviceAddress memory, uint64_t* bytes) const;
+  // Memory of another process takes none of this device's.
+  absl::StatusOr<DeviceAddress> Import(int file, uint64_t bytes);
   void Free(DeviceAddress memory);
   // Returns where the bytes of a device's address are; null unless one
   // allocation has all of them.
@@ -43,8 +53,18 @@ class EmulatedMemory {
   struct Allocation {
     uint64_t bytes = 0;
     uint64_t mapped_bytes = 0;
+    uint64_t used_bytes = 0;  // of the device; 0: another process has them
     std::byte* data = nullptr;
+    shm::SealedSegment shared;  // has the data, when it may be exported
+    shm::PeerSegment imported;  // has the data, when it was imported
   };
+
+  absl::Status CheckRoom(uint64_t bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Gives the allocation, which has its data, an address.
+  absl::StatusOr<DeviceAddress> Add(Allocation allocation)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  static void Unmap(const Allocation& allocation);
 
   const uint64_t bytes_;
   mutable absl::Mutex mu_;

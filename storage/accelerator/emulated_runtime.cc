@@ -1,5 +1,6 @@
 #include "storage/accelerator/emulated_runtime.h"
 
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -10,7 +11,8 @@ namespace optstate::accelerator {
 namespace {
 
 DeviceInfo InfoOf(const EmulatedOptions& options, size_t index) {
-  return {absl::StrCat("emulated device ", index), options.memory_bytes};
+  return {absl::StrCat("emulated device ", index), options.memory_bytes,
+          absl::StrCat("emulated-", index)};
 }
 
 class EmulatedDevice final : public Device {
@@ -26,6 +28,30 @@ class EmulatedDevice final : public Device {
   absl::StatusOr<DeviceAddress> Allocate(uint64_t bytes) override {
     OPTSTATE_RETURN_IF_ERROR(state_.lost());
     return state_.memory.Allocate(bytes);
+  }
+  absl::StatusOr<DeviceAddress> AllocateShareable(uint64_t bytes) override {
+    OPTSTATE_RETURN_IF_ERROR(state_.lost());
+    return state_.memory.AllocateShareable(bytes);
+  }
+  absl::StatusOr<ExportedMemory> Export(DeviceAddress memory) override {
+    OPTSTATE_RETURN_IF_ERROR(state_.lost());
+    if (state_.faults != nullptr && state_.faults->RefusesExport()) {
+      return absl::FailedPreconditionError("an injected refusal of an export");
+    }
+    ExportedMemory exported;
+    OPTSTATE_ASSIGN_OR_RETURN(exported.file,
+                              state_.memory.Export(memory, &exported.bytes));
+    exported.device = info_.id;
+    return exported;
+  }
+  absl::StatusOr<DeviceAddress> Import(
+      const ExportedMemory& exported) override {
+    OPTSTATE_RETURN_IF_ERROR(state_.lost());
+    if (exported.device != info_.id) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("memory of ", exported.device, " for ", info_.id));
+    }
+    return state_.memory.Import(exported.file.get(), exported.bytes);
   }
   void Free(DeviceAddress memory) override { state_.memory.Free(memory); }
 

@@ -97,6 +97,9 @@ TEST_F(EmulatedRuntimeTest, ACopyOutsideOfAnAllocationIsRefused) {
       stream_->CopyToDevice(memory_ + (kBytes + 1), buffer_->data(), kBytes)
           .code(),
       absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      stream_->CopyOnDevice(memory_, memory_ + (kBytes + 1), kBytes).code(),
+      absl::StatusCode::kInvalidArgument);
   const DeviceAddress host = {reinterpret_cast<uint64_t>(buffer_->data())};
   EXPECT_EQ(stream_->CopyToDevice(host, buffer_->data(), kBytes).code(),
             absl::StatusCode::kInvalidArgument);
@@ -113,6 +116,10 @@ TEST_F(EmulatedRuntimeTest, AnAddressOfTheHostInAKernelLosesTheDevice) {
   // Whatever comes now ends like this, and nothing waits for ever.
   EXPECT_EQ(AddToBuffer(), lost);
   EXPECT_EQ(device_->Allocate(1).status(), lost);
+  EXPECT_EQ(device_->AllocateShareable(1).status(), lost);
+  EXPECT_EQ(device_->Export(memory_).status(), lost);
+  EXPECT_EQ(device_->Import({}).status(), lost);
+  EXPECT_EQ(stream_->CopyOnDevice(memory_, memory_ + kBytes, 1), lost);
   EXPECT_EQ(device_->MakeStream().status(), lost);
   EXPECT_EQ(device_->MakeEvent().status(), lost);
   EXPECT_EQ(device_->RegisterHost({}), lost);
@@ -124,6 +131,15 @@ TEST_F(EmulatedRuntimeTest, AFailedLaunchLeavesTheDevice) {
   EXPECT_TRUE(AddToBuffer().ok());
   EXPECT_EQ(AddToBuffer().code(), absl::StatusCode::kUnavailable);
   EXPECT_TRUE(AddToBuffer().ok());
+}
+
+TEST_F(EmulatedRuntimeTest, AnExportIsRefusedOnce) {
+  const DeviceAddress shared = *device_->AllocateShareable(kBytes);
+  faults_.RefuseExportAfter(1);
+  EXPECT_TRUE(device_->Export(shared).ok());
+  EXPECT_EQ(device_->Export(shared).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(device_->Export(shared).ok());
 }
 
 TEST_F(EmulatedRuntimeTest, ALostDeviceWakesWhoWaits) {

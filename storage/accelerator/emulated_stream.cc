@@ -122,6 +122,22 @@ absl::Status EmulatedStream::CopyToHost(void* to, DeviceAddress from,
   return Enqueue(command);
 }
 
+absl::Status EmulatedStream::CopyOnDevice(DeviceAddress to, DeviceAddress from,
+                                          size_t bytes) {
+  OPTSTATE_RETURN_IF_ERROR(device_.lost());
+  Command command;
+  command.kind = Kind::kCopyOnDevice;
+  command.device = device_.memory.Find(to, bytes);
+  command.host = device_.memory.Find(from, bytes);
+  command.bytes = bytes;
+  if (command.device == nullptr || command.host == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a copy on the device of ", bytes,
+                     " bytes with an address that is not the device's"));
+  }
+  return Enqueue(command);
+}
+
 absl::Status EmulatedStream::Record(DeviceEvent* event) {
   OPTSTATE_RETURN_IF_ERROR(device_.lost());
   Command command;
@@ -204,6 +220,10 @@ void EmulatedStream::DoWork(const Command& command) {
     const absl::Status status =
         command.kernel(device_.memory, command.arguments);
     if (!status.ok()) device_.Lose(status);
+    return;
+  }
+  if (command.kind == Kind::kCopyOnDevice) {
+    std::memcpy(command.device, command.host, command.bytes);
     return;
   }
   if (device_.link_bytes_per_s != 0) {

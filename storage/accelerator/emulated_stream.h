@@ -84,6 +84,8 @@ class EmulatedStream final : public DeviceStream {
   absl::Status CopyToDevice(DeviceAddress to, const void* from,
                             size_t bytes) override;
   absl::Status CopyToHost(void* to, DeviceAddress from, size_t bytes) override;
+  absl::Status CopyOnDevice(DeviceAddress to, DeviceAddress from,
+                            size_t bytes) override;
   absl::Status Record(DeviceEvent* event) override;
   absl::Status WaitFor(DeviceEvent* event) override;
   absl::Status Wait() override;
@@ -94,11 +96,18 @@ class EmulatedStream final : public DeviceStream {
   absl::Status Launch(Kernel kernel, const void* arguments, size_t bytes);
 
  private:
-  enum class Kind { kCopyToDevice, kCopyToHost, kKernel, kRecord, kWaitFor };
+  enum class Kind {
+    kCopyToDevice,
+    kCopyToHost,
+    kCopyOnDevice,
+    kKernel,
+    kRecord,
+    kWaitFor
+  };
   struct Command {
     Kind kind = Kind::kKernel;
     std::byte* device = nullptr;
-    std::byte* host = nullptr;
+    std::byte* host = nullptr;  // kCopyOnDevice: where the device reads
     size_t bytes = 0;
     EmulatedEvent* event = nullptr;
     uint64_t record = 0;

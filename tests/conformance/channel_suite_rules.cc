@@ -92,6 +92,76 @@ TEST_P(ChannelSuite, LoadOfAnArrayThatIsNotThereIsRefused) {
   ExpectStep(**session, 1);
 }
 
+// A job gets to a step by as many that update nothing, or at once.
+TEST_P(ChannelSuite, AJobBeginsAtAStep) {
+  const auto stepped = OpenLoaded(NewJob(UniformLayout(2, 100)));
+  ASSERT_NE(stepped, nullptr);
+  for (uint64_t step = 1; step <= 3; ++step) {
+    client::CommitOptions nothing = CommitOf(*stepped, step);
+    nothing.found_inf = true;
+    ASSERT_TRUE(stepped->Commit(nothing).ok());
+  }
+  const client::SessionOptions options = NewJob(UniformLayout(2, 100));
+  auto begun = OpenLoaded(options);
+  ASSERT_NE(begun, nullptr);
+  ASSERT_TRUE(begun->BeginLoad().ok());
+  const absl::Status at_3 = begun->FinishLoad(client::BeginAt{3, 9});
+  ASSERT_TRUE(at_3.ok()) << at_3;
+  EXPECT_EQ(begun->committed_step(), 3);
+  EXPECT_EQ(begun->info().phase, client::JobPhase::kReady);
+  ExpectStep(*stepped, 4);
+  ExpectStep(*begun, 4);
+  const auto a = Snapshot(*stepped);
+  const auto b = Snapshot(*begun);
+  ASSERT_TRUE(a.ok() && b.ok());
+  EXPECT_EQ(FirstDifference(*a, *b), "");
+  begun.reset();
+  auto again = Open(options);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ((*again)->committed_step(), 4);
+}
+
+TEST_P(ChannelSuite, AJobBeginsAtALateStepWithItsFirstLoad) {
+  const client::SessionOptions options = NewJob(UniformLayout(2, 100));
+  constexpr uint64_t kStep = (uint64_t{1} << 63) - 2;
+  auto session = Open(options);
+  ASSERT_TRUE(session.ok()) << session.status();
+  ASSERT_TRUE((*session)->BeginLoad().ok());
+  const std::vector<float> values(100, 1);
+  for (uint32_t i = 0; i < 2; ++i) {
+    ASSERT_TRUE(
+        (*session)
+            ->Load(client::StateArray::kMaster, i, DType::kFloat32,
+                   {reinterpret_cast<const std::byte*>(values.data()), 400})
+            .ok());
+  }
+  ASSERT_TRUE((*session)->FinishLoad(client::BeginAt{kStep, 1}).ok());
+  (*session).reset();
+  session = Open(options);
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_EQ((*session)->committed_step(), kStep);
+  ExpectStep(**session, kStep + 1);
+}
+
+TEST_P(ChannelSuite, OnlyANewJobBeginsAtAStepThatIsOne) {
+  const auto session = OpenLoaded(NewJob(UniformLayout(2, 100)));
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(session->BeginLoad().ok());
+  for (const client::BeginAt at :
+       {client::BeginAt{uint64_t{1} << 63, 1}, client::BeginAt{5, 0}}) {
+    EXPECT_EQ(session->FinishLoad(at).code(), StatusCode::kInvalidArgument);
+  }
+  // The load goes on.
+  ASSERT_TRUE(session->FinishLoad().ok());
+  ExpectStep(*session, 1);
+  ASSERT_TRUE(session->BeginLoad().ok());
+  EXPECT_EQ(session->FinishLoad(client::BeginAt{5, 2}).code(),
+            StatusCode::kFailedPrecondition);
+  EXPECT_EQ(session->committed_step(), 1);
+  ASSERT_TRUE(session->FinishLoad().ok());
+  ExpectStep(*session, 2);
+}
+
 TEST_P(ChannelSuite, SecondPushNeedsAccumulate) {
   const auto session = OpenLoaded(NewJob(UniformLayout(2, 100)));
   ASSERT_NE(session, nullptr);

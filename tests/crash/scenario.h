@@ -70,11 +70,13 @@ struct Scenario {
            optimizer != OptimizerKind::kAdafactor &&
            optimizer != OptimizerKind::kMuon;
   }
-  // Says whether devices update a part of the elements.
-  bool shares() const { return shared && InfoOf(optimizer).is_separable; }
+  // Says whether devices update a part of the elements. Emulated ones take long
+  // for Muon's products.
+  bool shares() const { return shared && optimizer != OptimizerKind::kMuon; }
   // Says whether records stay on devices, where they may.
   bool keeps_on_devices() const {
-    return shares() && state_place == StatePlace::kMemory && !speculates() &&
+    return shares() && InfoOf(optimizer).is_separable &&
+           state_place == StatePlace::kMemory && !speculates() &&
            master_format != MasterFormat::kSplit &&
            (partition != PartitionMode::kReplicated ||
             accumulation.has_value());

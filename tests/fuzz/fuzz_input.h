@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <type_traits>
 
@@ -26,7 +25,8 @@ class FuzzInput {
     static_assert(std::is_trivially_copyable_v<T>);
     T value = {};
     const absl::string_view bytes = TakeBytes(sizeof(T));
-    std::memcpy(static_cast<void*>(&value), bytes.data(), bytes.size());
+    // The input may be over, and its data null then, which memcpy refuses.
+    std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(&value));
     return value;
   }
   // Takes at most `size` bytes.

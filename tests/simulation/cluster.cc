@@ -65,6 +65,7 @@ Cluster::Cluster(const Options& options, ScratchDirectory scratch)
   around_.tiny = &tiny_;
   around_.book = &book_;
   around_.next_socket = &next_socket_;
+  around_.mutation = options_.mutation;
   around_.on_attached = [this](absl::Duration time) { OnAttached(time); };
   around_.on_ended = [this](uint32_t node) { OnEnded(node); };
 }
@@ -95,7 +96,8 @@ absl::Status Cluster::StartDaemons() {
         SimulatedDaemon::Start(&world_, &tiny_, &log_,
                                {.node = node,
                                 .state_dir = state_dir,
-                                .owner = kFirstOwner + node}));
+                                .owner = kFirstOwner + node,
+                                .mutation = options_.mutation}));
     std::vector<std::unique_ptr<SimulatedRank>> ranks;
     for (uint32_t rank = 0; rank < options_.ranks; ++rank) {
       ranks.push_back(

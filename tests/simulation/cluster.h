@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "tests/simulation/collective.h"
 #include "tests/simulation/model.h"
+#include "tests/simulation/mutation.h"
 #include "tests/simulation/node_log.h"
 #include "tests/simulation/scratch_directory.h"
 #include "tests/simulation/simulated_daemon.h"
@@ -36,6 +37,7 @@ class Cluster {
     // Nodes that are there and run nothing at first.
     uint32_t spares = 0;
     uint64_t seed = 0;
+    Mutation mutation = Mutation::kNone;
     Model model;
   };
 

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tests/simulation/mutation.h"
 #include "tests/simulation/plot.h"
 #include "tests/simulation/report.h"
 #include "tests/simulation/scenarios.h"
@@ -22,6 +23,7 @@ int Main(int argc, char** argv) {
   std::string scenario = "all";
   std::string plot;
   std::string csv;
+  std::string mutation;
   CLI::App app("Simulates many nodes of one job", "simulation");
   const auto add = [&app](const char* name, auto& value, const char* text) {
     app.add_option(name, value, text)->capture_default_str();
@@ -38,7 +40,18 @@ int Main(int argc, char** argv) {
   add("--csv", csv,
       "the table as comma-separated values to write, for plot_costs.py; an "
       "absolute path under `bazel run`");
+  // For those who look at the scenarios themselves; see mutation.h.
+  app.add_option("--mutation", mutation, "how nodes break the protocol")
+      ->group("");
   CLI11_PARSE(app, argc, argv);
+  if (!mutation.empty()) {
+    const absl::StatusOr<Mutation> named = MutationNamed(mutation);
+    if (!named.ok()) {
+      std::cerr << named.status() << std::endl;
+      return 1;
+    }
+    options.mutation = *named;
+  }
 
   std::cout << "seed " << options.seed << std::endl;
   const std::vector<std::string> names =

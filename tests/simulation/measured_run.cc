@@ -28,6 +28,7 @@ absl::StatusOr<std::unique_ptr<MeasuredRun>> MeasuredRun::Begin(
                                            .ranks = options.ranks,
                                            .spares = spares,
                                            .seed = options.seed,
+                                           .mutation = options.mutation,
                                            .model = options.model}));
   run->began_at_ = run->cluster_->world().queue.now();
   return run;

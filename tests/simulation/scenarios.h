@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "tests/simulation/model.h"
+#include "tests/simulation/mutation.h"
 #include "tests/simulation/report.h"
 
 namespace optstate::simulation {
@@ -18,6 +19,8 @@ struct ScenarioOptions {
   uint32_t lost_nodes = 10;  // of node_loss
   // Hellos of another user at each node, of attach_storm.
   uint32_t knocks = 600;
+  // How all nodes break the protocol; for tests of the scenarios.
+  Mutation mutation = Mutation::kNone;
   Model model;
 };
 

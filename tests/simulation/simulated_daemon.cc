@@ -3,12 +3,15 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
+#include <iostream>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "proto/types/step_verdict.h"
 #include "server/accept/hello_check.h"
 #include "server/supervisor/job_events.h"
 #include "server/supervisor/permissions.h"
@@ -21,6 +24,13 @@ namespace {
 constexpr absl::Duration kPauseLease = absl::Seconds(10);
 // Stands for the pid of an engine, which is no process here.
 constexpr pid_t kEnginePid = 1;
+
+// A mutation that cannot be made must not be taken for one that is found.
+void Require(bool holds, absl::string_view what, absl::string_view why) {
+  if (holds) return;
+  std::cerr << what << why << std::endl;
+  std::abort();
+}
 
 absl::Status NoDaemon() {
   return absl::UnavailableError("no daemon listens, or its engine has ended");
@@ -183,7 +193,49 @@ void SimulatedDaemon::StartEngine(absl::Duration delay) {
                      });
 }
 
+void SimulatedDaemon::NoteDecision() {
+  if (options_.mutation != Mutation::kForgetsDecisions || job_ == nullptr) {
+    return;
+  }
+  // Other ranks bring the same decision later.
+  const absl::StatusOr<session::JobPosition> position = job_->Position();
+  if (!position.ok() || !position->prepared.has_value()) return;
+  std::error_code error;
+  std::filesystem::remove_all(undecided_directory(), error);
+  if (!error) {
+    std::filesystem::copy(registry_->JobDirectory(TinyJob::kName),
+                          undecided_directory(),
+                          std::filesystem::copy_options::recursive, error);
+  }
+  Require(!error, "the files of a job cannot be copied: ", error.message());
+}
+
+void SimulatedDaemon::RestoreUndecided() {
+  if (options_.mutation != Mutation::kForgetsDecisions) return;
+  std::error_code error;
+  if (!std::filesystem::exists(undecided_directory(), error)) return;
+  const std::string directory = registry_->JobDirectory(TinyJob::kName);
+  std::filesystem::remove_all(directory, error);
+  if (!error) {
+    std::filesystem::rename(undecided_directory(), directory, error);
+  }
+  Require(!error, "the files of a job cannot be replaced: ", error.message());
+}
+
+void SimulatedDaemon::ForgetPreparedStep() {
+  if (options_.mutation != Mutation::kForgetsPreparedSteps) return;
+  const absl::StatusOr<session::JobPosition> position = job_->Position();
+  if (!position.ok() || !position->prepared.has_value()) return;
+  // Where this is refused the step stays, as on a node that is not broken.
+  job_->DecideUnattached({.step = position->prepared->step,
+                          .digest = position->prepared->digest,
+                          .verdict = Verdict::kAbort})
+      .status()
+      .IgnoreError();
+}
+
 void SimulatedDaemon::OpenJob() {
+  RestoreUndecided();
   session::Job::Options options;
   options.name = TinyJob::kName;
   options.uid = options_.owner;
@@ -199,6 +251,7 @@ void SimulatedDaemon::OpenJob() {
     return;
   }
   job_ = *std::move(job);
+  ForgetPreparedStep();
   ++engine_;
   ++counts_.engines;
   engine_state_ = EngineState::kRunning;

@@ -25,6 +25,7 @@
 #include "server/supervisor/look_budget.h"
 #include "server/supervisor/restart_policy.h"
 #include "server/supervisor/session_ledger.h"
+#include "tests/simulation/mutation.h"
 #include "tests/simulation/node_log.h"
 #include "tests/simulation/tiny_job.h"
 #include "tests/simulation/world.h"
@@ -45,6 +46,7 @@ class SimulatedDaemon {
     uint32_t node = 0;
     std::string state_dir;
     uid_t owner = 0;  // of the ranks
+    Mutation mutation = Mutation::kNone;
   };
   struct Counts {
     uint64_t hellos = 0;
@@ -85,6 +87,9 @@ class SimulatedDaemon {
   // The engine sees the end of a rank's session that attached to `engine`;
   // `for_good`: the rank has said that it leaves.
   void EndSession(uint32_t rank, uint64_t engine, bool for_good);
+
+  // A rank is about to bring its engine the decision about a step.
+  void NoteDecision();
 
   // Asks the engine for a moment without a step under way, after which it may
   // be ended. False: there is none just now.
@@ -133,6 +138,13 @@ class SimulatedDaemon {
   void StartEngine(absl::Duration delay);
   void OpenJob();
   void EndEngine();
+  // Kept where an engine forgets decisions: the job's files before the last
+  // one.
+  std::string undecided_directory() const {
+    return options_.state_dir + "/undecided";
+  }
+  void RestoreUndecided();
+  void ForgetPreparedStep();
   EventTag Tag(EventKind kind) const {
     return {.kind = kind, .node = options_.node};
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -165,6 +166,9 @@ void SimulatedRank::OnPositions(const Round& round) {
   verdict_ = {.step = prepared.step,
               .digest = prepared.digest,
               .verdict = mine->second};
+  if (around_.mutation == Mutation::kDropsWhatOthersTook) {
+    verdict_.verdict = Verdict::kAbort;
+  }
   Connect(/*must_exist=*/true, &SimulatedRank::BringVerdict);
 }
 
@@ -254,7 +258,7 @@ void SimulatedRank::OnAttached() {
   if (status.ok()) status = around_.tiny->LoadMasters(job, rank_, pieces_);
   if (!status.ok()) return Fail(status);
   awaited_ = Awaited::kLoad;
-  job->FinishLoad(rank_, ++request_, /*content_digest=*/0);
+  job->FinishLoad(rank_, ++request_, {});
 }
 
 void SimulatedRank::OnLoaded() {
@@ -352,29 +356,52 @@ void SimulatedRank::TakeAnswer(const absl::Status& status,
   }
 }
 
+std::optional<NodeStep> SimulatedRank::OwnVote() const {
+  if (!answer_status_.ok()) return std::nullopt;
+  return NodeStep{.step = answer_.step,
+                  .digest = answer_.digest,
+                  .found_inf = answer_.found_inf};
+}
+
 void SimulatedRank::OnPrepared() {
   Contribution contribution;
-  if (answer_status_.ok()) {
-    contribution.vote = NodeStep{.step = answer_.step,
-                                 .digest = answer_.digest,
-                                 .found_inf = answer_.found_inf};
-  }
+  contribution.vote = OwnVote();
   Gather(std::move(contribution), &SimulatedRank::OnVotes);
 }
 
 void SimulatedRank::OnVotes(const Round& round) {
   verdict_ = {.step = answer_.step,
               .digest = answer_.digest,
-              .verdict = round.verdict()};
+              .verdict = VerdictOf(round)};
   if (!answer_status_.ok()) return Fail(answer_status_);
+  if (around_.mutation == Mutation::kBringsNoDecision) {
+    answer_.prepared = false;
+  }
   if (answer_.prepared) return Decide();
   if (verdict_.verdict != Verdict::kAbort) return TakeOutcome(answer_);
   Fail(absl::FailedPreconditionError("the nodes have taken different steps"));
 }
 
+Verdict SimulatedRank::VerdictOf(const Round& round) {
+  const Verdict verdict = round.verdict();
+  switch (around_.mutation) {
+    case Mutation::kDecidesAlone: {
+      const std::optional<NodeStep> own = OwnVote();
+      return client::DecideVotes(absl::MakeConstSpan(&own, 1));
+    }
+    case Mutation::kDecidesAboutTheLastStep:
+      return std::exchange(last_verdict_, verdict);
+    case Mutation::kBringsSkipsAsCommits:
+      return verdict == Verdict::kSkip ? Verdict::kCommit : verdict;
+    default:
+      return verdict;
+  }
+}
+
 void SimulatedRank::Decide() {
   if (!IsConnected()) return Recover(&SimulatedRank::Decide);
   awaited_ = Awaited::kDecide;
+  daemon_.NoteDecision();
   daemon_.job()->Decide(rank_, ++request_, verdict_);
 }
 

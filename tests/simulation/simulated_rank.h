@@ -16,6 +16,7 @@
 #include "server/session/job_types.h"
 #include "tests/simulation/collective.h"
 #include "tests/simulation/gradient_area.h"
+#include "tests/simulation/mutation.h"
 #include "tests/simulation/simulated_daemon.h"
 #include "tests/simulation/step_book.h"
 #include "tests/simulation/tiny_job.h"
@@ -41,6 +42,7 @@ class SimulatedRank final : private session::SessionListener {
     TinyJob* tiny = nullptr;
     StepBook* book = nullptr;
     uint64_t* next_socket = nullptr;
+    Mutation mutation = Mutation::kNone;
     // A rank has attached this long after its script began.
     std::function<void(absl::Duration)> on_attached;
     // A rank's process has ended by itself or was killed.
@@ -114,8 +116,13 @@ class SimulatedRank final : private session::SessionListener {
   void NextStep();
   void Push();
   void Commit();
+  // What the rank's node has prepared; nullopt: it could not.
+  std::optional<NodeStep> OwnVote() const;
   void OnPrepared();
   void OnVotes(const Round& round);
+  // Returns the verdict that the rank brings: that of all ranks, unless it is
+  // to break the protocol.
+  Verdict VerdictOf(const Round& round);
   void Decide();
   void OnDecided();
   void TakeOutcome(const session::StepOutcome& outcome);
@@ -176,6 +183,7 @@ class SimulatedRank final : private session::SessionListener {
   absl::Status answer_status_;
   session::StepOutcome answer_;
   StepVerdict verdict_;
+  Verdict last_verdict_ = Verdict::kCommit;  // of the step before
 };
 
 }  // namespace optstate::simulation

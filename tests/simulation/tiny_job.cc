@@ -204,7 +204,7 @@ absl::StatusOr<uint64_t> TinyJob::UndisturbedDigest(
   const std::vector<Piece> pieces = partition->pieces;
   OPTSTATE_RETURN_IF_ERROR(job->BeginLoad(0));
   OPTSTATE_RETURN_IF_ERROR(alone.LoadMasters(job.get(), 0, pieces));
-  job->FinishLoad(0, /*request_id=*/1, /*content_digest=*/0);
+  job->FinishLoad(0, /*request_id=*/1, {});
   OPTSTATE_RETURN_IF_ERROR(answer.Take());
   for (uint64_t each = 1; each <= step; ++each) {
     const absl::Span<const float> gradients = alone.ValuesOf(each);

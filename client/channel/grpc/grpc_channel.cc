@@ -76,8 +76,7 @@ class GrpcChannel final : public Channel {
   absl::Status Load(StateArray array, uint32_t parameter, uint64_t begin,
                     DType dtype, absl::Span<const std::byte> data,
                     absl::Time deadline) override;
-  absl::Status FinishLoad(uint64_t content_digest,
-                          absl::Time deadline) override;
+  absl::Status FinishLoad(const LoadEnd& end, absl::Time deadline) override;
   absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                  absl::Time deadline) override;
   absl::Status HintParameters(ParameterHint hint, uint32_t first,
@@ -316,12 +315,15 @@ absl::Status GrpcChannel::Load(StateArray array, uint32_t parameter,
   return std::exchange(failed_load_, absl::OkStatus());
 }
 
-absl::Status GrpcChannel::FinishLoad(uint64_t content_digest,
-                                     absl::Time deadline) {
+absl::Status GrpcChannel::FinishLoad(const LoadEnd& end, absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(
       WaitUntil([this] { return pending_loads_ == 0; }, deadline));
   OPTSTATE_RETURN_IF_ERROR(std::exchange(failed_load_, absl::OkStatus()));
-  request_.mutable_finish_load()->set_content_digest(content_digest);
+  v1::FinishLoadRequest* const finish = request_.mutable_finish_load();
+  finish->set_content_digest(end.content_digest);
+  const BeginAt at = end.begin_at.value_or(BeginAt{0, 0});  // none
+  finish->set_begin_at_step(at.step);
+  finish->set_begin_at_loads(at.loads_finished);
   OPTSTATE_RETURN_IF_ERROR(SendAndAwait(deadline).status());
   return ReadParameters(deadline);
 }

@@ -126,6 +126,7 @@ class FakeShmEngine {
     attached.mutable_attach()->set_parameter_bytes(
         SetupOfTest().layout.parameter_area_bytes());
     attached.mutable_attach()->set_phase(v1::JOB_PHASE_READY);
+    attached.mutable_attach()->set_shares_parameters(shares_parameters);
     shm::Frame frame = Receive();
     ASSERT_EQ(frame.fds.size(), 1);
     v1::SessionRequest request;
@@ -181,6 +182,17 @@ class FakeShmEngine {
     return gradients;
   }
 
+  // Answers the rank's request for the memory of a device; returns the device.
+  std::string AnswerShareParameters(const v1::ShareParametersReply& shared,
+                                    const std::vector<int>& fds) {
+    v1::SessionRequest request;
+    EXPECT_TRUE(request.ParseFromString(Receive().payload));
+    EXPECT_TRUE(request.has_share_parameters());
+    v1::SessionReply reply;
+    *reply.mutable_share_parameters() = shared;
+    Send(reply.SerializeAsString(), fds);
+    return request.share_parameters().device();
+  }
   // Answers the rank's detach.
   void TakeDetach() {
     v1::SessionRequest request;
@@ -197,6 +209,7 @@ class FakeShmEngine {
 
   // The reply to a register, and an action that comes before it.
   bool pages_may_follow = false;
+  bool shares_parameters = false;  // in the reply to an attach
   std::function<void()> on_register = [] {};
   // The field of the rank's attach request.
   bool pages_follow = false;

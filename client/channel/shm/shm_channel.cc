@@ -194,6 +194,7 @@ absl::StatusOr<v1::AttachReply> ShmChannel::Attach(absl::Time deadline) {
                             Call(request, {&fd, 1}, &fds, deadline));
   OPTSTATE_RETURN_IF_ERROR(CheckFetches(setup_, reply.attach()));
   OPTSTATE_RETURN_IF_ERROR(MapSegments(std::move(fds)));
+  shares_parameters_ = reply.attach().shares_parameters();
   return std::move(*reply.mutable_attach());
 }
 
@@ -421,10 +422,13 @@ absl::Status ShmChannel::Load(StateArray array, uint32_t parameter,
   return SubmitAndAwait(Op::kLoad, submission, deadline);
 }
 
-absl::Status ShmChannel::FinishLoad(uint64_t content_digest,
-                                    absl::Time deadline) {
+absl::Status ShmChannel::FinishLoad(const LoadEnd& end, absl::Time deadline) {
   Submission submission = {};
-  submission.begin = content_digest;
+  submission.begin = end.content_digest;
+  if (end.begin_at.has_value()) {
+    submission.step = end.begin_at->step;
+    submission.micro_step = end.begin_at->loads_finished;
+  }
   return SubmitAndAwait(Op::kFinishLoad, submission, deadline);
 }
 

@@ -62,6 +62,8 @@ class ShmChannel final : public Channel {
                                      Meanwhile meanwhile) override;
   const std::atomic<uint64_t>* run_stamps() const override;
   absl::Status Abort(uint64_t step, absl::Time deadline) override;
+  absl::StatusOr<DeviceParameters::Shared> ShareParameters(
+      absl::string_view device, absl::Time deadline) override;
   absl::Status StartDecision(const StepVerdict& verdict,
                              absl::Time deadline) override;
   bool has_outstanding_commit() const override { return commit_ != nullptr; }
@@ -73,8 +75,7 @@ class ShmChannel final : public Channel {
   absl::Status Load(StateArray array, uint32_t parameter, uint64_t begin,
                     DType dtype, absl::Span<const std::byte> data,
                     absl::Time deadline) override;
-  absl::Status FinishLoad(uint64_t content_digest,
-                          absl::Time deadline) override;
+  absl::Status FinishLoad(const LoadEnd& end, absl::Time deadline) override;
   absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                  absl::Time deadline) override;
   absl::Status HintParameters(ParameterHint hint, uint32_t first,
@@ -154,7 +155,8 @@ class ShmChannel final : public Channel {
   shm::PeerSegment completions_;
   StableMapping parameters_;
   StableMapping run_stamps_;
-  bool has_run_stamps_ = false;  // of the present connection
+  bool has_run_stamps_ = false;     // of the present connection
+  bool shares_parameters_ = false;  // likewise: see v1::AttachReply
   std::optional<shm::RingProducer<shm::Submission>> producer_;
   std::optional<shm::RingConsumer<shm::Completion>> consumer_;
 

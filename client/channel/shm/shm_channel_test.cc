@@ -230,5 +230,61 @@ TEST_F(ShmChannelTest, ShutdownIsWorthAnotherTry) {
   EXPECT_THAT(status.message(), HasSubstr("shuts down"));
 }
 
+TEST_F(ShmChannelTest, MemoryOfADeviceComesWithItsTable) {
+  ShmChannel* const channel = ChannelTo([](FakeShmEngine& engine) {
+    engine.shares_parameters = true;
+    engine.Admit();
+    v1::ShareParametersReply reply;
+    reply.set_device_index(4);
+    reply.set_memory_bytes(8192);
+    EXPECT_EQ(engine.AnswerShareParameters(
+                  reply, {engine.completions.fd(), engine.completions.fd()}),
+              "gpu-1");
+    reply.Clear();
+    *reply.mutable_refused() =
+        ToProto(absl::NotFoundError("nothing stays there"));
+    engine.AnswerShareParameters(reply, {});
+    engine.TakeDetach();
+  });
+  ASSERT_TRUE(channel->Connect(false, Soon()).ok());
+  const auto shared = channel->ShareParameters("gpu-1", Soon());
+  ASSERT_TRUE(shared.ok()) << shared.status();
+  EXPECT_TRUE(shared->table.ok());
+  EXPECT_TRUE(shared->memory.ok());
+  EXPECT_EQ(shared->device_index, 4u);
+  EXPECT_EQ(shared->memory_bytes, 8192u);
+  const absl::Status refused =
+      channel->ShareParameters("gpu-2", Soon()).status();
+  EXPECT_TRUE(absl::IsNotFound(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("nothing stays there"));
+  EXPECT_TRUE(channel->connected());
+  EXPECT_TRUE(channel->Disconnect().ok());
+}
+
+TEST_F(ShmChannelTest, AnEarlierEngineIsNotAskedForMemoryOfADevice) {
+  ShmChannel* const channel = ChannelTo([](FakeShmEngine& engine) {
+    engine.Admit();
+    engine.TakeDetach();
+  });
+  ASSERT_TRUE(channel->Connect(false, Soon()).ok());
+  const absl::Status refused =
+      channel->ShareParameters("gpu-1", Soon()).status();
+  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("earlier build"));
+  EXPECT_TRUE(channel->Disconnect().ok());
+}
+
+TEST_F(ShmChannelTest, MemoryWithoutATableEndsTheConnection) {
+  ShmChannel* const channel = ChannelTo([](FakeShmEngine& engine) {
+    engine.shares_parameters = true;
+    engine.Admit();
+    engine.AnswerShareParameters({}, {engine.completions.fd()});
+  });
+  ASSERT_TRUE(channel->Connect(false, Soon()).ok());
+  const absl::Status wrong = channel->ShareParameters("gpu-1", Soon()).status();
+  EXPECT_TRUE(absl::IsInternal(wrong)) << wrong;
+  EXPECT_FALSE(channel->connected());
+}
+
 }  // namespace
 }  // namespace optstate::client

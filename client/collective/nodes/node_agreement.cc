@@ -6,30 +6,20 @@
 
 #include "absl/base/casts.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/collective/gather.h"
 #include "client/collective/nodes/job_facts.h"
+#include "client/collective/nodes/resolution.h"
+#include "client/collective/nodes/settling.h"
+#include "client/collective/nodes/voting.h"
 #include "client/session/content_digest.h"
-#include "client/session/job_position.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::client {
 namespace {
 
-// Rounds of questions and verdicts, before nodes that never settle are an
-// error.
-constexpr int kRoundsMax = 8;
-// The daemon may notice the end of ranks that were killed only some time later.
-constexpr absl::Duration kEndsWithin = absl::Seconds(10);
-constexpr absl::Duration kPause = absl::Milliseconds(50);
-
 constexpr absl::string_view kBeginAgain =
     ". Delete the job on all nodes (optctl delete job) and begin it again from "
     "a checkpoint";
-
-std::string Hex(uint64_t digest) {
-  return absl::StrCat(absl::Hex(digest, absl::kZeroPad16));
-}
 
 template <typename Number>
 absl::Span<const std::byte> BytesOf(absl::Span<const Number> numbers) {
@@ -50,9 +40,9 @@ absl::Status CheckCovered(const SessionOptions& options) {
       [](const ParameterSpec& each) { return each.shard.has_value(); });
   if (has_shards || options.partition == PartitionMode::kLocal) {
     return absl::UnimplementedError(
-        "nodes that hold different shards clip a step together, which only the "
-        "Python package does (across_nodes=\"sharded\"): here each node holds "
-        "all parameters");
+        "nodes that hold different shards clip a step together, as SharedOut "
+        "and the Python package (across_nodes=\"sharded\") do: here each node "
+        "holds all parameters");
   }
   if (options.partition == PartitionMode::kReplicated) {
     return absl::UnimplementedError(
@@ -69,95 +59,6 @@ absl::Status CheckCovered(const SessionOptions& options) {
   return absl::InvalidArgumentError(
       "the session would take steps before all nodes have agreed: call Place() "
       "with its options first");
-}
-
-NodeStep StepOf(const Outcome& outcome) {
-  return {.step = outcome.step,
-          .digest = outcome.digest,
-          .found_inf = outcome.found_inf};
-}
-
-JobAddress AddressOf(const SessionOptions& options) {
-  JobAddress address;
-  address.endpoint = options.endpoint;
-  address.job = options.job;
-  address.timeout = options.connect_timeout;
-  address.daemon_path = options.daemon_path;
-  address.interrupted = options.interrupted;
-  return address;
-}
-
-// Asks this node's daemon how far the job is; nullopt: it has none.
-absl::StatusOr<std::optional<NodePosition>> Ask(const SessionOptions& options) {
-  const absl::StatusOr<JobPosition> found = FindPosition(AddressOf(options));
-  if (absl::IsNotFound(found.status())) return std::nullopt;
-  OPTSTATE_RETURN_IF_ERROR(found.status());
-  if (found->prepared_is_clipped) {
-    return absl::UnimplementedError(absl::StrCat(
-        "job \"", options.job,
-        "\" has prepared a step that is clipped by the "
-        "norm of nodes which hold different shards: only the Python package "
-        "settles it (across_nodes=\"sharded\")"));
-  }
-  NodePosition position;
-  // A step without an outcome has nothing but its number.
-  if (found->last_outcome.has_value()) {
-    position.committed = StepOf(*found->last_outcome);
-  }
-  position.committed.step = found->committed_step;
-  if (found->prepared.has_value()) position.prepared = StepOf(*found->prepared);
-  position.loads_finished = found->loads_finished;
-  position.durable_step = found->durable_step;
-  return position;
-}
-
-// A position as numbers, which ranks gather.
-constexpr size_t kPositionNumbers = 10;
-using PositionNumbers = std::array<uint64_t, kPositionNumbers>;
-
-PositionNumbers ToNumbers(const std::optional<NodePosition>& position) {
-  if (!position.has_value()) return {};
-  const NodeStep prepared = position->prepared.value_or(NodeStep());
-  return {1,
-          position->committed.step,
-          position->committed.digest,
-          position->committed.found_inf ? uint64_t{1} : 0,
-          position->prepared.has_value() ? uint64_t{1} : 0,
-          prepared.step,
-          prepared.digest,
-          prepared.found_inf ? uint64_t{1} : 0,
-          position->loads_finished,
-          position->durable_step};
-}
-
-std::optional<NodePosition> FromNumbers(absl::Span<const uint64_t> numbers) {
-  if (numbers[0] == 0) return std::nullopt;
-  NodePosition position;
-  position.committed = {
-      .step = numbers[1], .digest = numbers[2], .found_inf = numbers[3] != 0};
-  if (numbers[4] != 0) {
-    position.prepared = NodeStep{
-        .step = numbers[5], .digest = numbers[6], .found_inf = numbers[7] != 0};
-  }
-  position.loads_finished = static_cast<uint32_t>(numbers[8]);
-  position.durable_step = numbers[9];
-  return position;
-}
-
-// The error of a rank that has voted, or was about to, and did not hear the
-// others.
-absl::Status Undecided(const absl::StatusOr<Outcome>& prepared,
-                       const absl::Status& failure) {
-  if (!prepared.ok()) return prepared.status();
-  if (!prepared->prepared) return failure;
-  return absl::UnavailableError(absl::StrCat(
-      "step ", prepared->step,
-      " is prepared on this node, and this rank does "
-      "not know what all have decided: ",
-      failure.message(),
-      ". Start all ranks of all nodes again: Settle() brings "
-      "the decision, and they go on with this step or without it on all nodes "
-      "alike"));
 }
 
 }  // namespace
@@ -188,20 +89,6 @@ absl::Status NodeAgreement::Agree(const absl::Status& mine) {
 
 absl::Status NodeAgreement::Settle(const SessionOptions& options) {
   OPTSTATE_RETURN_IF_ERROR(Agree(CheckCovered(options)));
-  OPTSTATE_ASSIGN_OR_RETURN(const std::vector<std::string> jobs,
-                            GatherTexts(collective_, options.job));
-  for (uint32_t rank = 0; rank < jobs.size(); ++rank) {
-    for (uint32_t other = 0; other < rank; ++other) {
-      if (places_.name_of(rank) != places_.name_of(other) ||
-          jobs[rank] == jobs[other]) {
-        continue;
-      }
-      return absl::FailedPreconditionError(
-          absl::StrCat("ranks ", other, " and ", rank, " are on node ",
-                       places_.name_of(rank), " and name different jobs, \"",
-                       jobs[other], "\" and \"", jobs[rank], "\""));
-    }
-  }
   OPTSTATE_ASSIGN_OR_RETURN(const std::optional<Unlike> unlike,
                             FindUnlike(collective_, JobFacts(options)));
   if (unlike.has_value()) {
@@ -212,67 +99,7 @@ absl::Status NodeAgreement::Settle(const SessionOptions& options) {
                      unlike->rank, " (", places_.name_of(unlike->rank),
                      "). Give all ranks the same layout and options"));
   }
-  for (int round = 0; round < kRoundsMax; ++round) {
-    OPTSTATE_ASSIGN_OR_RETURN(
-        const std::vector<std::optional<NodePosition>> positions,
-        Positions(options));
-    const absl::StatusOr<std::map<size_t, Verdict>> verdicts =
-        Resolve(positions, places_.nodes());
-    if (!verdicts.ok()) {
-      return Annotate(verdicts.status(),
-                      absl::StrCat("job \"", options.job, "\""));
-    }
-    if (verdicts->empty()) return absl::OkStatus();
-    OPTSTATE_RETURN_IF_ERROR(Agree(Bring(options, positions, *verdicts)));
-  }
-  return absl::AbortedError(
-      absl::StrCat("the nodes of job \"", options.job,
-                   "\" do not settle: other ranks still take steps of it"));
-}
-
-absl::StatusOr<std::vector<std::optional<NodePosition>>>
-NodeAgreement::Positions(const SessionOptions& options) {
-  absl::StatusOr<std::optional<NodePosition>> mine =
-      std::optional<NodePosition>();
-  if (places_.is_first_rank()) mine = Ask(options);
-  OPTSTATE_RETURN_IF_ERROR(Agree(mine.status()));
-  const PositionNumbers numbers = ToNumbers(*mine);
-  OPTSTATE_ASSIGN_OR_RETURN(const std::vector<uint64_t> all,
-                            GatherNumbers(collective_, numbers));
-  std::vector<std::optional<NodePosition>> positions;
-  positions.reserve(places_.nodes().size());
-  for (const uint32_t rank : places_.first_ranks()) {
-    positions.push_back(FromNumbers(absl::MakeConstSpan(all).subspan(
-        rank * kPositionNumbers, kPositionNumbers)));
-  }
-  return positions;
-}
-
-absl::Status NodeAgreement::Bring(
-    const SessionOptions& options,
-    absl::Span<const std::optional<NodePosition>> positions,
-    const std::map<size_t, Verdict>& verdicts) const {
-  const auto verdict = verdicts.find(places_.node());
-  if (!places_.is_first_rank() || verdict == verdicts.end()) {
-    return absl::OkStatus();
-  }
-  // A verdict is given to nodes that have prepared the step alone.
-  const NodeStep& prepared = *positions[places_.node()]->prepared;
-  const StepVerdict brought = {.step = prepared.step,
-                               .digest = prepared.digest,
-                               .verdict = verdict->second,
-                               .gradient_norm = 0,
-                               .clip_coefficient = 1};
-  const absl::Time deadline = absl::Now() + kEndsWithin;
-  while (true) {
-    const absl::Status status =
-        BringVerdict(AddressOf(options), brought).status();
-    // Another rank was faster, which the next positions show.
-    if (absl::IsFailedPrecondition(status)) return absl::OkStatus();
-    // Ranks of the run before are attached still.
-    if (!absl::IsUnavailable(status) || absl::Now() >= deadline) return status;
-    absl::SleepFor(kPause);
-  }
+  return SettleNodes(collective_, places_, options);
 }
 
 absl::Status NodeAgreement::CheckNumbers(absl::Span<const uint64_t> mine,
@@ -341,51 +168,6 @@ void NodeAgreement::NoteLoad(StateArray array, uint32_t parameter,
   loaded_ = ContentDigest(data, seed);
 }
 
-absl::StatusOr<std::vector<std::optional<NodeStep>>> NodeAgreement::Votes(
-    const absl::StatusOr<Outcome>& prepared) {
-  constexpr size_t kNumbers = 4;
-  std::array<uint64_t, kNumbers> mine = {};
-  if (prepared.ok()) {
-    mine = {1, prepared->step, prepared->found_inf ? uint64_t{1} : 0,
-            prepared->digest ^ loaded_};
-  }
-  OPTSTATE_ASSIGN_OR_RETURN(const std::vector<uint64_t> all,
-                            GatherNumbers(collective_, mine));
-  std::vector<std::optional<NodeStep>> votes;
-  votes.reserve(all.size() / kNumbers);
-  for (size_t i = 0; i < all.size(); i += kNumbers) {
-    if (all[i] == 0) {
-      votes.push_back(std::nullopt);
-    } else {
-      votes.push_back(NodeStep{.step = all[i + 1],
-                               .digest = all[i + 3],
-                               .found_inf = all[i + 2] != 0});
-    }
-  }
-  return votes;
-}
-
-absl::Status NodeAgreement::Difference(
-    absl::Span<const std::optional<NodeStep>> votes) const {
-  std::string said;
-  for (size_t node = 0; node < places_.nodes().size(); ++node) {
-    const std::optional<NodeStep>& vote = votes[places_.first_ranks()[node]];
-    absl::StrAppend(&said, said.empty() ? "" : "; ", places_.nodes()[node],
-                    ": ");
-    if (vote.has_value()) {
-      absl::StrAppend(&said, "step ", vote->step, ", digest ",
-                      Hex(vote->digest));
-    } else {
-      absl::StrAppend(&said, "none");
-    }
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the nodes have prepared different steps (", said,
-      "), and the step is taken on none: gradients, options, or loads of state "
-      "differ between nodes. Reduce the gradients over all ranks "
-      "(GradientReducer) and give all ranks equal options"));
-}
-
 absl::StatusOr<Outcome> NodeAgreement::Take(Session& session,
                                             const CommitOptions& options,
                                             const ParameterTargets& read) {
@@ -395,9 +177,9 @@ absl::StatusOr<Outcome> NodeAgreement::Take(Session& session,
                                                ? session.CommitWait()
                                                : session.Commit(options);
   if (absl::IsCancelled(prepared.status())) return prepared.status();
-  const absl::StatusOr<std::vector<std::optional<NodeStep>>> votes =
-      Votes(prepared);
-  if (!votes.ok()) return Undecided(prepared, votes.status());
+  const absl::StatusOr<Votes> votes =
+      GatherVotes(collective_, prepared, loaded_);
+  if (!votes.ok()) return UndecidedError(prepared, votes.status());
   const Verdict verdict = DecideVotes(*votes);
   absl::StatusOr<Outcome> taken = prepared;
   if (prepared.ok() && prepared->prepared) {
@@ -409,7 +191,7 @@ absl::StatusOr<Outcome> NodeAgreement::Take(Session& session,
   }
   if (verdict == Verdict::kAbort) {
     OPTSTATE_RETURN_IF_ERROR(Agree(taken.status()));
-    return Difference(*votes);
+    return DifferenceError(places_, *votes);
   }
   OPTSTATE_RETURN_IF_ERROR(taken.status());
   if (taken->applied && !read.parameters.empty()) {

@@ -3,9 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +13,6 @@
 #include "client/client.h"
 #include "client/collective/collective.h"
 #include "client/collective/nodes/places.h"
-#include "client/collective/nodes/resolution.h"
 
 namespace optstate::client {
 
@@ -43,9 +40,9 @@ namespace optstate::client {
 // once on every node, or on none.
 //
 // Not covered, and refused with UNIMPLEMENTED: nodes that hold different shards
-// (their daemons would clip by different norms), several jobs that clip by one
-// norm, speculation, and sums of ranks or micro-steps by the daemon; the Python
-// package has the first two.
+// (their daemons would clip by different norms; see SharedOut), several jobs
+// that clip by one norm (the Python package has them), speculation, and sums of
+// ranks or micro-steps by the daemon.
 //
 // Errors: as Session's and Collective's, on every rank. Besides,
 //   FAILED_PRECONDITION  nodes differ: in their jobs, their steps, or what they
@@ -104,18 +101,6 @@ class NodeAgreement {
  private:
   NodeAgreement(Collective* collective, Places places);
 
-  // Asks each node's daemon, by its first rank; returns positions by node.
-  absl::StatusOr<std::vector<std::optional<NodePosition>>> Positions(
-      const SessionOptions& options);
-  // Brings this node its verdict, if there is one for it.
-  absl::Status Bring(const SessionOptions& options,
-                     absl::Span<const std::optional<NodePosition>> positions,
-                     const std::map<size_t, Verdict>& verdicts) const;
-  // Returns what each rank's node has prepared, by rank.
-  absl::StatusOr<std::vector<std::optional<NodeStep>>> Votes(
-      const absl::StatusOr<Outcome>& prepared);
-  absl::Status Difference(
-      absl::Span<const std::optional<NodeStep>> votes) const;
   absl::Status CheckNumbers(absl::Span<const uint64_t> mine,
                             absl::Span<const std::string> names);
 

@@ -90,22 +90,92 @@ bool AreAlike(const std::vector<NodePosition>& positions, const Of& of) {
       [&](const NodePosition& each) { return of(each) == of(positions[0]); });
 }
 
+uint32_t KindOf(Kinds kinds, size_t index) {
+  return kinds.empty() ? 0 : kinds[index];
+}
+
+// Returns the digest that a committed step had when it was prepared.
+uint64_t DigestAsPrepared(const NodeStep& committed, bool is_split) {
+  if (!is_split || committed.found_inf || !committed.norm.has_value()) {
+    return committed.digest;
+  }
+  // Noting a norm twice undoes it.
+  return ClippedDigest(committed.digest, committed.norm->gradient_norm,
+                       committed.norm->clip_coefficient);
+}
+
+Verdict CommitOf(const NodeStep& prepared, bool is_split) {
+  return is_split && !prepared.norm.has_value() ? Verdict::kClip
+                                                : Verdict::kCommit;
+}
+
+// Returns the verdicts for nodes that have not taken the latest step; nullopt:
+// one of them has not prepared it. `ahead`: the step, by kind, of nodes that
+// have.
+std::optional<std::map<size_t, Verdict>> CatchUp(
+    const std::vector<NodePosition>& there, Kinds kinds, uint64_t latest,
+    const std::map<uint32_t, NodeStep>& ahead) {
+  const bool is_split = IsSplit(kinds);
+  const bool was_skipped =
+      std::any_of(ahead.begin(), ahead.end(),
+                  [](const auto& each) { return each.second.found_inf; });
+  std::map<size_t, Verdict> verdicts;
+  for (size_t node = 0; node < there.size(); ++node) {
+    if (there[node].committed.step == latest) continue;
+    const std::optional<NodeStep>& prepared = there[node].prepared;
+    if (!prepared.has_value() || prepared->step != latest) return std::nullopt;
+    const auto same = ahead.find(KindOf(kinds, node));
+    if (same != ahead.end() &&
+        prepared->digest != DigestAsPrepared(same->second, is_split)) {
+      return std::nullopt;
+    }
+    verdicts[node] =
+        was_skipped ? Verdict::kSkip : CommitOf(*prepared, is_split);
+  }
+  return verdicts;
+}
+
+// Returns the verdicts about a step that all nodes have prepared, which hold
+// different parameters, and that none has taken or found Inf or NaN in.
+std::map<size_t, Verdict> ResolveNoted(
+    const std::vector<std::optional<NodeStep>>& prepared) {
+  std::map<size_t, Verdict> commits;
+  std::map<size_t, Verdict> notes;
+  std::map<size_t, Verdict> aborts;
+  for (size_t node = 0; node < prepared.size(); ++node) {
+    aborts[node] = Verdict::kAbort;
+    commits[node] = Verdict::kCommit;
+    if (!prepared[node]->norm.has_value()) notes[node] = Verdict::kClip;
+  }
+  if (notes.size() == prepared.size()) return aborts;
+  return notes.empty() ? commits : notes;
+}
+
 }  // namespace
 
-Verdict DecideVotes(absl::Span<const std::optional<NodeStep>> votes) {
+bool IsSplit(Kinds kinds) {
+  return std::any_of(kinds.begin(), kinds.end(),
+                     [&](uint32_t each) { return each != kinds[0]; });
+}
+
+Verdict DecideVotes(absl::Span<const std::optional<NodeStep>> votes,
+                    Kinds kinds) {
   bool found_inf = false;
-  for (const std::optional<NodeStep>& vote : votes) {
+  std::map<uint32_t, uint64_t> digests;  // by kind
+  for (size_t i = 0; i < votes.size(); ++i) {
+    const std::optional<NodeStep>& vote = votes[i];
     if (!vote.has_value() || !votes[0].has_value()) return Verdict::kAbort;
-    if (vote->step != votes[0]->step || vote->digest != votes[0]->digest) {
-      return Verdict::kAbort;
-    }
+    if (vote->step != votes[0]->step) return Verdict::kAbort;
+    const auto first =
+        digests.try_emplace(KindOf(kinds, i), vote->digest).first;
+    if (first->second != vote->digest) return Verdict::kAbort;
     found_inf |= vote->found_inf;
   }
   return found_inf ? Verdict::kSkip : Verdict::kCommit;
 }
 
 absl::StatusOr<std::map<size_t, Verdict>> Resolve(
-    Positions positions, absl::Span<const std::string> names) {
+    Positions positions, absl::Span<const std::string> names, Kinds kinds) {
   std::map<size_t, Verdict> verdicts;
   std::vector<NodePosition> there;
   there.reserve(positions.size());
@@ -115,25 +185,31 @@ absl::StatusOr<std::map<size_t, Verdict>> Resolve(
     is_anywhere |= each.has_value();
   }
   if (!is_anywhere) return verdicts;
-  const NodeStep latest = Ahead(there)->committed;
+  const bool is_split = IsSplit(kinds);
+  const uint64_t latest = Ahead(there)->committed.step;
+  std::map<uint32_t, NodeStep> ahead;  // by kind
   for (size_t node = 0; node < there.size(); ++node) {
-    if (there[node].committed.step == latest.step) continue;
-    const std::optional<NodeStep>& prepared = there[node].prepared;
-    if (!prepared.has_value() || prepared->step != latest.step ||
-        prepared->digest != latest.digest) {
-      return Unresolvable(there, positions, names, "");
-    }
-    verdicts[node] = latest.found_inf ? Verdict::kSkip : Verdict::kCommit;
+    if (there[node].committed.step != latest) continue;
+    ahead.try_emplace(KindOf(kinds, node), there[node].committed);
   }
-  if (!verdicts.empty()) return verdicts;
-  // Steps of one number with different digests are of several runs, and so are
-  // those that only some nodes have skipped.
+  const std::optional<std::map<size_t, Verdict>> behind =
+      CatchUp(there, kinds, latest, ahead);
+  if (!behind.has_value()) return Unresolvable(there, positions, names, "");
+  if (!behind->empty()) return *behind;
+  for (size_t node = 0; node < there.size(); ++node) {
+    const NodeStep& first = ahead.at(KindOf(kinds, node));
+    if (there[node].committed.digest == first.digest) continue;
+    return Unresolvable(there, positions, names, "");
+  }
+  // All nodes take a step in two phases and skip it alike, or these are jobs of
+  // several runs.
   const bool is_one_step = AreAlike(there, [](const NodePosition& each) {
-    return std::make_pair(each.committed.digest, each.committed.found_inf);
+    return std::make_pair(each.committed.digest == 0, each.committed.found_inf);
   });
   if (!is_one_step) return Unresolvable(there, positions, names, "");
   const std::vector<std::optional<NodeStep>> votes = PreparedOf(there);
-  const Verdict verdict = DecideVotes(votes);
+  const Verdict verdict = DecideVotes(votes, kinds);
+  if (verdict == Verdict::kCommit && is_split) return ResolveNoted(votes);
   for (size_t node = 0; node < votes.size(); ++node) {
     if (votes[node].has_value()) verdicts[node] = verdict;
   }
@@ -142,13 +218,28 @@ absl::StatusOr<std::map<size_t, Verdict>> Resolve(
   const bool has_loaded_alike = AreAlike(
       there, [](const NodePosition& each) { return each.loads_finished; });
   const bool is_to_load =
-      latest.step == 0 &&
+      latest == 0 &&
       std::any_of(there.begin(), there.end(), [](const NodePosition& each) {
         return each.loads_finished == 0;
       });
   if (has_loaded_alike || is_to_load) return verdicts;
   return Unresolvable(there, positions, names,
                       ": a load of state has ended on some nodes alone");
+}
+
+std::optional<NodesNorm> NotedNorm(Positions positions) {
+  std::vector<NodeStep> steps;
+  uint64_t latest = 0;
+  for (const std::optional<NodePosition>& each : positions) {
+    if (!each.has_value()) continue;
+    steps.push_back(each->committed);
+    if (each->prepared.has_value()) steps.push_back(*each->prepared);
+  }
+  for (const NodeStep& each : steps) latest = std::max(latest, each.step);
+  for (const NodeStep& each : steps) {
+    if (each.step == latest && each.norm.has_value()) return each.norm;
+  }
+  return std::nullopt;
 }
 
 }  // namespace optstate::client

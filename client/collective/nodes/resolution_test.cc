@@ -120,6 +120,48 @@ TEST(Resolve, AStepThatSomeHaveTakenIsTakenByAll) {
               ElementsAre(Pair(1, Verdict::kCommit)));
 }
 
+// Their digests differ, and none knows the norm of all gradients by itself.
+TEST(Resolve, NodesThatHoldOtherParametersNoteTheNorm) {
+  const NodesNorm norm = {.gradient_norm = 3, .clip_coefficient = 0.5};
+  const std::vector<std::string> names = {"a", "b"};
+  const std::vector<uint32_t> kinds = {0, 1};
+  const auto resolved = [&](const Positions& positions) {
+    const auto verdicts = Resolve(positions, names, kinds);
+    EXPECT_TRUE(verdicts.ok()) << verdicts.status();
+    return verdicts.value_or(std::map<size_t, Verdict>());
+  };
+  const NodePosition mine = Prepared(5);
+  NodePosition mine_noted = mine;
+  mine_noted.prepared->norm = norm;
+  NodePosition other = Prepared(5);
+  other.prepared->digest = 1;
+  NodePosition other_noted = other;
+  other_noted.prepared->norm = norm;
+  EXPECT_EQ(DecideVotes(Votes{mine.prepared, other.prepared}, kinds),
+            Verdict::kCommit);
+  // Nobody can have committed a step whose norm no node has noted.
+  EXPECT_THAT(resolved({mine, other}),
+              ElementsAre(Pair(0, Verdict::kAbort), Pair(1, Verdict::kAbort)));
+  EXPECT_FALSE(NotedNorm(Positions{mine, other}).has_value());
+  EXPECT_THAT(resolved({mine, other_noted}),
+              ElementsAre(Pair(0, Verdict::kClip)));
+  const std::optional<NodesNorm> noted =
+      NotedNorm(Positions{mine, other_noted});
+  ASSERT_TRUE(noted.has_value());
+  EXPECT_EQ(noted->gradient_norm, norm.gradient_norm);
+  EXPECT_EQ(noted->clip_coefficient, norm.clip_coefficient);
+  EXPECT_THAT(
+      resolved({mine_noted, other_noted}),
+      ElementsAre(Pair(0, Verdict::kCommit), Pair(1, Verdict::kCommit)));
+  EXPECT_THAT(resolved({At(6), other_noted}),
+              ElementsAre(Pair(1, Verdict::kCommit)));
+  EXPECT_THAT(resolved({At(6), other}), ElementsAre(Pair(1, Verdict::kClip)));
+  NodePosition inf = other;
+  inf.prepared->found_inf = true;
+  EXPECT_THAT(resolved({mine_noted, inf}),
+              ElementsAre(Pair(0, Verdict::kSkip), Pair(1, Verdict::kSkip)));
+}
+
 TEST(Resolve, NodesThatCannotCatchUpAreNamed) {
   EXPECT_THAT(Refusal({At(6), At(5)}),
               HasSubstr("a: step 6, 1 loads; b: step"));

@@ -10,9 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/collective/gather.h"
-#include "client/collective/gradients/gradient_elements.h"
-#include "client/collective/half_floats.h"
 #include "client/collective/nodes/job_facts.h"
+#include "client/collective/sharded/step_settings.h"
 #include "proto/types/dtype.h"
 #include "proto/types/shard.h"
 #include "proto/types/status_macros.h"
@@ -25,12 +24,6 @@ constexpr size_t kBitsPerWord = 64;
 constexpr absl::string_view kBeginAgain =
     "Delete the job on all nodes (optctl delete job) and begin it again from a "
     "checkpoint";
-
-template <typename Number>
-absl::Span<std::byte> BytesOf(std::vector<Number>& numbers, uint64_t count) {
-  return absl::MakeSpan(reinterpret_cast<std::byte*>(numbers.data()),
-                        count * sizeof(Number));
-}
 
 absl::Status CheckSize(absl::string_view what, const ParameterSpec& parameter,
                        DType dtype, size_t bytes) {
@@ -48,11 +41,26 @@ absl::Status CheckCount(absl::string_view what, size_t count, size_t expected) {
       count, " ", what, ", the layout has ", expected, " parameters"));
 }
 
-bool ClipsByNorm(const CommitOptions& commit) {
-  return commit.max_norm != 0 ||
-         std::any_of(
-             commit.groups.begin(), commit.groups.end(),
-             [](const Hyperparams& each) { return each.max_norm != 0; });
+std::string Describe(const LossScalerState& scaler) {
+  if (scaler.loss_scale == 0) return "no loss scaler";
+  return absl::StrFormat("loss scale %.17g after %d good steps, hysteresis %d",
+                         scaler.loss_scale, scaler.good_steps,
+                         scaler.hysteresis_left);
+}
+
+// Returns OK when steps of several nodes cover a job with these options.
+absl::Status CheckCovered(const SessionOptions& options) {
+  if (options.speculative) {
+    return absl::UnimplementedError(
+        "a speculative job begins steps before all nodes have decided about "
+        "them: leave speculative out on several nodes");
+  }
+  if (options.two_phase && options.partition == PartitionMode::kLocal) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "the session would take steps before all nodes have agreed: call Place() "
+      "with its options first");
 }
 
 }  // namespace
@@ -66,6 +74,16 @@ absl::StatusOr<std::unique_ptr<SharedOut>> SharedOut::Make(
   OPTSTATE_RETURN_IF_ERROR(AgreeOn(*collective, made.status()));
   OPTSTATE_RETURN_IF_ERROR((*made)->CheckAlike());
   return made;
+}
+
+absl::StatusOr<std::unique_ptr<SharedOut>> SharedOut::Make(
+    Collective* collective, const std::string& node, LayoutSpec layout,
+    const SharedOutOptions& options) {
+  OPTSTATE_ASSIGN_OR_RETURN(std::vector<std::string> names,
+                            GatherTexts(*collective, node));
+  OPTSTATE_ASSIGN_OR_RETURN(const Places places,
+                            Places::Make(std::move(names), collective->rank()));
+  return Make(collective, places, std::move(layout), options);
 }
 
 absl::StatusOr<std::unique_ptr<SharedOut>> SharedOut::MakeMine(
@@ -82,16 +100,15 @@ absl::StatusOr<std::unique_ptr<SharedOut>> SharedOut::MakeMine(
     return absl::InvalidArgumentError(
         "ownership is neither kGreedy nor kContiguous");
   }
-  OPTSTATE_ASSIGN_OR_RETURN(const Layout whole, Layout::Make(layout));
-  std::unique_ptr<SharedOut> shared(
-      new SharedOut(collective, places, std::move(layout), options));
+  OPTSTATE_ASSIGN_OR_RETURN(Layout whole, Layout::Make(layout));
   OPTSTATE_ASSIGN_OR_RETURN(
-      shared->shares_,
+      std::vector<Share> shares,
       MakeShares(whole, options.ownership, collective->world_size()));
+  std::unique_ptr<SharedOut> shared(
+      new SharedOut(collective, places, std::move(layout), std::move(whole),
+                    options, std::move(shares)));
   for (const Share& each : shared->shares_) {
     shared->byte_shares_.push_back(InBytes(each, shared->layout_));
-    shared->longest_elements_ =
-        std::max(shared->longest_elements_, each.size());
     shared->longest_bytes_ =
         std::max(shared->longest_bytes_, shared->byte_shares_.back().size());
   }
@@ -111,18 +128,22 @@ absl::StatusOr<std::unique_ptr<SharedOut>> SharedOut::MakeMine(
     const std::string name = ShardName(spec.name, places.local_rank());
     while (shared->node_layout_.parameters[next].name != name) ++next;
     shared->node_parameters_.push_back(next);
-    shared->reduced_.emplace_back(part.count *
-                                  SizeInBytes(spec.gradient_dtype));
   }
   return shared;
 }
 
 SharedOut::SharedOut(Collective* collective, const Places& places,
-                     LayoutSpec layout, const SharedOutOptions& options)
+                     LayoutSpec layout, Layout whole,
+                     const SharedOutOptions& options, std::vector<Share> shares)
     : collective_(*collective),
       places_(places),
       layout_(std::move(layout)),
-      options_(options) {}
+      whole_(std::move(whole)),
+      options_(options),
+      shares_(std::move(shares)),
+      scatter_(collective, &whole_, &shares_, options.reduction),
+      gradient_norm_(&whole_, &shares_),
+      agreement_(collective, &places_) {}
 
 absl::Status SharedOut::CheckAlike() const {
   SessionOptions session;
@@ -135,14 +156,9 @@ absl::Status SharedOut::CheckAlike() const {
       how.reduction == ReductionOp::kSum ? "sum" : "mean",
       absl::StrFormat("\npredivide_factor %.17g\npostscale_factor %.17g\n",
                       how.predivide_factor, how.postscale_factor));
-  OPTSTATE_ASSIGN_OR_RETURN(const std::optional<Unlike> unlike,
-                            FindUnlike(collective_, settings));
-  if (!unlike.has_value()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "ranks share out other parameters, or in another way: ", unlike->of_first,
-      " on rank 0 (", places_.name_of(0), "), ", unlike->of_other, " on rank ",
-      unlike->rank, " (", places_.name_of(unlike->rank),
-      "). Give all ranks the same layout and options"));
+  return CheckText(settings,
+                   "ranks share out other parameters, or in another way",
+                   "Give all ranks the same layout and options");
 }
 
 void SharedOut::Place(SessionOptions* options) const {
@@ -151,6 +167,31 @@ void SharedOut::Place(SessionOptions* options) const {
   options->rank = places_.local_rank();
   options->world_size = places_.local_world_size();
   options->local_world_size = places_.local_world_size();
+  options->two_phase = true;
+}
+
+absl::Status SharedOut::Settle(const SessionOptions& options) {
+  OPTSTATE_RETURN_IF_ERROR(AgreeOn(collective_, CheckCovered(options)));
+  // Make() has compared the layouts of all; those of nodes differ.
+  SessionOptions alike = options;
+  alike.layout = layout_;
+  OPTSTATE_RETURN_IF_ERROR(CheckText(
+      JobFacts(alike),
+      absl::StrCat("ranks ask for different jobs \"", options.job, "\""),
+      "Give all ranks the same options"));
+  return agreement_.Settle(options);
+}
+
+absl::Status SharedOut::CheckText(absl::string_view mine,
+                                  absl::string_view before,
+                                  absl::string_view then) const {
+  OPTSTATE_ASSIGN_OR_RETURN(const std::optional<Unlike> unlike,
+                            FindUnlike(collective_, mine));
+  if (!unlike.has_value()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      before, ": ", unlike->of_first, " on rank 0 (", places_.name_of(0), "), ",
+      unlike->of_other, " on rank ", unlike->rank, " (",
+      places_.name_of(unlike->rank), "). ", then));
 }
 
 absl::Status SharedOut::CheckNumbers(absl::Span<const uint64_t> mine,
@@ -187,7 +228,10 @@ absl::Status SharedOut::CheckAttached(const Session& session) {
                                          info.committed_step};
   const std::array<std::string, 2> names = {"phase of the job",
                                             "committed step"};
-  return CheckNumbers(facts, names, kBeginAgain);
+  OPTSTATE_RETURN_IF_ERROR(CheckNumbers(facts, names, kBeginAgain));
+  return CheckText(Describe(info.loss_scaler),
+                   "the nodes of the job differ in the loss scaler",
+                   kBeginAgain);
 }
 
 absl::Status SharedOut::Load(Session& session, StateArray array,
@@ -246,10 +290,7 @@ absl::Status SharedOut::CheckStep(
     OPTSTATE_RETURN_IF_ERROR(CheckSize(
         "the gradient of", spec, spec.gradient_dtype, gradients[i].size()));
   }
-  if (!ClipsByNorm(commit)) return absl::OkStatus();
-  return absl::UnimplementedError(
-      "each daemon knows the norm of its own share alone: clip gradients "
-      "before the step, and leave max_norm out");
+  return CheckSettings(commit, layout_.groups.size(), agreement_.is_split());
 }
 
 absl::Status SharedOut::ShareHasGradient() {
@@ -269,135 +310,84 @@ absl::Status SharedOut::ShareHasGradient() {
   return absl::OkStatus();
 }
 
-void SharedOut::Pack(absl::Span<const absl::Span<const std::byte>> gradients,
-                     uint64_t begin, uint64_t size) {
-  sums_.assign(size * shares_.size(), 0.0f);
-  for (size_t rank = 0; rank < shares_.size(); ++rank) {
-    float* const to = sums_.data() + rank * size;
-    const Share& share = shares_[rank];
-    share.Visit(begin, begin + size,
-                [&](size_t index, uint64_t at, uint64_t count, uint64_t place) {
-                  const uint32_t p = share.parts()[index].parameter;
-                  if (!has_mine_[p]) return;
-                  const DType dtype = layout_.parameters[p].gradient_dtype;
-                  for (uint64_t i = 0; i < count; ++i) {
-                    const auto value = static_cast<double>(
-                        LoadGradient(dtype, gradients[p].data(), at + i));
-                    to[place + i] = static_cast<float>(
-                        value / options_.reduction.predivide_factor);
-                  }
-                });
-  }
-}
-
-absl::Status SharedOut::ScatterSums(uint64_t size) {
-  scattered_.resize(size);
-  if (options_.reduction.communication == ElementType::kFloat32) {
-    return collective_.ReduceScatter(ElementType::kFloat32,
-                                     BytesOf(sums_, sums_.size()),
-                                     BytesOf(scattered_, size));
-  }
-  halves_.resize(sums_.size());
-  scattered_halves_.resize(size);
-  std::transform(sums_.begin(), sums_.end(), halves_.begin(),
-                 &BFloat16FromFloat);
-  OPTSTATE_RETURN_IF_ERROR(collective_.ReduceScatter(
-      ElementType::kBFloat16, BytesOf(halves_, halves_.size()),
-      BytesOf(scattered_halves_, size)));
-  std::transform(scattered_halves_.begin(), scattered_halves_.end(),
-                 scattered_.begin(), &FloatFromBFloat16);
-  return absl::OkStatus();
-}
-
-void SharedOut::Unpack(uint64_t begin, uint64_t size) {
-  const ReducerOptions& how = options_.reduction;
-  const double factor = how.predivide_factor * how.postscale_factor;
-  const double divisor = how.reduction == ReductionOp::kMean
-                             ? static_cast<double>(collective_.world_size())
-                             : 1.0;
-  mine().Visit(
-      begin, begin + size,
-      [&](size_t index, uint64_t at, uint64_t count, uint64_t place) {
-        const OwnedPart& part = mine().parts()[index];
-        const DType dtype = layout_.parameters[part.parameter].gradient_dtype;
-        std::byte* const to = reduced_[index].data();
-        for (uint64_t i = 0; i < count; ++i) {
-          const auto sum = static_cast<double>(scattered_[place + i]);
-          const uint64_t element = at - part.begin + i;
-          StoreGradient(dtype, to, element,
-                        static_cast<float>(sum * factor / divisor));
-          found_inf_ |= !std::isfinite(LoadGradient(dtype, to, element));
-        }
-      });
-}
-
-// The buckets of all ranks have as many elements of each share, so that each
-// rank sums as much.
-absl::Status SharedOut::Reduce(
-    absl::Span<const absl::Span<const std::byte>> gradients) {
-  const uint64_t bucket = std::max<uint64_t>(
-      1, options_.reduction.bucket_bytes /
-             SizeInBytes(options_.reduction.communication) / shares_.size());
-  for (uint64_t begin = 0; begin < longest_elements_; begin += bucket) {
-    const uint64_t size = std::min(bucket, longest_elements_ - begin);
-    Pack(gradients, begin, size);
-    OPTSTATE_RETURN_IF_ERROR(ScatterSums(size));
-    Unpack(begin, size);
-  }
-  return absl::OkStatus();
-}
-
 absl::Status SharedOut::Push(Session& session, uint64_t step) {
   std::vector<uint32_t> parameters;
   std::vector<const void*> gradients;
-  for (size_t i = 0; i < reduced_.size(); ++i) {
+  for (size_t i = 0; i < node_parameters_.size(); ++i) {
     if (!has_any_[mine().parts()[i].parameter]) continue;
     parameters.push_back(node_parameters_[i]);
-    gradients.push_back(reduced_[i].data());
+    gradients.push_back(scatter_.reduced()[i].data());
   }
   OPTSTATE_RETURN_IF_ERROR(
       session.PushGradients(step, /*micro_step=*/0, parameters, gradients));
   return session.Flush();
 }
 
-absl::StatusOr<Outcome> SharedOut::Step(
-    Session& session, CommitOptions commit,
+absl::Status SharedOut::FindNorm(const CommitOptions& commit) {
+  if (!agreement_.is_split()) return absl::OkStatus();
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const double norm,
+      gradient_norm_.Compute(collective_, *NormTypeOf(commit.norm_type),
+                             scatter_.reduced(), has_any_));
+  norm_.gradient_norm = norm / commit.grad_scale;
+  norm_.clip_coefficient =
+      ClipCoefficient(commit.max_norm, norm_.gradient_norm);
+  return absl::OkStatus();
+}
+
+absl::Status SharedOut::Stage(
+    Session& session, const CommitOptions& commit,
     absl::Span<const absl::Span<const std::byte>> gradients,
     absl::Span<const absl::Span<std::byte>> parameters,
     const std::vector<bool>* has_gradient) {
-  OPTSTATE_RETURN_IF_ERROR(
-      AgreeOn(collective_,
-              CheckStep(session, commit, gradients, parameters, has_gradient)));
+  absl::Status is_mine = agreement_.CheckDecided(session);
+  is_mine.Update(
+      CheckStep(session, commit, gradients, parameters, has_gradient));
+  OPTSTATE_RETURN_IF_ERROR(AgreeOn(collective_, is_mine));
   has_mine_.assign(layout_.parameters.size(), true);
   if (has_gradient != nullptr) has_mine_ = *has_gradient;
-  found_inf_ = commit.found_inf;
-  const std::string of_step = "step that they take";
-  OPTSTATE_RETURN_IF_ERROR(CheckNumbers(absl::MakeConstSpan(&commit.step, 1),
-                                        absl::MakeConstSpan(&of_step, 1),
-                                        "All ranks take the same steps"));
+  const std::array<uint64_t, 2> facts = {commit.step, SettingsDigest(commit)};
+  const std::array<std::string, 2> names = {
+      "step that they take", "settings of the step (as a digest)"};
+  OPTSTATE_RETURN_IF_ERROR(CheckNumbers(
+      facts, names, "All ranks take the same steps with equal CommitOptions"));
   OPTSTATE_RETURN_IF_ERROR(ShareHasGradient());
-  OPTSTATE_RETURN_IF_ERROR(Reduce(gradients));
-  const uint64_t found_inf = found_inf_ ? 1 : 0;
-  OPTSTATE_ASSIGN_OR_RETURN(
-      const std::vector<uint64_t> found_by,
-      GatherNumbers(collective_, absl::MakeConstSpan(&found_inf, 1)));
-  commit.found_inf = std::any_of(found_by.begin(), found_by.end(),
-                                 [](uint64_t each) { return each != 0; });
+  OPTSTATE_RETURN_IF_ERROR(scatter_.Reduce(gradients, has_mine_));
+  OPTSTATE_RETURN_IF_ERROR(FindNorm(commit));
   const absl::Status pushed = Push(session, commit.step);
   const absl::Status all_pushed = AgreeOn(collective_, pushed);
-  if (!all_pushed.ok()) {
-    // The step may be taken again, with other gradients.
-    if (pushed.ok()) session.Abort(commit.step).IgnoreError();
-    return all_pushed;
+  // The step may be taken again, with other gradients.
+  if (!all_pushed.ok() && pushed.ok()) session.Abort(commit.step).IgnoreError();
+  return all_pushed;
+}
+
+CommitOptions SharedOut::ToPrepare(const CommitOptions& commit) const {
+  CommitOptions prepared = commit;
+  if (!agreement_.is_split()) return prepared;
+  // The norm of all nodes' gradients is noted for the prepared step.
+  prepared.max_norm = 0;
+  prepared.norm_type = 2;
+  if (!std::isfinite(norm_.gradient_norm)) prepared.found_inf = true;
+  return prepared;
+}
+
+absl::StatusOr<Outcome> SharedOut::Step(
+    Session& session, const CommitOptions& commit,
+    absl::Span<const absl::Span<const std::byte>> gradients,
+    absl::Span<const absl::Span<std::byte>> parameters,
+    const std::vector<bool>* has_gradient) {
+  // A call that was interrupted has left its commit under way.
+  const bool goes_on = session.info().commit_open;
+  if (!goes_on) {
+    OPTSTATE_RETURN_IF_ERROR(
+        Stage(session, commit, gradients, parameters, has_gradient));
   }
-  absl::StatusOr<Outcome> outcome = session.Commit(commit);
-  OPTSTATE_RETURN_IF_ERROR(AgreeOn(collective_, outcome.status()));
-  const std::array<uint64_t, 2> facts = {outcome->step,
-                                         outcome->applied ? uint64_t{1} : 0};
-  const std::array<std::string, 2> names = {"step that was committed",
-                                            "application of the step"};
-  OPTSTATE_RETURN_IF_ERROR(CheckNumbers(facts, names, kBeginAgain));
-  if (outcome->applied) OPTSTATE_RETURN_IF_ERROR(Spread(session, parameters));
+  const absl::StatusOr<Outcome> prepared =
+      goes_on ? session.CommitWait() : session.Commit(ToPrepare(commit));
+  if (absl::IsCancelled(prepared.status())) return prepared.status();
+  OPTSTATE_ASSIGN_OR_RETURN(const Outcome outcome,
+                            agreement_.Take(session, prepared, norm_));
+  if (outcome.applied) OPTSTATE_RETURN_IF_ERROR(Spread(session, parameters));
   return outcome;
 }
 

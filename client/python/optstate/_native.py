@@ -282,6 +282,17 @@ class PieceWithGradient(Piece):
     _fields_ = (("gradient", c_void_p),)
 
 
+class DeviceRange(Structure):
+    """Elements [begin, end) of a parameter, from a byte of a device's memory on."""
+
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("begin", c_uint64),
+        ("end", c_uint64),
+        ("offset_bytes", c_uint64),
+    )
+
+
 class Hyperparams(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -358,6 +369,18 @@ _PROTOTYPES = {
     "optstate_gradient_views_put": (c_int, (c_void_p, c_void_p, c_void_p, c_size_t)),
     "optstate_gradient_views_keep": (c_int, (c_void_p, c_void_p, c_void_p, c_size_t)),
     "optstate_gradient_views_free": (None, (c_void_p,)),
+    "optstate_device_parameters_map": (c_int, (c_void_p, c_char_p, POINTER(c_void_p))),
+    "optstate_device_parameters_memory": (c_int, (c_void_p, POINTER(c_int), POINTER(c_uint64))),
+    "optstate_device_parameters_is_over": (c_int, (c_void_p, POINTER(c_int32))),
+    "optstate_device_parameters_find": (
+        c_int,
+        (c_void_p, c_void_p, c_uint32, POINTER(DeviceRange), c_size_t, POINTER(c_size_t)),
+    ),
+    "optstate_device_parameters_find_whole": (
+        c_int,
+        (c_void_p, c_void_p, c_void_p, c_size_t, c_void_p),
+    ),
+    "optstate_device_parameters_free": (None, (c_void_p,)),
     "optstate_push": (c_int, (c_void_p, c_uint64, c_uint32, c_uint32, c_uint32)),
     "optstate_push_gradients": (
         c_int,
@@ -397,6 +420,7 @@ _PROTOTYPES = {
         (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_size_t),
     ),
     "optstate_finish_load": (c_int, (c_void_p,)),
+    "optstate_finish_load_at": (c_int, (c_void_p, c_uint64, c_uint32)),
     "optstate_prefetch": (c_int, (c_void_p, c_void_p, c_size_t)),
     "optstate_release": (c_int, (c_void_p, c_void_p, c_size_t)),
     "optstate_fetch": (

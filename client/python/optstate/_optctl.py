@@ -16,6 +16,7 @@ _REFUSALS: dict[int, type[errors.OptstateError]] = {
     4: errors.FailedPreconditionError,
     5: errors.UnavailableError,
     6: errors.DataLossError,
+    8: errors.UnimplementedError,
 }
 
 

@@ -395,10 +395,8 @@ class Session:
     def begin_load(self, *, same: bool = False) -> None:
         """Begins a load. same: every rank must load everything, with equal values; otherwise
         finish_load() raises."""
-        begin = (
-            self._library.optstate_begin_same_load if same else self._library.optstate_begin_load
-        )
-        self._call(begin)
+        library = self._library
+        self._call(library.optstate_begin_same_load if same else library.optstate_begin_load)
 
     def load(self, state_array: int, parameter: int, dtype: int, address: int) -> None:
         """Sends this rank's pieces of one whole, contiguous array."""
@@ -424,6 +422,11 @@ class Session:
     def finish_load(self) -> None:
         """Waits until every rank has finished its load."""
         self._call(self._library.optstate_finish_load)
+
+    def finish_load_at(self, step: int, loads_finished: int) -> None:
+        """Does finish_load(): the job begins at this step, as another one whose state it has."""
+        self._call(self._library.optstate_finish_load_at, step, loads_finished)
+        self.committed_step = step
 
     def fetch(self, state_array: int, parameter: int, address: int, size: int) -> None:
         """Copies one whole array, as fp32 (PARAMETER: in its dtype; STEP_COUNT, SCALAR: 8 bytes),

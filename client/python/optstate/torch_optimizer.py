@@ -13,6 +13,7 @@ from torch.distributed.algorithms.join import Joinable
 
 from optstate._access import access
 from optstate._storage import storage
+from optstate._torch.hybrid_options import take_hybrid_options
 from optstate._torch.job.memory_use import MemoryUse, memory_use
 from optstate._torch.layout import (
     NamedParameters,
@@ -174,6 +175,7 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, HandingOver, torch.opti
         readers: who may look at a private job: users, and groups as "@ops".
         connect_timeout, step_timeout: seconds; None: 30 and 1800. step_timeout
             includes waiting for the other ranks.
+        The keywords of Megatron's HybridDeviceOptimizer are checked: see take_hybrid_options.
 
     With several ranks the trainer reduces the gradients (as
     DistributedDataParallel does); each rank pushes the part it owns and reads
@@ -260,6 +262,7 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, HandingOver, torch.opti
         readers: Iterable[str] = (),
         **kwargs: Any,
     ) -> None:
+        take_hybrid_options(kwargs, overlap=overlap, served=self._torch_class())
         settings = Settings(
             endpoint,
             partition,

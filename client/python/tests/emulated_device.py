@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import mmap
 import random
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any, Callable
 
 import pytest
 import torch
 from optstate._torch.device import backends
-from optstate._torch.device.interface import NotRegistered
+from optstate._torch.device.interface import NotImported, NotRegistered
 from optstate._torch.gradients import gathered
 from optstate._torch.gradients import views as gradient_views
 from optstate._torch.parameters import indirect, parameters
@@ -124,6 +126,8 @@ class EmulatedStream:
         if self._backend.random.random() < _EAGER:
             self.record().finish()
         self._backend.copies[self._name] += 1
+        if self._name == "to_device" and self._backend.is_imported(address, size):
+            self._backend.copies["on_device"] += 1
 
     def record(self) -> EmulatedEvent:
         event = EmulatedEvent(self, self._backend.random.randrange(3))
@@ -136,6 +140,26 @@ class EmulatedStream:
             self._backend.catch_up()
 
 
+class EmulatedMemory:
+    """Memory of one of the daemon's emulated devices; see interface.ImportedMemory."""
+
+    def __init__(self, backend: EmulatedBackend, file: int, size: int) -> None:
+        self._backend = backend
+        mapping = mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch has no tensors that cannot be written
+            self.values = torch.frombuffer(mapping, dtype=torch.uint8)
+        self.address, self.size = self.values.data_ptr(), size
+        backend.imported.append(self)
+
+    def close(self) -> None:
+        end = self.address + self.size
+        if any(self.address <= begin < end for _, begin, _ in self._backend.under_way):
+            self._backend.faults.append("memory is unmapped while a copy is under way")
+        self._backend.imported.remove(self)
+        self.values = torch.empty(0, dtype=torch.uint8)  # and the mapping goes with it
+
+
 class EmulatedBackend:
     """See interface.Backend.
 
@@ -143,6 +167,8 @@ class EmulatedBackend:
     it may compute with tensors as always, because the current stream never lags behind.
     may_wait: False makes a thread that waits for a stream a fault.
     refuses: why register() fails; None: it does not.
+    name: of the device, for the daemon; None: it has none.
+    refuses_import: why import_memory() fails; None: it does not.
     """
 
     def __init__(self, seed: int) -> None:
@@ -150,6 +176,10 @@ class EmulatedBackend:
         self.computes_late = False
         self.may_wait = True
         self.refuses: str | None = None
+        self.name: str | None = None
+        self.refuses_import: str | None = None
+        self.imported: list[EmulatedMemory] = []
+        self.imports = 0
         self.faults: list[str] = []
         self.copies: collections.Counter[str] = collections.Counter()
         self.under_way: list[tuple[str, int, int]] = []
@@ -183,8 +213,26 @@ class EmulatedBackend:
         self._pinned.append(torch.empty(size, dtype=torch.uint8))
         return self._pinned[-1]
 
+    def name_for_daemon(self, device: torch.device) -> str | None:
+        return self.name
+
+    def import_memory(self, device: torch.device, file: int, size: int) -> EmulatedMemory:
+        if self.refuses_import is not None:
+            raise NotImported(self.refuses_import)
+        self.imports += 1
+        return EmulatedMemory(self, file, size)
+
+    def is_imported(self, address: int, size: int) -> bool:
+        """Returns whether this is memory of a device, which the daemon has."""
+        return any(
+            each.address <= address and address + size <= each.address + each.size
+            for each in self.imported
+        )
+
     def reaches(self, address: int, size: int) -> bool:
-        """Returns whether copies reach this host memory without the CPU."""
+        """Returns whether copies reach this memory without the CPU."""
+        if self.is_imported(address, size):
+            return True
         there = [(begin, count) for begin, (count, _) in self.registered.items()]
         there += [(each.data_ptr(), each.numel()) for each in self._pinned]
         return any(begin <= address and address + size <= begin + n for begin, n in there)

@@ -45,6 +45,11 @@ class Scenario:
     # The next ranks do not await something: "bring" that the abort is brought to their own node,
     # "all" that it is to all nodes, "noted" that all nodes have noted the norm of what they commit.
     careless: str = ""
+    # The protocol is broken on purpose, to see that check() notices: "alone", a rank decides by its
+    # own node's vote; "any step", an engine takes a verdict about whatever it has prepared;
+    # "forgets", an engine that dies has not written down what it has prepared; "unwritten", one
+    # that dies has not written down what it was told.
+    broken: str = ""
 
     @property
     def is_split(self) -> bool:
@@ -90,9 +95,12 @@ class World:
         return dataclasses.replace(self, nodes=tuple(nodes))
 
 
-def take(node: Node, step: Step, verdict: Verdict) -> Node:
-    """Returns the node after its engine took a verdict; one that does not fit changes nothing."""
+def take(node: Node, step: Step, verdict: Verdict, *, takes_any: bool = False) -> Node:
+    """Returns the node after its engine took a verdict; one that does not fit changes nothing, but
+    for an engine that takes any."""
     prepared = node.prepared
+    if prepared is not None and takes_any and verdict is not Verdict.CLIP:
+        step = prepared
     if prepared is None or (prepared.step, prepared.digest) != (step.step, step.digest):
         return node
     if verdict is Verdict.CLIP:
@@ -112,8 +120,9 @@ def take(node: Node, step: Step, verdict: Verdict) -> Node:
 
 def moves(world: World, scenario: Scenario) -> Iterator[World]:
     """All worlds that may come next."""
+    takes_any = scenario.broken == "any step"
     for index, step, verdict in world.messages:
-        node = take(world.nodes[index], step, verdict)
+        node = take(world.nodes[index], step, verdict, takes_any=takes_any)
         if node != world.nodes[index]:
             nodes = list(world.nodes)
             nodes[index] = node
@@ -141,6 +150,10 @@ def _faults(world: World, scenario: Scenario) -> Iterator[World]:
     for index, node in enumerate(world.nodes):
         if node.rank != "dead":
             yield hit.with_node(index, rank="dead")
+        if scenario.broken == "forgets" and node.prepared is not None:
+            yield hit.with_node(index, prepared=None, rank="dead")
+        if scenario.broken == "unwritten" and node.committed.step:
+            yield hit.with_node(index, committed=Step(0, 0), prepared=None, rank="dead")
         if scenario.loses and node.prepared is not None:
             # Engine, supervisor and ranks at once.
             yield dataclasses.replace(hit, lost=True).with_node(index, prepared=None, rank="dead")
@@ -219,12 +232,16 @@ def _stepping(world: World, scenario: Scenario) -> Iterator[World]:
             for other, sender in enumerate(world.nodes):
                 if other not in node.heard and len(sender.votes) > node.attempt:
                     yield world.with_node(index, heard=node.heard | {other})
-            if len(node.heard) == len(world.nodes):
-                votes = [each.votes[node.attempt] for each in world.nodes]
-                verdict = resolution.decide(votes, scenario.kinds)
+            if scenario.broken == "alone" or len(node.heard) == len(world.nodes):
+                vote = node.votes[node.attempt]
+                if scenario.broken == "alone":
+                    verdict = resolution.decide([vote])
+                else:
+                    votes = [each.votes[node.attempt] for each in world.nodes]
+                    verdict = resolution.decide(votes, scenario.kinds)
                 if verdict is Verdict.COMMIT and scenario.is_split:
-                    norm = NodesNorm(float(sum(vote.digest for vote in votes)), 1.0)
-                    clipped = dataclasses.replace(votes[index], norm=norm)
+                    norm = NodesNorm(float(sum(each.digest for each in votes)), 1.0)
+                    clipped = dataclasses.replace(vote, norm=norm)
                     sent = world.with_node(index, rank="clips")
                     message = (index, clipped, Verdict.CLIP)
                     yield dataclasses.replace(sent, messages=world.messages | {message})
@@ -232,7 +249,6 @@ def _stepping(world: World, scenario: Scenario) -> Iterator[World]:
                 tries = verdict is Verdict.ABORT and node.attempt < scenario.retries
                 then = "done" if verdict is not Verdict.ABORT else "drops" if tries else "dead"
                 sent = world.with_node(index, rank=then)
-                vote = votes[index]
                 if vote is not None:
                     message = (index, vote, verdict)
                     sent = dataclasses.replace(sent, messages=world.messages | {message})

@@ -204,8 +204,8 @@ STOPS = [
     ("delete_left", 1),  # one node has no former job any more
     ("begin", 2),  # the job is made,
     ("finish_load", 2),
-    ("take_steps", 1),  # is at its step,
-    ("resume_commits", 1),  # and is durable, if it was
+    ("begin_at", 1),  # is at its step,
+    ("make_durable", 1),  # and is durable, if it was
     ("delete_left", 2),  # one node has no parcel any more
 ]
 

@@ -7,7 +7,7 @@ import math
 import optstate
 import pytest
 import torch
-from optstate._torch.nodes import copied_state, copy_note, idle_steps
+from optstate._torch.nodes import copied_state, copy_note
 from optstate._torch.nodes.copy_note import Copy, CopyNote, meaning_of
 from optstate._torch.nodes.resolution import Position, Step
 from optstate._torch.optimizer_info import infos
@@ -72,24 +72,14 @@ def test_names_of_notes_fit():
     assert len(longest) <= 128 and longest != copy_note.job_of_note("y" * 128)
 
 
-@pytest.mark.parametrize(
-    ("state", "steps", "expected"),
-    [
-        (LossScalerState(64.0, 0, 3), 0, (0, 0)),
-        (LossScalerState(64.0, 2, 1), 4, (2, 2)),
-        (LossScalerState(64.0, 2, 1), 3, None),
-        (LossScalerState(64.0, 0, 4), 9, None),
-        (LossScalerState(64.0, 0, 3), 1 << 24, None),
-        (None, 9, None),
-    ],
-)
-def test_the_last_steps_of_a_loss_scaler(state, steps, expected):
+def test_a_loss_scaler_begins_where_that_of_the_job_is():
+    state = LossScalerState(64.0, 2, 1)
     spec = SessionSpec(job="gpt", optimizer=0, group_options=[], parameters=[], loss_scaler=SCALER)
-    if expected is None:
-        with pytest.raises(optstate.UnimplementedError, match='job "gpt"'):
-            idle_steps.last_steps(spec, state, steps)
-    else:
-        assert idle_steps.last_steps(spec, state, steps) == expected
+    assert copied_state.with_scaler(spec, state).loss_scaler_state == state
+    with pytest.raises(optstate.UnimplementedError, match='job "gpt"'):
+        copied_state.with_scaler(spec, None)
+    without = SessionSpec(job="gpt", optimizer=0, group_options=[], parameters=[])
+    assert copied_state.with_scaler(without, None) == without
 
 
 def test_pieces_are_cut_by_size(monkeypatch):

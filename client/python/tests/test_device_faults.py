@@ -1,13 +1,15 @@
 """Faults that other optimizers with offloaded state have had, each looked for here.
 
 A missing gradient that applies the last one again; a model's weights loaded after construction and
-overwritten by stale masters; a trailing shard without elements; construction that has a whole
-parameter in memory before it is sharded; a reload that synchronises the device. Others are in
+overwritten by stale masters; a checkpoint whose masters, moments or counters are not those that
+are trained; a trailing shard without elements; construction that has a whole parameter in memory
+before it is sharded; a reload that synchronises the device. Others are in
 test_device_tensors.py, and the cast that races a copy is in test_device_waits.py.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import signal
@@ -124,6 +126,41 @@ def test_loaded_weights_are_trained_and_not_stale_masters(device_daemon, job, sh
         assert (found.float() - value.float()).abs().max() < 0.1
     pair.both(lambda model, optimizer, _: train(model, optimizer, range(first + 1, first + 7)))
     pair.check()
+    pair.close()
+
+
+@pytest.mark.parametrize("share", SHARES, ids=str)
+def test_a_restored_checkpoint_is_trained_and_not_what_devices_kept(device_daemon, job, share):
+    """16-bit parameters have masters, and the float32 ones beside them have none."""
+    pair = Pair(device_daemon, job, share, extra=[torch.randn(5000)])
+
+    def work(model, optimizer, extras):
+        parameters = [*model.parameters(), *extras]
+
+        def steps(first, last):
+            for step in range(first, last):
+                optimizer.zero_grad()
+                loss = loss_of(model, step) + sum(each.square().sum() for each in extras)
+                loss.backward()
+                optimizer.step()
+
+        steps(0, 3)
+        weights = [each.detach().clone() for each in parameters]
+        saved = copy.deepcopy(optimizer.state_dict())
+        steps(3, 9)
+        expected = bits(parameters), states(optimizer)
+        with torch.no_grad():
+            for each, value in zip(parameters, weights):
+                each.copy_(value)
+        with pytest.warns(UserWarning, match="put back"):
+            optimizer.load_state_dict(saved)
+        assert all(optimizer.fetch_state(each)["step"] == 3 for each in parameters)
+        steps(3, 9)
+        assert (bits(parameters), states(optimizer)) == expected
+
+    pair.both(work)
+    pair.check()
+    assert bits(pair.extras[0]) == bits(pair.extras[1])
     pair.close()
 
 

@@ -52,7 +52,7 @@ def states(optimizer):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "RMSprop"])
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "RMSprop", "LAMB", "Adafactor"])
 def test_every_fraction_gives_the_bits_of_the_cpu(device_daemon, name, dtype):
     models = []
     for fraction in (None, 0.0, 0.3, 1.0):
@@ -73,6 +73,29 @@ def test_every_fraction_gives_the_bits_of_the_cpu(device_daemon, name, dtype):
         else:
             assert shared["devices"] and not shared["problem"]
             assert int(shared["device_elements"]) > 0
+        optimizer.close()
+    assert all(same(model, models[0]) for model in models[1:])
+
+
+def test_matrices_of_muon_have_the_bits_of_the_cpu(device_daemon):
+    models = []
+    for fraction in (None, 0.0, 0.5):
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(8, 60, bias=False), torch.nn.Tanh(), torch.nn.Linear(60, 4, bias=False)
+        )
+        optimizer = optstate.Muon(
+            model.parameters(),
+            lr=0.01,
+            job=f"muon{fraction}",
+            model=model,
+            endpoint=device_daemon.shm,
+            offload_fraction=fraction,
+        )
+        train(model, optimizer, range(3))
+        models.append(model)
+        if fraction is not None:
+            assert int(updates(device_daemon, f"muon{fraction}")["device_elements"]) > 0
         optimizer.close()
     assert all(same(model, models[0]) for model in models[1:])
 
@@ -202,11 +225,12 @@ def test_what_cannot_be_is_refused(device_daemon):
     model = model_of()
     with pytest.raises(ValueError, match="offload_fraction"):
         optstate.AdamW(model.parameters(), endpoint=device_daemon.shm, offload_fraction=1.5)
-    with pytest.raises(UnimplementedError, match="muon"):
-        optstate.Muon(
-            [p for p in model.parameters() if p.dim() == 2],
+    with pytest.raises(UnimplementedError, match="lamb"):
+        optstate.LAMB(
+            model.parameters(),
             endpoint=device_daemon.shm,
             offload_fraction=0.5,
+            device_budget="64MiB",
         )
 
 

@@ -248,10 +248,6 @@ def _stops(connection, rank, endpoints, job, where):
         nonlocal called
         called += 1
         if called == at:
-            if name == "take_steps":
-                self._steps_left -= 1
-                session = self._attached()
-                session.commit(session.committed_step + 1, self._groups, found_inf=True)
             ranks.say(connection, "stopped")
             connection.recv()
         return method(self, *arguments)
@@ -270,8 +266,8 @@ def _stops(connection, rank, endpoints, job, where):
         ("take", 5),
         ("finish_load", 1),
         ("check", 1),
-        ("take_steps", 1),
-        ("end", 1),
+        ("end", 1),  # the copy has all state, and is at step 0
+        ("close", 1),  # it is whole
     ],
     ids=lambda where: "-".join(map(str, where)),
 )
@@ -332,7 +328,7 @@ def test_a_half_made_copy_is_no_job(nodes, job):
     endpoints = _endpoints(nodes)
     ranks.run(_train, 2, endpoints, 1, job, "AdamW", 4)
     _lose(nodes[1], job)
-    with ranks.running(_stops, 2, endpoints, job, ("take_steps", 1)) as running:
+    with ranks.running(_stops, 2, endpoints, job, ("end", 1)) as running:
         assert running.hear(1) == "stopped"
         running.kill(1, 0)
     [said] = ranks.run(_alone, 1, endpoints[1], job, None)
@@ -359,7 +355,7 @@ def test_a_note_says_nothing_about_a_job_that_was_made_since(steps, nodes, job):
     endpoints = _endpoints(nodes)
     ranks.run(_train, 2, endpoints, 1, job, "AdamW", 4)
     _lose(nodes[1], job)
-    with ranks.running(_stops, 2, endpoints, job, ("take_steps", 1)) as running:
+    with ranks.running(_stops, 2, endpoints, job, ("end", 1)) as running:
         assert running.hear(1) == "stopped"
         running.kill(1, 0)
     _lose(nodes[1], job)

@@ -66,7 +66,7 @@ class _Fails:
 
 @pytest.mark.parametrize(
     "fails",
-    [_Fails(parcelling._Carrier, "carry", 1), _Fails(mover.Mover, "_take_steps", 2)],
+    [_Fails(parcelling._Carrier, "carry", 1), _Fails(mover.Mover, "_begin_at", 2)],
     ids=["parcels", "jobs"],
 )
 def test_a_rank_that_fails_when_others_go_on(fails, nodes, daemon, job):
@@ -100,7 +100,7 @@ def _leave(connection, rank, endpoints, job):
     assert optimizer.hand_over(leaves=rank == 1)
 
 
-@pytest.mark.parametrize("stop", [("delete_left", 1), ("begin", 2), ("take_steps", 1)])
+@pytest.mark.parametrize("stop", [("delete_left", 1), ("begin", 2), ("begin_at", 1)])
 def test_another_script_between_two_tries(stop, nodes, daemon, job):
     """It gets no half made job, and makes no new one while the state is in a parcel."""
     expected = moves.unmoved(daemon, job, "zero")

@@ -3,6 +3,8 @@ moment leaves the step at which they move."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import nodes_moves as moves
 import pytest
 import ranks
@@ -144,11 +146,15 @@ def test_power_that_is_lost_after_a_node_has_left(nodes, daemon, job):
 
 
 def _earlier_build(connection, rank, endpoints, job):
-    """This rank's daemon sets durabilities, and makes nothing durable by that."""
-    change = durability._optctl.change
-    durability._optctl.change = lambda endpoint, verb, *rest, **how: (
-        None if verb == "set" else change(endpoint, verb, *rest, **how)
-    )
+    """This rank's daemon sets durabilities, and makes nothing durable by that; a load, which it
+    does make so, is not durable yet."""
+    position_of = durability.position_of
+
+    def of_nothing_durable(spec):
+        found = position_of(spec)
+        return None if found is None else dataclasses.replace(found, durable_step=0)
+
+    durability.position_of = of_nothing_durable
     return moves.said(connection, rank, endpoints, 1, job, {"durability": SELDOM})
 
 

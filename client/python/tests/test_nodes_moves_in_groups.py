@@ -163,7 +163,7 @@ def test_a_step_that_was_under_way_is_settled_by_all_jobs(where, resumed_at, nod
     assert _run(nodes, APART, job) == (resumed_at, expected)
 
 
-STOPS = [("begin", 1), ("load_nothing", 1), ("finish_load", 2), ("take_steps", 1)]
+STOPS = [("begin", 1), ("load_nothing", 1), ("finish_load", 2), ("begin_at", 1)]
 
 
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: "-".join(map(str, stop)))

@@ -30,7 +30,8 @@ def _block(name, begin, end, whole=8):
 def _held(begin, end, *, run="a", number=1, count=2, step=3, mark=None, loads=1, **more):
     """A job that has these elements of the one parameter."""
     part = None if mark or not count else Part(run, number, count)
-    last = Step(step, more.pop("digest", 7), norm=NodesNorm(more.pop("norm", 0.0), 1.0))
+    norm = NodesNorm(more.pop("norm", 0.0), 1.0)
+    last = Step(step, more.pop("digest", 7), more.pop("found_inf", False), norm=norm)
     durable = more.pop("durable", "")
     position = Position(last, loads_finished=loads, **more)
     blocks = (_block("w", begin, end),)
@@ -83,15 +84,18 @@ RESTORED = TRAINED._replace(run="anew")
         # They are whole, and the former jobs are partly deleted.
         ([Holding(FIRST, HALVES[:1]), Holding(SECOND, HALVES[1:])], "b", 2, 2),
         ([Holding(None, HALVES[:1]), Holding(SECOND, HALVES[1:])], "b", 2, 1),
-        # The jobs are being made of them.
-        ([Holding(_held(0, 4, run="b", step=1, digest=0), HALVES)], "b", 2, 1),
+        # The jobs are being made of them, or have begun; earlier builds took steps up to there.
+        ([Holding(_held(0, 4, run="b", step=0, digest=0), HALVES)], "b", 2, 1),
+        ([Holding(_held(0, 4, run="b", digest=0), HALVES)], "b", 2, 1),
+        ([Holding(_held(0, 4, run="b", step=1, digest=0, found_inf=True), HALVES)], "b", 2, 1),
         # So is one of one node, to which nothing was ever loaded,
         ([Holding(_alone(run="c", step=0, loads=0), WHOLE)], "b", 1, 1),
         # one that a note names,
         ([Holding(_alone(step=0), WHOLE, NOTE)], "b", 1, 1),
-        ([Holding(_alone(step=2), WHOLE, NOTE)], "b", 1, 1),
+        ([Holding(_alone(step=3), WHOLE, NOTE)], "b", 1, 1),
         # or its durability; and that came from the disk since.
-        ([Holding(_alone(run="c", step=2, durable=WHILE_MOVING), WHOLE)], "b", 1, 1),
+        ([Holding(_alone(run="c", step=0, durable=WHILE_MOVING), WHOLE)], "b", 1, 1),
+        ([Holding(_alone(run="c", step=3, durable=WHILE_MOVING), WHOLE)], "b", 1, 1),
         ([Holding(_alone(run="c", step=3), WHOLE, NOTE)], "b", 1, 1),
         # The former job of one node came from the disk since.
         ([Holding(RESTORED, (_parcel(0, 8, count=1, last_step=LAST_STEP),))], "b", 1, 1),
@@ -152,10 +156,13 @@ def test_where_the_state_is(found, run, sources, debris):
         ([Holding(_alone(run="c", step=0), WHOLE)], "optctl delete job gpt, on node0 alone"),
         ([Holding(_alone(run="c", step=0), WHOLE, NOTE)], "nothing says"),
         ([Holding(_alone(run="c", step=2), WHOLE, NOTE)], "nothing says"),
-        ([Holding(_alone(step=2), WHOLE, MakingNote("c", "made"))], "nothing says"),
-        # One that was trained since.
-        ([Holding(_alone(step=2, digest=7), WHOLE, NOTE)], "nothing says"),
-        ([Holding(_alone(step=2, norm=1.0), WHOLE, NOTE)], "nothing says"),
+        ([Holding(_alone(step=3), WHOLE, MakingNote("c", "made"))], "nothing says"),
+        # One that was trained since, or by itself.
+        ([Holding(_alone(step=3, digest=7), WHOLE, NOTE)], "nothing says"),
+        ([Holding(_alone(step=3, norm=1.0), WHOLE, NOTE)], "nothing says"),
+        ([Holding(_alone(step=3, found_inf=True), WHOLE, NOTE)], "nothing says"),
+        ([Holding(_alone(step=2), WHOLE, NOTE)], "nothing says"),
+        ([Holding(_alone(step=2, durable=WHILE_MOVING), WHOLE)], "nothing says"),
         ([Holding(_alone(step=4), WHOLE, NOTE)], "nothing says"),
         # One that took another last step than the job that the parcel was made of.
         (
@@ -201,7 +208,7 @@ def test_a_note_says_what_a_job_is_made_of():
 
 def test_steps_that_update_nothing_identify_no_job():
     assert LAST_STEP and last_step_of(_alone(step=3, digest=7, norm=3.0).position) != LAST_STEP
-    for facts in ({"step": 0}, {"step": 3}, {"step": 3, "norm": 0.0}):
+    for facts in ({"step": 0}, {"step": 3}, {"step": 3, "digest": 7, "found_inf": True}):
         assert last_step_of(_alone(**facts).position) == ""
 
 

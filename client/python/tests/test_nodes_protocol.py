@@ -104,6 +104,29 @@ def test_a_step_is_committed_when_all_nodes_have_noted_its_norm():
         nodes_model.explore(dataclasses.replace(scenario, careless="noted"))
 
 
+_TWO = Scenario((5, 5), (False,) * 2, (False,) * 2, faults=2, loses=False)
+# Where each way of breaking the protocol shows. `broken` and what check() says.
+_MUTATIONS = [
+    ("alone", dataclasses.replace(_TWO, found_inf=(True, False), faults=0), "in two ways"),
+    ("alone", dataclasses.replace(_TWO, digests=(5, 6), faults=0), "took other steps"),
+    ("forgets", _TWO, "nothing was lost"),
+    ("unwritten", _TWO, "nothing was lost"),
+    # A late verdict to drop the step, from before its norm was noted.
+    (
+        "any step",
+        dataclasses.replace(_TWO, digests=(5, 6), faults=1, kinds=(0, 1), overlaps=True),
+        "nothing was lost",
+    ),
+]
+
+
+@pytest.mark.parametrize(("broken", "scenario", "finding"), _MUTATIONS)
+def test_the_model_notices_a_broken_protocol(broken, scenario, finding):
+    assert nodes_model.explore(scenario)
+    with pytest.raises(AssertionError, match=finding):
+        nodes_model.explore(dataclasses.replace(scenario, broken=broken))
+
+
 def test_three_nodes_of_which_two_hold_the_same():
     scenario = Scenario(
         (5, 6, 5), (False,) * 3, (False,) * 3, faults=1, loses=True, kinds=(0, 1, 0), varies=True
@@ -158,7 +181,7 @@ def test_the_rules_of_nodes_with_other_shards():
 
 
 def test_a_job_that_has_moved_is_not_compared_with_other_jobs():
-    """It got to its step by others, which have no digest."""
+    """It has begun at its step, of which it has no digest, and the norm 0."""
     names, kinds = ["a", "b", "c"], [0, 1, 2]
     jobs = [0, 1, 1]
 
@@ -168,14 +191,17 @@ def test_a_job_that_has_moved_is_not_compared_with_other_jobs():
     def alone(step, norm):
         return Position(Step(step, 0, norm=NodesNorm(norm, 1.0)))
 
-    moved = _at(8, 0, True)
+    moved = alone(8, 0.0)
     assert resolve(_at(8, 9), moved, moved) == {}
     assert resolve(moved, _at(8, 9), _at(8, 10)) == {}
-    assert resolve(_at(8, 9), alone(8, 0.0), alone(8, 0.0)) == {}
+    # The others may have skipped the step; and the state of one is in parcels.
+    assert resolve(moved, _at(8, 9, True), _at(8, 10, True)) == {}
+    assert resolve(_at(8, 9), _at(8, 0), _at(8, 0)) == {}
     for positions in (
         (_at(8, 9), moved, _at(8, 10)),  # one node of it alone
-        (_at(8, 9), _at(7, 0, True), _at(7, 0, True)),
+        (_at(8, 9), _at(7, 0), _at(7, 0)),
         (_at(8, 9), alone(8, 2.0), alone(8, 2.0)),  # it has trained without the other one
+        (_at(8, 9), _at(8, 0, True), _at(8, 0, True)),
         (_at(8, 9, True), _at(8, 10), _at(8, 11)),
     ):
         with pytest.raises(Unresolvable):

@@ -1,5 +1,7 @@
 """What the client makes of optctl's answers, without a daemon."""
 
+import subprocess
+
 import pytest
 from optstate import _optctl, errors
 
@@ -48,3 +50,23 @@ def test_the_daemon_refusal_keeps_its_type():
         _optctl.ask("unix:/nowhere/optstated.sock", "get", "jobs")
     with pytest.raises(errors.InvalidArgumentError):
         _optctl.ask("unix:/nowhere/optstated.sock", "get", "nonsense")
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (2, errors.InvalidArgumentError),
+        (3, errors.NotFoundError),
+        (4, errors.FailedPreconditionError),
+        (5, errors.UnavailableError),
+        (6, errors.DataLossError),
+        (8, errors.UnimplementedError),
+        (1, errors.UnknownError),
+    ],
+)
+def test_each_exit_code_is_an_error_of_its_own(monkeypatch, code, error):
+    done = subprocess.CompletedProcess([], code, b"", b"optctl: the reason\n")
+    monkeypatch.setattr(_optctl, "_run", lambda endpoint, *arguments: done)
+    with pytest.raises(error, match="the reason") as caught:
+        _optctl.change(None, "set", "job", "gpt", "private=true")
+    assert type(caught.value) is error

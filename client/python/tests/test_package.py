@@ -88,6 +88,7 @@ def test_structs_have_the_sizes_of_the_header(tmp_path):
         "optstate_piece": _native.PieceWithGradient,
         "optstate_hyperparams": _native.Hyperparams,
         "optstate_commit_options": _native.CommitOptions,
+        "optstate_device_range": _native.DeviceRange,
         "optstate_sleep_progress": _native.SleepProgress,
         "optstate_sleep_options": _native.SleepOptions,
         "optstate_sleep_result": _native.SleepResult,
@@ -101,7 +102,7 @@ def test_structs_have_the_sizes_of_the_header(tmp_path):
             offset = getattr(structure, field).offset
             checks.append(f"_Static_assert(offsetof({name}, {field}) == {offset}, {name!r});")
     source = tmp_path / "check.c"
-    include = '#include "client/c_api_access.h"\n'
+    include = '#include "client/c_api_access.h"\n#include "client/c_api_devices.h"\n'
     include += '#include "client/c_api_sleep.h"\n'  # which includes the others
     source.write_text(include + "\n".join(checks).replace("'", '"') + "\n")
     subprocess.run([compiler, "-fsyntax-only", f"-I{REPOSITORY}", source], check=True)

@@ -208,6 +208,8 @@ def test_the_members_of_a_group_have_state_together(serve):
                 _, optimizer = site.attach((first, second)[len(jobs) % 2], job)
             except optstate.ResourceExhaustedError as error:
                 refused = error
+                # It has been made, if it is its gradients that were too much.
+                site.optctl("delete", "job", job)
             else:
                 jobs.append(job)
                 optimizer.close()
@@ -228,6 +230,20 @@ def test_the_members_of_a_group_have_state_together(serve):
         # Another member has what a job gives back.
         site.delete(jobs[0])
         _, optimizer = site.attach(second, "next")
+        optimizer.close()
+
+
+def test_gradients_over_grpc_count_as_state(serve):
+    """The state of 512 x 512 parameters has room, and their gradients beside it have none."""
+    with serve(f"[{{user: {ADA}, state_bytes_max: 4 MiB}}]") as site:
+        with pytest.raises(optstate.ResourceExhaustedError) as refused:
+            site.attach(ADA, "a", width=512)
+        assert "staging area for the gradients of rank 0" in str(refused.value)
+        assert f"quota of user {ADA}: state_bytes_max is 4194304 bytes" in str(refused.value)
+        assert int(site.users(str(ADA))["users"][0]["use"]["state_bytes"]) < 4 << 20
+        site.delete("a")
+        model, optimizer = site.attach(ADA, "b", width=256)
+        train(model, optimizer)
         optimizer.close()
 
 

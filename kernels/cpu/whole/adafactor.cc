@@ -169,7 +169,7 @@ void ComputeAdafactor(const UpdateInput& input, const WholeView& view) {
     UpdateVector(step, view);
   }
   const DescentFactors descent =
-      AdafactorDescent(input, SumOfSquares(view.master, view.numel),
+      AdafactorDescent(step, SumOfSquares(view.master, view.numel),
                        SumOfSquares(view.new_master, view.numel), view.numel);
   Descend(view.master, view.new_master, descent.decay, descent.step, view.numel,
           view.new_master);

@@ -6,7 +6,6 @@
 #include "absl/types/span.h"
 #include "kernels/cpu/highway_config.h"
 #include "kernels/cpu/whole_rules.h"
-#include "kernels/factors.h"
 #include "kernels/update_kernel.h"
 #include "kernels/whole_kernel.h"
 #include "kernels/whole_shape.h"
@@ -51,10 +50,10 @@ void ComputeLamb(const UpdateInput& input, const WholeView& view) {
         hn::StoreU(exp_avg_sq, d, out[1] + i);
         hn::StoreU(update, d, out[2] + i);
       });
-  const double trust = TrustRatio(NormOf(view.master, view.numel),
-                                  NormOf(view.new_master, view.numel));
-  Descend(view.master, view.new_master, /*decay=*/0,
-          RoundToFloat(input.hyperparams[adam::kLr] * trust), view.numel,
+  const DescentFactors descent = LambDescent(
+      input.hyperparams[adam::kLr], SumOfSquares(view.master, view.numel),
+      SumOfSquares(view.new_master, view.numel));
+  Descend(view.master, view.new_master, descent.decay, descent.step, view.numel,
           view.new_master);
 }
 

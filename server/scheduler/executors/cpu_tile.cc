@@ -40,6 +40,10 @@ void ReduceOnCpu(const ReduceTask& task, WorkerUndo* undo) {
 }
 
 void UpdateOnCpu(UpdateTask& task, WorkerUndo* undo) {
+  if (task.whole != nullptr) {
+    task.whole->Update(task.parameter);
+    return;
+  }
   if (task.undo == UndoPolicy::kNone) {
     task.view.undo = nullptr;
     task.kernel->apply(*task.factors, task.view);

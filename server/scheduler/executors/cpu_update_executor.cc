@@ -37,7 +37,8 @@ absl::Status CpuUpdateExecutor::Update(const IndexRange& positions,
       WorkerUndo* const undo = this->undo();
       tasks->ForEachTask(slot, [&](UpdateTask& task) {
         UpdateOnCpu(task, undo);
-        if (observer_ != nullptr) observer_->OnRunUpdated(task.step, task.run);
+        if (observer_ == nullptr || task.whole != nullptr) return;
+        observer_->OnRunUpdated(task.step, task.run);
       });
     }
     tasks->Close(slot);

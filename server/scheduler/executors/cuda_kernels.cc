@@ -5,6 +5,7 @@
 #ifdef OPTSTATE_HAS_CUDA
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/tile_task.h"
+#include "kernels/cuda/whole_task.h"
 #include "kernels/update_kernel.h"
 #endif
 
@@ -18,7 +19,9 @@ class Cuda final : public DeviceKernels {
   // A launch of nothing asks for no device.
   absl::Status CanUpdate(OptimizerKind kind) const override {
     if (kernels::cuda::LaunchUpdate(kind, /*options=*/0, nullptr, /*count=*/0,
-                                    nullptr, nullptr) == cudaSuccess) {
+                                    nullptr, nullptr) == cudaSuccess ||
+        kernels::cuda::LaunchWhole(kind, nullptr, /*count=*/0, /*rounds=*/0,
+                                   nullptr) == cudaSuccess) {
       return absl::OkStatus();
     }
     return absl::UnimplementedError(absl::StrCat(
@@ -37,6 +40,17 @@ class Cuda final : public DeviceKernels {
     if (error == cudaSuccess) return absl::OkStatus();
     return accelerator::StatusOfCuda(error, "launch of an update");
   }
+
+  absl::Status UpdateWhole(OptimizerKind kind, accelerator::DeviceAddress tasks,
+                           uint32_t count, uint32_t rounds,
+                           accelerator::DeviceStream* stream) const override {
+    const cudaError_t error = kernels::cuda::LaunchWhole(
+        kind, tasks.ForKernel<const kernels::cuda::WholeTask>(), count, rounds,
+        static_cast<cudaStream_t>(stream->native_handle()));
+    if (error == cudaSuccess) return absl::OkStatus();
+    return accelerator::StatusOfCuda(error,
+                                     "launch of updates of whole parameters");
+  }
 };
 
 #else
@@ -50,6 +64,12 @@ class Cuda final : public DeviceKernels {
                       accelerator::DeviceAddress /*tasks*/, uint32_t /*count*/,
                       accelerator::DeviceAddress /*factors*/,
                       accelerator::DeviceStream* /*stream*/) const override {
+    return accelerator::StatusOfCuda(0, "");
+  }
+  absl::Status UpdateWhole(
+      OptimizerKind /*kind*/, accelerator::DeviceAddress /*tasks*/,
+      uint32_t /*count*/, uint32_t /*rounds*/,
+      accelerator::DeviceStream* /*stream*/) const override {
     return accelerator::StatusOfCuda(0, "");
   }
 };

@@ -30,6 +30,14 @@ class DeviceKernels {
                               accelerator::DeviceAddress tasks, uint32_t count,
                               accelerator::DeviceAddress factors,
                               accelerator::DeviceStream* stream) const = 0;
+
+  // Enqueues the update of `count` whole parameters, for an optimizer that
+  // needs them. `tasks` has as many kernels::cuda::WholeTask, and `rounds` is
+  // what RoundsOf() says of them; all else is as above.
+  virtual absl::Status UpdateWhole(OptimizerKind kind,
+                                   accelerator::DeviceAddress tasks,
+                                   uint32_t count, uint32_t rounds,
+                                   accelerator::DeviceStream* stream) const = 0;
 };
 
 // Returns the kernels of emulated devices, which live as long as the process:

@@ -37,6 +37,7 @@ DeviceUpdateExecutor::DeviceUpdateExecutor(const Options& options)
     : options_(options),
       cpu_(options.pool, options.undo, options.observer),
       records_(options.records_max) {
+  cpu_slots_.reserve(options.records_max);
   if (options.trace != nullptr) trace_.emplace(options.trace, &NameDeviceLane);
 }
 
@@ -51,6 +52,17 @@ absl::Status DeviceUpdateExecutor::Share(
   Release();
   if (cpu_fraction < 1) {
     OPTSTATE_RETURN_IF_ERROR(kernels->CanUpdate(optimizer));
+    const OptimizerInfo& info = InfoOf(optimizer);
+    if (!info.is_separable && residents.device_bytes > 0) {
+      return absl::UnimplementedError(
+          absl::StrCat("records of the optimizer ", info.name,
+                       ", which needs whole parameters, cannot stay on a "
+                       "device"));
+    }
+    // Batches have tasks of one of both kinds.
+    if (is_whole_ == info.is_separable) rings_.clear();
+    is_whole_ = !info.is_separable;
+    optimizer_ = optimizer;
     kernels_ = kernels;
     OPTSTATE_RETURN_IF_ERROR(ShareAnew(devices, residents));
   } else {
@@ -73,7 +85,8 @@ absl::Status DeviceUpdateExecutor::ShareAnew(
   if (residents.device_bytes > 0) {
     OPTSTATE_ASSIGN_OR_RETURN(
         kept, ResidentRecords::Make(devices, residents.device_bytes,
-                                    residents.log, residents.room));
+                                    residents.turn_elements, residents.log,
+                                    residents.room));
     for (size_t i = 0; i < devices.size(); ++i) {
       OPTSTATE_ASSIGN_OR_RETURN(
           rings.emplace_back(),
@@ -96,21 +109,34 @@ absl::Status DeviceUpdateExecutor::ShareAnew(
 
 absl::StatusOr<DeviceUpdateExecutor::Ring> DeviceUpdateExecutor::MakeRing(
     absl::Span<accelerator::Device* const> devices) const {
-  if (devices.empty() || options_.batch_bytes <= DeviceBatch::TableBytes()) {
+  const uint64_t table_bytes =
+      is_whole_ ? WholeBatch::TableBytes() : DeviceBatch::TableBytes();
+  if (devices.empty() || options_.batch_bytes <= table_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
         devices.size(), " devices with batches of ", options_.batch_bytes,
-        " bytes: at least one is needed, and more than ",
-        DeviceBatch::TableBytes(), " bytes"));
+        " bytes: at least one is needed, and more than ", table_bytes,
+        " bytes"));
   }
   Ring ring;
   ring.batches.resize(BatchesOf(devices.size()));
   for (size_t i = 0; i < ring.batches.size(); ++i) {
     ring.batches[i].device = i % devices.size();
-    OPTSTATE_ASSIGN_OR_RETURN(
-        ring.batches[i].batch,
-        DeviceBatch::Make(devices[i % devices.size()], options_.batch_bytes));
+    OPTSTATE_ASSIGN_OR_RETURN(ring.batches[i].batch,
+                              MakeBatch(devices[i % devices.size()]));
   }
   return ring;
+}
+
+absl::StatusOr<std::unique_ptr<UpdateBatch>> DeviceUpdateExecutor::MakeBatch(
+    accelerator::Device* device) const {
+  if (is_whole_)
+    return WholeBatch::Make(device, optimizer_, options_.batch_bytes);
+  return DeviceBatch::Make(device, options_.batch_bytes);
+}
+
+uint64_t DeviceUpdateExecutor::BatchBytesFor(const Layout& layout) {
+  if (layout.optimizer_info().is_separable) return kBatchBytes;
+  return WholeBatch::BytesFor(layout, kBatchBytes, kWholeBatchBytesMax);
 }
 
 absl::StatusOr<DeviceUpdateExecutor::Ring>
@@ -147,6 +173,8 @@ void DeviceUpdateExecutor::CountPlaces() {
     counters.resident_elements =
         residents_ != nullptr ? residents_->elements(i) : 0;
     counters.resident_bytes = residents_ != nullptr ? residents_->bytes(i) : 0;
+    counters.shared_bytes =
+        residents_ != nullptr ? residents_->shared_bytes(i) : 0;
   }
 }
 
@@ -158,6 +186,24 @@ void DeviceUpdateExecutor::Settle() {
 bool DeviceUpdateExecutor::WorkAhead() {
   return residents_ != nullptr &&
          residents_->CatchUpSome(options_.pool, [this] { return undo(); });
+}
+
+absl::StatusOr<DeviceParameters> DeviceUpdateExecutor::ShareParameters(
+    size_t device, uint64_t bytes, uint64_t run_count) {
+  if (residents_ == nullptr) {
+    return absl::FailedPreconditionError(
+        "no record of the job stays on a device: it has no device_budget, or "
+        "the CPU updates all");
+  }
+  if (device >= is_lost_.size() || is_lost_[device]) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the engine has lost device ", device));
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(
+      DeviceParameters shared,
+      residents_->ShareParameters(device, bytes, run_count));
+  CountPlaces();
+  return shared;
 }
 
 bool DeviceUpdateExecutor::Release() {
@@ -188,7 +234,9 @@ absl::Status DeviceUpdateExecutor::Update(const IndexRange& positions,
     records_[slot] = {.is_open = true};
     tasks->ForEachTask(
         slot, [&](const UpdateTask& task) { Take(slot, task, tasks); });
-    UpdateCpuPart();
+    // A record has many tiles, but may have one whole parameter, which is one
+    // worker's work: those of several records are done together.
+    if (!is_whole_) UpdateCpuPart(tasks);
     records_[slot].is_read = true;
     CloseIfDone(slot, tasks);
   }
@@ -226,16 +274,20 @@ void DeviceUpdateExecutor::Take(size_t slot, const UpdateTask& task,
   if (tile != nullptr) {
     elements_ += task.view.numel;
   } else if (IsForCpu(task.view.numel)) {
-    return TakeForCpu(task);
+    return TakeForCpu(slot, task, tasks);
   } else if (residents_ != nullptr && residents_->Find(task.run) == nullptr) {
     tile = residents_->Admit(task);
     if (tile != nullptr && is_lost_[tile->device]) tile = nullptr;
   }
   Ring& ring = tile != nullptr ? rings_[1 + tile->device] : rings_[0];
-  if (Add(slot, task, tile, &ring, tasks)) return;
+  if (ring.filling().batch->CanHold(task) &&
+      Add(slot, task, tile, &ring, tasks)) {
+    return;
+  }
   // A task that is larger than a batch is the CPU's.
   if (tile != nullptr) residents_->Settle(tile, undo());
-  TakeForCpu(task);
+  CountTooLarge(task.view.numel);
+  TakeForCpu(slot, task, tasks);
 }
 
 bool DeviceUpdateExecutor::Add(size_t slot, const UpdateTask& task,
@@ -254,15 +306,24 @@ bool DeviceUpdateExecutor::AddToBatch(size_t slot, const UpdateTask& task,
   return true;
 }
 
-void DeviceUpdateExecutor::TakeForCpu(const UpdateTask& task) {
-  if (!cpu_part_.HasRoomFor(task)) UpdateCpuPart();
+void DeviceUpdateExecutor::TakeForCpu(size_t slot, const UpdateTask& task,
+                                      UpdateTasks* tasks) {
+  if (!cpu_part_.HasRoomFor(task)) UpdateCpuPart(tasks);
   cpu_part_.Add(task);
+  if (!cpu_slots_.empty() && cpu_slots_.back() == slot) return;
+  cpu_slots_.push_back(slot);
+  ++records_[slot].batches;
 }
 
-void DeviceUpdateExecutor::UpdateCpuPart() {
+void DeviceUpdateExecutor::UpdateCpuPart(UpdateTasks* tasks) {
   if (cpu_part_.empty()) return;
   UpdateByCpu(cpu_part_);
   cpu_part_.Clear();
+  for (const size_t slot : cpu_slots_) {
+    --records_[slot].batches;
+    CloseIfDone(slot, tasks);
+  }
+  cpu_slots_.clear();
 }
 
 void DeviceUpdateExecutor::SubmitBatch(Ring* ring, UpdateTasks* tasks) {
@@ -273,7 +334,7 @@ void DeviceUpdateExecutor::SubmitBatch(Ring* ring, UpdateTasks* tasks) {
   ++ring->under_way;
   if (ring->under_way < ring->batches.size()) return;
   // One batch must be there to be filled. The CPU has better to do than wait.
-  UpdateCpuPart();
+  UpdateCpuPart(tasks);
   FinishOldest(ring, tasks);
 }
 
@@ -351,6 +412,10 @@ void DeviceUpdateExecutor::FinishRecord(size_t slot, UpdateTasks* tasks) {
       if (std::find(held.begin(), held.end(), slot) != held.end()) {
         SubmitBatch(&ring, tasks);
       }
+    }
+    // The CPU's part, while the devices have theirs.
+    UpdateCpuPart(tasks);
+    for (Ring& ring : rings_) {
       if (ring.under_way > 0) FinishOldest(&ring, tasks);
     }
   }
@@ -375,8 +440,10 @@ void DeviceUpdateExecutor::UpdateByCpu(const HeldTasks& held) {
   CountCpu(ElementsOf(held));
 }
 
+// Of whole parameters their record tells the observer of each run.
 void DeviceUpdateExecutor::Observe(uint64_t step, uint64_t run) const {
-  if (options_.observer != nullptr) options_.observer->OnRunUpdated(step, run);
+  if (options_.observer == nullptr || is_whole_) return;
+  options_.observer->OnRunUpdated(step, run);
 }
 
 void DeviceUpdateExecutor::NoteFailure(size_t device,
@@ -400,6 +467,13 @@ void DeviceUpdateExecutor::CountBatch(size_t device, const UpdateBatch& batch) {
 void DeviceUpdateExecutor::CountCpu(uint64_t elements) {
   const absl::MutexLock lock(&mu_);
   counters_.cpu_elements += elements;
+}
+
+void DeviceUpdateExecutor::CountTooLarge(uint64_t elements) {
+  // The CPU has so much less to take of what comes.
+  cpu_elements_ += elements;
+  const absl::MutexLock lock(&mu_);
+  counters_.too_large_elements += elements;
 }
 
 void DeviceUpdateExecutor::EndPass() {

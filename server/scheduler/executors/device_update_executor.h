@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "proto/types/layout.h"
 #include "server/observe/trace_recorder.h"
 #include "server/scheduler/executors/cpu_update_executor.h"
 #include "server/scheduler/executors/device_batch.h"
@@ -23,6 +24,7 @@
 #include "server/scheduler/executors/resident_records.h"
 #include "server/scheduler/executors/update_batch.h"
 #include "server/scheduler/executors/update_executor.h"
+#include "server/scheduler/executors/whole_batch.h"
 #include "server/scheduler/step_observer.h"
 #include "server/scheduler/worker_undo.h"
 #include "server/scheduler/workers/worker_pool.h"
@@ -38,6 +40,10 @@ namespace optstate::scheduler {
 // killed leaves what it would have left with CpuUpdateExecutor, and, of records
 // that stay on devices (ResidentRecords), what the log brings up to date.
 // Reductions are the CPU's.
+//
+// For an optimizer that needs whole parameters these are the tasks, and a batch
+// has whole ones alone (WholeBatch). One that no batch has room for is the
+// CPU's. Records of such parameters do not stay on devices.
 //
 // A device that fails costs time and no bits: the tasks of its batch are done
 // by the CPU's kernels, whose results are equal, and all further ones too when
@@ -57,7 +63,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     // Gets what devices do; null: nothing is recorded.
     observe::TraceRecorder* trace = nullptr;
     // The memory of a batch, of the device and pinned on the host, more than
-    // DeviceBatch::TableBytes(); a task that needs more is done by the CPU.
+    // its tables take (DeviceBatch or WholeBatch); a task that needs more is
+    // done by the CPU. See BatchBytesFor().
     uint64_t batch_bytes = kBatchBytes;
     // The records that may be open at the same time, at least two. Batches have
     // tasks of several, so more are faster. A job on disk has room for two.
@@ -71,10 +78,18 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     // The log of their gradients: see ResidentRecords::Make().
     absl::Span<std::byte> log;
     GradientLog::Room room;
+    uint64_t turn_elements = kTurnElements;
   };
   static constexpr uint64_t kBatchBytes = uint64_t{8} << 20;
+  // The most that a batch of whole parameters has. With LAMB 4 Mi elements have
+  // room.
+  static constexpr uint64_t kWholeBatchBytesMax = uint64_t{66} << 20;
   // The parameters in a batch of records that stay, and as many gradients.
   static constexpr uint64_t kResidentBytes = uint64_t{32} << 20;
+  // Devices take turns by so many elements: fewer than a batch has, so that all
+  // of them work, and enough for a rank to copy what one of them has of a
+  // parameter.
+  static constexpr uint64_t kTurnElements = 64 * kTileElements;
 
   // Counts the work of one device since Share() gave it its batches.
   struct DeviceCounters {
@@ -85,6 +100,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     uint64_t bytes_to_host = 0;
     uint64_t resident_elements = 0;  // that have a place there
     uint64_t resident_bytes = 0;     // of their places
+    uint64_t shared_bytes = 0;       // of their parameters, for ranks
     DeviceLoad::Work recent;
     // Why it did not do a batch, last.
     absl::Status failure;
@@ -93,6 +109,9 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   struct Counters {
     uint64_t device_elements = 0;
     uint64_t cpu_elements = 0;
+    // The elements of these that were the devices', and that no batch has room
+    // for.
+    uint64_t too_large_elements = 0;
     uint64_t log_bytes = 0;  // of host memory
     // Why a device did not do a batch, last; INTERNAL: it is lost.
     absl::Status failure;
@@ -106,9 +125,10 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   // allow, and the devices the others, in turn; 1: the CPU updates all, and the
   // batches are freed. INVALID_ARGUMENT: there is no device, the batches are
   // too small, or the fraction is not in [0, 1]; UNIMPLEMENTED, naming it:
-  // there is no kernel of the optimizer; other errors are those of the devices'
-  // memory and streams. After an error all is as before, but that no record
-  // stays on a device. Devices, kernels and the log outlive the executor.
+  // there is no kernel of the optimizer, or its records are to stay and cannot;
+  // other errors are those of the devices' memory and streams. After an error
+  // all is as before, but that no record stays on a device. Devices, kernels
+  // and the log outlive the executor.
   absl::Status Share(double cpu_fraction, OptimizerKind optimizer,
                      absl::Span<accelerator::Device* const> devices,
                      const DeviceKernels* kernels, const Residents& residents);
@@ -117,14 +137,23 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
                      const DeviceKernels* kernels) {
     return Share(cpu_fraction, optimizer, devices, kernels, Residents());
   }
+  // Returns Options::batch_bytes for a job of this layout.
+  static uint64_t BatchBytesFor(const Layout& layout);
   // Returns the memory of the host that Share() takes with so many devices,
   // without the log. `resident_bytes`: Residents::batch_bytes; 0: none stay.
-  static uint64_t HostBytes(size_t devices, uint64_t resident_bytes) {
+  static uint64_t HostBytes(size_t devices, uint64_t resident_bytes,
+                            uint64_t batch_bytes = kBatchBytes) {
     const uint64_t resident =
         resident_bytes == 0 ? 0 : ResidentBatch::HostBytes(resident_bytes);
-    return BatchesOf(devices) * kBatchBytes +
+    return BatchesOf(devices) * batch_bytes +
            kResidentBatches * devices * resident;
   }
+  // Has a device keep the parameters of records that stay there in so much
+  // memory besides, for ranks that map it; see ResidentRecords. Between two
+  // passes. FAILED_PRECONDITION: no record stays there, or the device is lost.
+  absl::StatusOr<DeviceParameters> ShareParameters(size_t device,
+                                                   uint64_t bytes,
+                                                   uint64_t run_count);
   // Settles all, and gives up the places of records that stay on devices, and
   // the log. Returns false when there were none.
   bool Release();
@@ -156,7 +185,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   struct OpenRecord {
     bool is_open = false;
     bool is_read = false;  // all of its tasks were taken
-    size_t batches = 0;    // that are under way
+    // Those that have tasks of it and are not done; the CPU's part is one.
+    size_t batches = 0;
   };
   // A batch and its device.
   struct Slot {
@@ -180,6 +210,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
 
   absl::Status ShareAnew(absl::Span<accelerator::Device* const> devices,
                          const Residents& residents);
+  absl::StatusOr<std::unique_ptr<UpdateBatch>> MakeBatch(
+      accelerator::Device* device) const;
   // Makes batches for these devices in turn; for records that stay on one.
   absl::StatusOr<Ring> MakeRing(
       absl::Span<accelerator::Device* const> devices) const;
@@ -191,7 +223,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   bool IsForCpu(size_t numel);
   // Puts a task into the batch that is being filled, or into the CPU's part.
   void Take(size_t slot, const UpdateTask& task, UpdateTasks* tasks);
-  void TakeForCpu(const UpdateTask& task);
+  void TakeForCpu(size_t slot, const UpdateTask& task, UpdateTasks* tasks);
   // Returns the tile of a task whose record stays, or is to, on a device that
   // works; null: it has none, and the record in host memory is up to date.
   ResidentTile* TileOf(const UpdateTask& task);
@@ -200,8 +232,9 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
            UpdateTasks* tasks);
   bool AddToBatch(size_t slot, const UpdateTask& task, ResidentTile* tile,
                   UpdateBatch* batch);
-  // Does the CPU's part of the record that is being read.
-  void UpdateCpuPart();
+  // Does the CPU's part of what was taken, and closes the records that are
+  // done.
+  void UpdateCpuPart(UpdateTasks* tasks);
   // Gives the batch that is being filled to its device, if it has tasks.
   void SubmitBatch(Ring* ring, UpdateTasks* tasks);
   void GatherAndSubmit(Slot* slot);
@@ -221,6 +254,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   // Counts what a device has done.
   void CountBatch(size_t device, const UpdateBatch& batch);
   void CountCpu(uint64_t elements);
+  // Notes that a task of the devices' part has become the CPU's.
+  void CountTooLarge(uint64_t elements);
   // Lets what devices did in this pass show in their rates.
   void EndPass();
   WorkerUndo* undo() const {
@@ -233,6 +268,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   CpuUpdateExecutor cpu_;
   const DeviceKernels* kernels_ = nullptr;
   double cpu_fraction_ = 1;
+  OptimizerKind optimizer_ = OptimizerKind::kAdamW;
+  bool is_whole_ = false;  // tasks are of whole parameters
   // The first one has records of the host, the others, one for each device,
   // those that stay there. Empty: the CPU does all.
   std::vector<Ring> rings_;
@@ -241,6 +278,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   std::vector<DeviceLoad> loads_;               // by device
   std::vector<OpenRecord> records_;             // by slot
   HeldTasks cpu_part_;
+  std::vector<size_t> cpu_slots_;  // of cpu_part_'s tasks, each once
   // Elements of tasks so far, of all and of those that were the CPU's.
   uint64_t elements_ = 0;
   uint64_t cpu_elements_ = 0;

@@ -307,14 +307,45 @@ TEST_F(DeviceUpdateExecutorShareTest, BadArgumentsAreRefused) {
   EXPECT_TRUE(Share(0, 1, kMemory, kBatch).ok());
 }
 
-TEST_F(DeviceUpdateExecutorShareTest, WithoutAKernelTheOptimizerIsNamed) {
+TEST_F(DeviceUpdateExecutorShareTest, EveryOptimizerIsShared) {
+  for (const OptimizerInfo& info : Optimizers()) {
+    const absl::Status shared = Share(0, 1, kMemory, kBatch, info.kind);
+    EXPECT_TRUE(shared.ok()) << info.name << " " << shared;
+  }
+}
+
+// A kind of device that has kernels of nothing.
+class NoKernels final : public DeviceKernels {
+ public:
+  absl::Status CanUpdate(OptimizerKind kind) const override {
+    return absl::UnimplementedError(InfoOf(kind).name);
+  }
+  absl::Status Update(OptimizerKind, uint32_t, accelerator::DeviceAddress,
+                      uint32_t, accelerator::DeviceAddress,
+                      accelerator::DeviceStream*) const override {
+    return absl::InternalError("not asked for");
+  }
+  absl::Status UpdateWhole(OptimizerKind, accelerator::DeviceAddress, uint32_t,
+                           uint32_t,
+                           accelerator::DeviceStream*) const override {
+    return absl::InternalError("not asked for");
+  }
+};
+
+TEST_F(DeviceUpdateExecutorShareTest, WithoutAKernelTheOptimizerIsRefused) {
+  const auto runtime = accelerator::MakeEmulatedRuntime({});
+  const auto device = runtime->Open(0);
+  ASSERT_TRUE(device.ok()) << device.status();
+  accelerator::Device* const opened[] = {device->get()};
+  WorkerPool pool(1, /*spin=*/false);
+  std::vector<WorkerUndo> undo(1);
+  DeviceUpdateExecutor executor({.pool = &pool, .undo = absl::MakeSpan(undo)});
+  const NoKernels kernels;
   const absl::Status refused =
-      Share(0, 1, kMemory, kBatch, OptimizerKind::kMuon);
+      executor.Share(0, OptimizerKind::kMuon, opened, &kernels);
   EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
-  EXPECT_NE(refused.message().find(InfoOf(OptimizerKind::kMuon).name),
-            absl::string_view::npos)
-      << refused;
-  EXPECT_TRUE(Share(1, 0, kMemory, kBatch, OptimizerKind::kMuon).ok())
+  EXPECT_EQ(refused.message(), "muon");
+  EXPECT_TRUE(executor.Share(1, OptimizerKind::kMuon, {}, &kernels).ok())
       << "the CPU has all";
 }
 

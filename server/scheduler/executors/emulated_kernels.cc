@@ -4,6 +4,7 @@
 #include "absl/types/span.h"
 #include "kernels/cuda/serial_launch.h"
 #include "kernels/cuda/tile_task.h"
+#include "kernels/cuda/whole_task.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
@@ -17,6 +18,7 @@ namespace {
 using accelerator::EmulatedMemory;
 using kernels::cuda::SerialBlock;
 using kernels::cuda::TileTask;
+using kernels::cuda::WholeTask;
 
 struct UpdateArguments {
   OptimizerKind kind;
@@ -24,6 +26,13 @@ struct UpdateArguments {
   const TileTask* tasks;
   uint32_t count;
   const kernels::UpdateFactors* factors;
+};
+
+struct WholeArguments {
+  OptimizerKind kind;
+  const WholeTask* tasks;
+  uint32_t count;
+  uint32_t rounds;
 };
 
 // The device's addresses of a task, found in the memory that emulates it.
@@ -62,6 +71,28 @@ class Addresses {
       tile.scale[k] = Find(tile.scale[k], blocks * sizeof(float));
     }
     TranslateGradients(numel, &tile.gradient, gradients);
+    return task;
+  }
+
+  WholeTask Translate(WholeTask task) {
+    const uint64_t bytes = task.numel * sizeof(float);
+    task.gradient = Find(task.gradient, bytes);
+    task.master = Find(task.master, bytes);
+    // With means the states are variances of rows and of columns.
+    const bool is_factored = task.means != nullptr;
+    const uint64_t factored[] = {task.all_rows, task.all_columns};
+    for (int k = 0; k < kStateArraysMax; ++k) {
+      task.state[k] =
+          Find(task.state[k],
+               is_factored && k < 2 ? factored[k] * sizeof(float) : bytes);
+    }
+    if (is_factored) {
+      const uint64_t matrices = task.all_columns / task.columns;
+      task.means = Find(task.means, matrices * sizeof(double));
+    }
+    const uint64_t grams = 2 * task.rows * task.rows;
+    task.scratch = Find(task.scratch, bytes + grams * sizeof(float));
+    task.descent = Find(task.descent, sizeof(*task.descent));
     return task;
   }
 
@@ -113,11 +144,33 @@ absl::Status UpdateTiles(const EmulatedMemory& memory, const void* arguments) {
   return absl::OkStatus();
 }
 
+// Runs on the stream's thread.
+absl::Status UpdateParameters(const EmulatedMemory& memory,
+                              const void* arguments) {
+  const auto& update = *static_cast<const WholeArguments*>(arguments);
+  const WholeTask* const tasks =
+      memory.Find(update.tasks, update.count * sizeof(WholeTask));
+  if (tasks == nullptr) return IllegalAddress(0);
+  for (uint32_t i = 0; i < update.count; ++i) {
+    Addresses addresses(&memory);
+    const WholeTask task = addresses.Translate(tasks[i]);
+    if (!addresses.all_found()) return IllegalAddress(i);
+    // The order of the threads in a block is any.
+    const auto order =
+        i % 2 == 0 ? SerialBlock::Order::kUp : SerialBlock::Order::kDown;
+    kernels::cuda::UpdateWholeSerially(
+        order, update.kind, absl::MakeConstSpan(&task, 1), update.rounds);
+  }
+  return absl::OkStatus();
+}
+
 class Emulated final : public DeviceKernels {
  public:
   absl::Status CanUpdate(OptimizerKind kind) const override {
     if (kernels::cuda::UpdateSerially(SerialBlock::Order::kUp, kind,
-                                      /*options=*/0, {}, nullptr)) {
+                                      /*options=*/0, {}, nullptr) ||
+        kernels::cuda::UpdateWholeSerially(SerialBlock::Order::kUp, kind, {},
+                                           /*rounds=*/0)) {
       return absl::OkStatus();
     }
     return absl::UnimplementedError(absl::StrCat(
@@ -134,6 +187,15 @@ class Emulated final : public DeviceKernels {
         factors.ForKernel<const kernels::UpdateFactors>()};
     return static_cast<accelerator::EmulatedStream*>(stream->native_handle())
         ->Launch(UpdateTiles, &arguments, sizeof(arguments));
+  }
+
+  absl::Status UpdateWhole(OptimizerKind kind, accelerator::DeviceAddress tasks,
+                           uint32_t count, uint32_t rounds,
+                           accelerator::DeviceStream* stream) const override {
+    const WholeArguments arguments = {kind, tasks.ForKernel<const WholeTask>(),
+                                      count, rounds};
+    return static_cast<accelerator::EmulatedStream*>(stream->native_handle())
+        ->Launch(UpdateParameters, &arguments, sizeof(arguments));
   }
 };
 

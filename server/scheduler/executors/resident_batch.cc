@@ -64,7 +64,7 @@ void ResidentBatch::Clear() {
   elements_ = 0;
   factors_ = 0;
   own_masters_ = 0;
-  parameters_begin_ = parameters_end();
+  parameters_end_ = kParametersOffset;
   gradients_end_ = 0;
   records_end_ = 0;
 }
@@ -99,20 +99,20 @@ bool ResidentBatch::Add(size_t slot, const UpdateTask& task,
       tile->device_step == task.stamp->load(std::memory_order_relaxed);
   const uint64_t record_bytes =
       is_there ? 0 : ResidentRecords::RecordBytes(key, task.view);
-  if (parameter_bytes > parameters_begin_ - kParametersOffset ||
+  if (parameter_bytes > records_offset_ - parameters_end_ ||
       entry_bytes > bytes_ - gradients_end_ ||
       record_bytes > kRecordsBytes - records_end_) {
     return false;
   }
-  parameters_begin_ -= parameter_bytes;
   tiles_.push_back({.tile = tile,
                     .gradient = task.view.gradients[0],
                     .parameter = task.view.parameter,
                     .factors = AddFactors(*task.factors),
-                    .parameter_at = parameters_begin_,
+                    .parameter_at = parameters_end_,
                     .gradient_at = gradients_end_,
                     .record_at = is_there ? kIsThere : records_end_,
                     .entry = nullptr});
+  parameters_end_ += parameter_bytes;
   gradients_end_ += entry_bytes;
   records_end_ += record_bytes;
   elements_ += task.view.numel;
@@ -184,6 +184,7 @@ absl::Status ResidentBatch::Submit(const DeviceKernels& kernels) {
                                           static_cast<uint32_t>(size()),
                                           device + kFactorsOffset, &stream));
   memory_->Mark(BatchMemory::Point::kComputed);
+  OPTSTATE_RETURN_IF_ERROR(CopyParametersToRanks());
   OPTSTATE_RETURN_IF_ERROR(CopyParametersBack());
   return memory_->MarkEnd();
 }
@@ -234,8 +235,8 @@ absl::Status ResidentBatch::CopyParametersBack() {
   accelerator::DeviceStream& stream = *memory_->stream();
   const accelerator::DeviceAddress device = memory_->device();
   if (own_masters_ < tiles_.size()) {
-    OPTSTATE_RETURN_IF_ERROR(stream.CopyToHost(HostAt(parameters_begin_),
-                                               device + parameters_begin_,
+    OPTSTATE_RETURN_IF_ERROR(stream.CopyToHost(HostAt(kParametersOffset),
+                                               device + kParametersOffset,
                                                bytes_to_host()));
   }
   for (size_t i = 0; i < tiles_.size();) {
@@ -243,27 +244,64 @@ absl::Status ResidentBatch::CopyParametersBack() {
       ++i;
       continue;
     }
+    const uint64_t to = tiles_[i].parameter_at;
+    const auto* const from =
+        static_cast<const std::byte*>(tiles_[i].tile->on_device.master);
     uint64_t bytes = 0;
-    uint64_t to = 0;
-    std::byte* from = nullptr;
     do {
-      to = tiles_[i].parameter_at;
-      from = static_cast<std::byte*>(tiles_[i].tile->on_device.master);
       bytes += BatchMemory::Aligned(tiles_[i].tile->host.numel * sizeof(float));
       ++i;
-    } while (i < tiles_.size() && LiesBefore(i, to, from));
+    } while (i < tiles_.size() && IsOwnMasterAt(i, from + bytes));
     OPTSTATE_RETURN_IF_ERROR(stream.CopyToHost(
         HostAt(to), {reinterpret_cast<uint64_t>(from)}, bytes));
   }
   return absl::OkStatus();
 }
 
-bool ResidentBatch::LiesBefore(size_t i, uint64_t here,
-                               const std::byte* there) const {
+accelerator::DeviceAddress ResidentBatch::NewParameter(const Tile& tile) const {
+  if (!IsOwnMaster(*tile.tile)) return memory_->device() + tile.parameter_at;
+  return {reinterpret_cast<uint64_t>(tile.tile->on_device.master)};
+}
+
+uint64_t ResidentBatch::ParameterBytes(const Tile& tile) {
+  return BatchMemory::Aligned(tile.tile->host.numel *
+                              SizeInBytes(tile.tile->key.parameter));
+}
+
+// Nothing reads what is copied here but ranks: see SharedParameters.
+absl::Status ResidentBatch::CopyParametersToRanks() {
+  static_assert(BatchMemory::kAlignBytes == SharedParameters::kAlignBytes);
+  for (size_t i = 0; i < tiles_.size();) {
+    const ResidentTile& first = *tiles_[i].tile;
+    if (!first.is_shared()) {
+      ++i;
+      continue;
+    }
+    const accelerator::DeviceAddress from = NewParameter(tiles_[i]);
+    const accelerator::DeviceAddress to = records_.SharedAddress(first);
+    uint64_t bytes = 0;
+    const auto follows = [&](const Tile& tile) {
+      return tile.tile->is_shared() &&
+             IsOwnMaster(*tile.tile) == IsOwnMaster(first) &&
+             NewParameter(tile) == from + bytes &&
+             records_.SharedAddress(*tile.tile) == to + bytes;
+    };
+    do {
+      bytes += ParameterBytes(tiles_[i]);
+      ++i;
+    } while (i < tiles_.size() && follows(tiles_[i]));
+    OPTSTATE_RETURN_IF_ERROR(memory_->stream()->CopyOnDevice(to, from, bytes));
+  }
+  return absl::OkStatus();
+}
+
+bool ResidentBatch::IsOwnMasterAt(size_t i, const std::byte* there) const {
   const ResidentTile& tile = *tiles_[i].tile;
-  const uint64_t bytes = BatchMemory::Aligned(tile.host.numel * sizeof(float));
-  return IsOwnMaster(tile) && tiles_[i].parameter_at + bytes == here &&
-         static_cast<std::byte*>(tile.on_device.master) + bytes == there;
+  return IsOwnMaster(tile) && tile.on_device.master == there;
+}
+
+uint64_t ResidentBatch::bytes_to_host() const {
+  return parameters_end_ - kParametersOffset;
 }
 
 uint64_t ResidentBatch::bytes_to_device() const {
@@ -278,6 +316,7 @@ void ResidentBatch::WriteBack(size_t i, WorkerUndo* /*undo*/) {
   std::memcpy(tile.parameter, HostAt(tile.parameter_at),
               place.host.numel * SizeInBytes(place.key.parameter));
   place.device_step = step_;
+  records_.NoteShared(place, step_);
   // Release: ranks that see it read the parameter's new values.
   place.stamp->store(step_, std::memory_order_release);
 }

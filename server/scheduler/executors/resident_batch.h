@@ -23,13 +23,14 @@ namespace optstate::scheduler {
 
 // A batch of records that stay on the device: their gradients are copied there
 // from the log, which has them next to each other as a rule, and their
-// parameters back. A record that is not there yet is copied to its place first.
+// parameters back, and to where ranks on the device get them, if they do. A
+// record that is not there yet is copied to its place first.
 //
 // The memory of the host and that of the device begin alike:
 //   [tasks | factors | addresses of gradients | parameters]
 // Behind that the host has room for records on their way to their places, and
-// the device for gradients. Parameters are added from the back, as masters are
-// in the records' places, so that both are copied in few pieces.
+// the device for gradients. Parameters have the order of masters in the
+// records' places, so that both are copied in few pieces.
 //
 // Threads: as UpdateBatch. Allocates in Make() alone.
 class ResidentBatch final : public UpdateBatch {
@@ -54,9 +55,7 @@ class ResidentBatch final : public UpdateBatch {
   uint64_t elements() const override { return elements_; }
   uint64_t bytes() const override { return HostBytes(bytes_); }
   uint64_t bytes_to_device() const override;
-  uint64_t bytes_to_host() const override {
-    return parameters_end() - parameters_begin_;
-  }
+  uint64_t bytes_to_host() const override;
 
   void Gather(size_t i, WorkerUndo* undo) override;
   void SetTimed(bool is_timed) override { memory_->SetTimed(is_timed); }
@@ -85,7 +84,6 @@ class ResidentBatch final : public UpdateBatch {
 
   ResidentBatch(std::unique_ptr<BatchMemory> memory, ResidentRecords* records,
                 uint64_t bytes);
-  uint64_t parameters_end() const { return records_offset_; }
   std::byte* HostAt(uint64_t offset) const { return memory_->HostAt(offset); }
   template <typename T>
   T* DeviceAt(uint64_t offset) const {
@@ -101,9 +99,13 @@ class ResidentBatch final : public UpdateBatch {
   absl::Status CopyGradients();
   absl::Status CopyRecords();
   absl::Status CopyParametersBack();
-  // Returns whether parameter i ends, here and on the device, where these
-  // begin.
-  bool LiesBefore(size_t i, uint64_t here, const std::byte* there) const;
+  absl::Status CopyParametersToRanks();
+  // Returns where the device has the new parameter of a tile, and its bytes.
+  accelerator::DeviceAddress NewParameter(const Tile& tile) const;
+  static uint64_t ParameterBytes(const Tile& tile);
+  // Returns whether parameter i is its own master, and lies there on the
+  // device.
+  bool IsOwnMasterAt(size_t i, const std::byte* there) const;
 
   ResidentRecords& records_;
   const uint64_t bytes_;
@@ -114,7 +116,7 @@ class ResidentBatch final : public UpdateBatch {
   uint64_t step_ = 0;
   uint64_t elements_ = 0;
   uint32_t factors_ = 0;  // how many
-  uint64_t parameters_begin_ = 0;
+  uint64_t parameters_end_ = 0;
   uint64_t gradients_end_ = 0;
   uint64_t records_end_ = 0;
   size_t own_masters_ = 0;  // tiles whose parameter is the master

@@ -29,9 +29,11 @@ uint64_t ResidentRecords::BytesOfScales(uint64_t numel) {
 
 absl::StatusOr<std::unique_ptr<ResidentRecords>> ResidentRecords::Make(
     absl::Span<accelerator::Device* const> devices, uint64_t device_bytes,
-    absl::Span<std::byte> log, const GradientLog::Room& room) {
+    uint64_t turn_elements, absl::Span<std::byte> log,
+    const GradientLog::Room& room) {
   std::unique_ptr<ResidentRecords> made(new ResidentRecords);
   made->device_bytes_ = Aligned(device_bytes);
+  made->turn_elements_ = turn_elements;
   made->log_file_ = log;
   made->log_ = GradientLog(log);
   made->log_.Begin(room);
@@ -78,11 +80,19 @@ ResidentTile* ResidentRecords::Find(uint64_t run) {
   return &tiles_[by_run_[run] - 1];
 }
 
-ResidentRecords::Place* ResidentRecords::PlaceWithRoom(uint64_t bytes) {
+ResidentRecords::Place* ResidentRecords::PlaceWithRoom(uint64_t flat_begin,
+                                                       uint64_t bytes) {
+  const uint64_t turn = flat_begin / turn_elements_;
+  if (turn == turn_ && bytes <= device_bytes_ - places_[turn_device_].used()) {
+    return &places_[turn_device_];
+  }
   const auto least = std::min_element(
       places_.begin(), places_.end(),
       [](const Place& a, const Place& b) { return a.used() < b.used(); });
-  return bytes <= device_bytes_ - least->used() ? &*least : nullptr;
+  if (bytes > device_bytes_ - least->used()) return nullptr;
+  turn_ = turn;
+  turn_device_ = static_cast<size_t>(least - places_.begin());
+  return &*least;
 }
 
 ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
@@ -93,7 +103,8 @@ ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
   if (key.master == MasterFormat::kParameter) {
     log_bytes.own_master = task.view.numel * sizeof(float);
   }
-  Place* const place = PlaceWithRoom(RecordBytes(key, task.view));
+  Place* const place =
+      PlaceWithRoom(task.view.flat_begin, RecordBytes(key, task.view));
   if (place == nullptr || !log_.AddTile(task.run, log_bytes)) return nullptr;
   ResidentTile& tile = tiles_.emplace_back();
   tile.number = tiles_.size() - 1;
@@ -106,6 +117,7 @@ ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
   tile.host.gradients = {};
   tile.log_bytes = log_bytes;
   TakePlace(place, &tile);
+  SharePlace(&tile);
   if (by_run_.size() <= task.run) by_run_.resize(task.run + 1, 0);
   by_run_[task.run] = static_cast<uint32_t>(tile.number + 1);
   by_element_[tile.host.flat_begin] = &tile;
@@ -117,13 +129,11 @@ void ResidentRecords::TakePlace(Place* place, ResidentTile* tile) const {
   kernels::TileView& view = tile->on_device;
   view = tile->host;
   view.parameter = nullptr;
+  view.master = (place->memory + place->masters).ForKernel<void>();
   place->masters += Aligned(numel * sizeof(float));
-  view.master =
-      (place->memory + (device_bytes_ - place->masters)).ForKernel<void>();
-  const auto take = [place](uint64_t bytes) {
-    void* const taken = (place->memory + place->states).ForKernel<void>();
+  const auto take = [this, place](uint64_t bytes) {
     place->states += Aligned(bytes);
-    return taken;
+    return (place->memory + (device_bytes_ - place->states)).ForKernel<void>();
   };
   for (int k = 0; k < kStateArraysMax; ++k) {
     view.scale[k] = nullptr;
@@ -133,6 +143,34 @@ void ResidentRecords::TakePlace(Place* place, ResidentTile* tile) const {
     view.scale[k] = static_cast<float*>(take(BytesOfScales(numel)));
   }
   place->elements += numel;
+}
+
+absl::StatusOr<DeviceParameters> ResidentRecords::ShareParameters(
+    size_t device, uint64_t bytes, uint64_t run_count) {
+  if (shared_ == nullptr) {
+    std::vector<accelerator::Device*> devices;
+    for (const Place& place : places_) devices.push_back(place.device);
+    OPTSTATE_ASSIGN_OR_RETURN(shared_,
+                              SharedParameters::Make(devices, run_count));
+  }
+  if (shared_->is_open(device)) return shared_->Export(device);
+  OPTSTATE_RETURN_IF_ERROR(shared_->Open(device, bytes));
+  absl::StatusOr<DeviceParameters> exported = shared_->Export(device);
+  if (!exported.ok()) {
+    shared_->Close(device);
+    return exported;
+  }
+  for (ResidentTile& tile : tiles_) {
+    if (tile.device == device) SharePlace(&tile);
+  }
+  return exported;
+}
+
+void ResidentRecords::SharePlace(ResidentTile* tile) {
+  if (shared_ == nullptr) return;
+  tile->shared_at =
+      shared_->AddPlace(tile->device, tile->run,
+                        tile->host.numel * SizeInBytes(tile->key.parameter));
 }
 
 void ResidentRecords::CatchUp(ResidentTile* tile, WorkerUndo* undo) {
@@ -161,6 +199,7 @@ void ResidentRecords::Prepare(uint64_t step,
     CatchUp(tile, undo);
   }
   log_.Write(tile->number, step, factors, gradient, tile->log_bytes.gradient);
+  MarkStale(*tile);
 }
 
 bool ResidentRecords::CatchUpSome(WorkerPool* pool,
@@ -182,6 +221,8 @@ bool ResidentRecords::CatchUpSome(WorkerPool* pool,
 void ResidentRecords::Settle(ResidentTile* tile, WorkerUndo* undo) {
   if (!tile->is_resident) return;
   CatchUp(tile, undo);
+  // Whoever settled it may change the parameter in host memory.
+  MarkStale(*tile);
   log_.MarkSettled(tile->number);
   tile->is_resident = false;
 }
@@ -194,6 +235,7 @@ void ResidentRecords::SettleAll(WorkerPool* pool,
 
 void ResidentRecords::Forget() {
   log_.Clear();
+  shared_.reset();
   by_element_.clear();
   by_run_.clear();
   tiles_.clear();

@@ -16,6 +16,7 @@
 #include "absl/types/span.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/sub_groups.h"
+#include "server/scheduler/executors/shared_parameters.h"
 #include "server/scheduler/executors/update_executor.h"
 #include "server/scheduler/gradient_log.h"
 #include "server/scheduler/worker_undo.h"
@@ -41,6 +42,10 @@ struct ResidentTile {
   // resident.
   uint64_t device_step = 0;
   bool is_resident = false;
+  // Where ranks get its parameter on the device.
+  uint64_t shared_at = SharedParameters::kNoPlace;
+
+  bool is_shared() const { return shared_at != SharedParameters::kNoPlace; }
 };
 
 // The records of tiles that stay on devices from step to step, as many as have
@@ -51,16 +56,21 @@ struct ResidentTile {
 // Parameters are in host memory always, newer than the record there. So a
 // record whose masters are the lower halves of its parameters cannot stay.
 //
-// Threads: different tiles may be used by many threads at a time; Admit() and
-// SettleAll() by one while no other does.
+// Ranks can have the parameters on the device as well (ShareParameters()): a
+// copy, from the next update of a tile on, and as long as the record stays.
+//
+// Threads: different tiles may be used by many threads at a time; Admit(),
+// ShareParameters() and SettleAll() by one while no other does.
 class ResidentRecords {
  public:
   // Takes memory of each device, at most `device_bytes`, and the log's file,
-  // which has GradientLog::BytesNeeded(room). All outlive this. Errors are
-  // those of the devices.
+  // which has GradientLog::BytesNeeded(room). All outlive this. Devices take
+  // turns by so many elements of the flat space. Errors are those of the
+  // devices.
   static absl::StatusOr<std::unique_ptr<ResidentRecords>> Make(
       absl::Span<accelerator::Device* const> devices, uint64_t device_bytes,
-      absl::Span<std::byte> log, const GradientLog::Room& room);
+      uint64_t turn_elements, absl::Span<std::byte> log,
+      const GradientLog::Room& room);
   ResidentRecords(const ResidentRecords&) = delete;
   ResidentRecords& operator=(const ResidentRecords&) = delete;
   // The records in host memory stay as they are: see SettleAll().
@@ -101,7 +111,26 @@ class ResidentRecords {
   void MakeCurrent(const SubGroup& sub_group, bool is_written,
                    WorkerUndo* undo);
 
+  // Has a device keep the parameters of its records in so much memory that
+  // ranks can map, as many as have room, and returns what a rank gets; a repeat
+  // takes no more. `run_count`: of the layout. Errors are those of
+  // SharedParameters.
+  absl::StatusOr<DeviceParameters> ShareParameters(size_t device,
+                                                   uint64_t bytes,
+                                                   uint64_t run_count);
+  // Returns where the tile's parameter is to be for ranks; is_shared().
+  accelerator::DeviceAddress SharedAddress(const ResidentTile& tile) const {
+    return shared_->At(tile.device, tile.shared_at);
+  }
+  // Says that the parameter there is that of the parameter area.
+  void NoteShared(const ResidentTile& tile, uint64_t step) {
+    if (tile.is_shared()) shared_->MarkCurrent(tile.run, step);
+  }
+
   // These are of one device.
+  uint64_t shared_bytes(size_t device) const {
+    return shared_ == nullptr ? 0 : shared_->bytes(device);
+  }
   uint64_t elements(size_t device) const { return places_[device].elements; }
   uint64_t bytes(size_t device) const { return places_[device].used(); }
   uint64_t log_bytes() const { return log_file_.size(); }
@@ -110,10 +139,10 @@ class ResidentRecords {
   struct Place {
     accelerator::Device* device = nullptr;
     accelerator::DeviceAddress memory;
-    // States from the front, and masters from the back, so that those of tiles
-    // that were added one after the other are copied at once.
-    uint64_t states = 0;
+    // Masters from the front, and states from the back, so that masters of
+    // tiles that were added one after the other are copied at once.
     uint64_t masters = 0;
+    uint64_t states = 0;
     uint64_t elements = 0;
     bool is_log_registered = false;
 
@@ -127,16 +156,28 @@ class ResidentRecords {
   static bool IsDue(const ResidentTile& tile, uint64_t step) {
     return (step + tile.number) % GradientLog::kSteps == 0;
   }
-  Place* PlaceWithRoom(uint64_t bytes);
+  // Gives the tile a place for its parameter, if its device shares them.
+  void SharePlace(ResidentTile* tile);
+  void MarkStale(const ResidentTile& tile) {
+    if (tile.is_shared()) shared_->MarkStale(tile.run);
+  }
+  // Returns a place for a record that begins at an element of the flat space;
+  // null: none has room.
+  Place* PlaceWithRoom(uint64_t flat_begin, uint64_t bytes);
   void TakePlace(Place* place, ResidentTile* tile) const;
 
   uint64_t device_bytes_ = 0;
+  uint64_t turn_elements_ = 1;
+  // The turn of the last tile, and the device that had it.
+  uint64_t turn_ = ~uint64_t{0};
+  size_t turn_device_ = 0;
   absl::Span<std::byte> log_file_;
   GradientLog log_;
-  std::vector<Place> places_;       // by device
-  std::deque<ResidentTile> tiles_;  // by number
-  std::vector<uint32_t> by_run_;    // number + 1; 0: none
-  size_t next_to_catch_up_ = 0;     // of tiles_
+  std::vector<Place> places_;                 // by device
+  std::unique_ptr<SharedParameters> shared_;  // null: no device shares any
+  std::deque<ResidentTile> tiles_;            // by number
+  std::vector<uint32_t> by_run_;              // number + 1; 0: none
+  size_t next_to_catch_up_ = 0;               // of tiles_
   // By flat element.
   absl::btree_map<uint64_t, ResidentTile*> by_element_;
   absl::Mutex current_mu_;  // one thread at a time makes records current

@@ -26,6 +26,9 @@ class UpdateBatch {
  public:
   virtual ~UpdateBatch() = default;
 
+  // Returns whether the batch has room for the task when it is empty. It may
+  // say so of one that is too large, which Add() then refuses.
+  virtual bool CanHold(const UpdateTask& /*task*/) const { return true; }
   // Adds a task of the record in `slot`, after those of slots before; `tile` is
   // the place of its record on this device, null when it has none. Returns
   // false, with nothing changed, when it has no room, or the tasks before have

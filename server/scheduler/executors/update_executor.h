@@ -51,7 +51,45 @@ enum class UndoPolicy : uint8_t {
   kInPlace,
 };
 
-// The update of one run of one record.
+// The arrays of one whole parameter, of float, as kernels::WholeView has them.
+struct WholeArrays {
+  float* gradient = nullptr;
+  float* master = nullptr;
+  float* state[kStateArraysMax] = {};  // null: it has no elements
+};
+
+// What the update of a whole parameter is computed from, besides its arrays.
+// `shape` lives as long as the layout.
+struct WholeParameter {
+  absl::Span<const int64_t> shape;
+  uint64_t state_elements[kStateArraysMax] = {};
+  kernels::UpdateInput input;
+};
+
+// The whole parameters of one open record, which its tasks name: an update that
+// is not separable needs all of one to update an element. Values pass as
+// floats, whatever the formats of the record. Used until the record's Close().
+//
+// Threads: any, and for different parameters at the same time, but only those
+// of the worker pool that the job's undo slots are for.
+class WholeRecord {
+ public:
+  virtual WholeParameter Describe(uint32_t parameter) const = 0;
+  // Fills the arrays with the old values, and with the gradient as a
+  // kernels::WholeKernel takes it.
+  virtual void Gather(uint32_t parameter, const WholeArrays& to) const = 0;
+  // Stores the new values of the master and the states, then the stamps of all
+  // runs. A process that is killed in here leaves all of the update, or nothing
+  // of it.
+  virtual void WriteBack(uint32_t parameter, const WholeArrays& from) = 0;
+  // Does the update by the CPU's kernel.
+  virtual void Update(uint32_t parameter) = 0;
+
+ protected:
+  ~WholeRecord() = default;
+};
+
+// The update of one run of one record, or of one whole parameter.
 struct UpdateTask {
   uint32_t parameter = 0;
   uint64_t run = 0;
@@ -69,6 +107,11 @@ struct UpdateTask {
   // Given `step` (release, for ranks that read the parameter) once the run has
   // all of its new values.
   std::atomic<uint64_t>* stamp = nullptr;
+  // Set: the task is the whole of `parameter`, whose first run is `run`. Then
+  // `view` has its number of elements alone, `key` its optimizer, and the
+  // record does what undo, stamps and an observer need; `kernel` and `stamp`
+  // are null.
+  WholeRecord* whole = nullptr;
 };
 
 // The tasks of a pass of reductions. Calls visit(task) for each task at a
@@ -135,7 +178,6 @@ class UpdateTasks {
 // writes is in host memory, so an executor whose device fails does the tasks
 // there, or ends the process, as an engine does whose device is lost.
 //
-// Non-separable updates are no tile tasks: NonSeparableUpdater computes them.
 // Runs that a CPU worker was killed in are finished by StepRecovery, with the
 // CPU's kernels, whatever the executor: their undo is those kernels' own.
 //

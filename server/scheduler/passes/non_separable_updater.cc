@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cast.h"
@@ -13,8 +14,6 @@
 #include "proto/types/array_format.h"
 #include "proto/types/runs.h"
 #include "proto/types/status_macros.h"
-#include "server/observe/trace_recorder.h"
-#include "server/scheduler/first_error.h"
 #include "server/scheduler/tile_view.h"
 #include "storage/persist_in_order.h"
 
@@ -103,22 +102,25 @@ uint64_t NonSeparableUpdater::WorkspaceBytes(const Layout& layout,
   return static_cast<uint64_t>(workers) * WorkspacePartBytes(layout, *kernel);
 }
 
-NonSeparableUpdater::NonSeparableUpdater(const StepPlan* plan,
-                                         const StepMemory* memory,
-                                         WorkerPool* pool,
-                                         const StepCounts* counts,
-                                         StepObserver* observer)
+NonSeparableUpdater::NonSeparableUpdater(
+    const StepPlan* plan, const StepMemory* memory, WorkerPool* pool,
+    UpdateExecutor* executor, const StepCounts* counts, StepObserver* observer)
     : plan_(*plan),
       memory_(*memory),
       pool_(*pool),
+      executor_(*executor),
       counts_(*counts),
       observer_(observer),
       addresses_(plan, memory->store),
       pass_(plan, memory),
+      slots_(new Slot[executor->slots()]),
       redo_bytes_(RedoPartBytes(plan->layout())),
       workspace_elements_(
           WorkspacePartBytes(plan->layout(), *plan->non_separable_kernel()) /
-          sizeof(float)) {}
+          sizeof(float)) {
+  key_.optimizer = plan->layout().optimizer();
+  for (size_t i = 0; i < executor->slots(); ++i) slots_[i].SetUpdater(this);
+}
 
 // Takes the pages now, while the admission of the job holds its lock: a later
 // job would be promised the same memory, and the kernel would kill the engine
@@ -141,15 +143,15 @@ absl::Status NonSeparableUpdater::Init() {
 
 absl::Status NonSeparableUpdater::MakePass(const StepUpdate& update) {
   OPTSTATE_ASSIGN_OR_RETURN(const size_t positions, pass_.Begin(update));
-  FirstError error;
-  pool_.ParallelFor(positions, [&](size_t position) {
-    if (error.failed()) return;
-    const auto pin = pass_.Pin(position);
-    if (!pin.ok()) return error.Note(pin.status());
-    const observe::ScopedSpan span(pool_.trace(), "update");
-    UpdateRecord(pin->record(), update);
-  });
-  return error.status();
+  update_ = &update;
+  return executor_.Update({0, positions, positions}, this);
+}
+
+absl::Status NonSeparableUpdater::Open(size_t slot, size_t position) {
+  auto pin = pass_.Pin(position);
+  if (!pin.ok()) return pin.status();
+  slots_[slot].Open(*std::move(pin));
+  return absl::OkStatus();
 }
 
 bool NonSeparableUpdater::IsUpdated(uint32_t parameter, uint64_t step) const {
@@ -161,30 +163,85 @@ bool NonSeparableUpdater::IsUpdated(uint32_t parameter, uint64_t step) const {
              step;
 }
 
-// Updates the parameters of a record, which are whole there.
-void NonSeparableUpdater::UpdateRecord(const storage::RecordView& record,
-                                       const StepUpdate& update) {
-  const SubGroup& range = record.sub_group();
+// Visits the parameters of a record, which are whole there.
+void NonSeparableUpdater::ForEachTask(
+    size_t slot, absl::FunctionRef<void(UpdateTask&)> visit) {
+  const SubGroup& range = slots_[slot].record().sub_group();
+  const kernels::UpdateFactors factors;  // the kernels make their own
+  UpdateTask task;
+  task.step = update_->step;
+  task.key = &key_;
+  task.factors = &factors;
+  task.whole = &slots_[slot];
   for (uint32_t p = range.first_parameter; p < range.end_parameter; ++p) {
     const uint64_t flat = plan_.layout().flat_offset(p);
-    if (flat < range.begin || flat >= range.end || update.updated[p] == 0 ||
-        IsUpdated(p, update.step)) {
+    if (flat < range.begin || flat >= range.end || update_->updated[p] == 0 ||
+        IsUpdated(p, update_->step)) {
       continue;
     }
-    UpdateParameter(record, p, update);
+    task.parameter = p;
+    task.run = plan_.layout().first_run(p);
+    task.view.numel = plan_.numel(p);
+    visit(task);
   }
 }
 
-void NonSeparableUpdater::UpdateParameter(const storage::RecordView& record,
-                                          uint32_t parameter,
-                                          const StepUpdate& update) {
+WholeParameter NonSeparableUpdater::Describe(uint32_t parameter) const {
+  const ParameterSpec& spec = plan_.layout().parameters()[parameter];
+  WholeParameter description;
+  description.shape = spec.shape;
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    description.state_elements[k] = ElementsOf(plan_.layout(), k, spec);
+  }
+  description.input = counts_.InputOf(parameter, *update_);
+  return description;
+}
+
+void NonSeparableUpdater::Gather(const storage::RecordView& record,
+                                 uint32_t parameter,
+                                 const WholeArrays& to) const {
   const Layout& layout = plan_.layout();
   const ParameterSpec& spec = layout.parameters()[parameter];
-  WorkerUndo& undo =
-      memory_.undo[static_cast<size_t>(WorkerPool::CurrentParticipant())];
+  GatherGradient(parameter, to.gradient);
+  const kernels::TileView view =
+      TileViewOf(layout, record, parameter, 0, NumelOf(spec));
+  kernels::MasterToFloat(layout.master_format(parameter), view.parameter,
+                         view.master, to.master, view.numel);
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    const uint64_t elements = ElementsOf(layout, k, spec);
+    if (elements == 0) continue;
+    kernels::StateToFloat(ArrayFormat(layout, k),
+                          IsNeverNegative(layout.optimizer(), k), view.state[k],
+                          view.scale[k], to.state[k], elements);
+  }
+}
+
+void NonSeparableUpdater::WriteBack(const storage::RecordView& record,
+                                    uint32_t parameter,
+                                    const WholeArrays& from) {
+  const Layout& layout = plan_.layout();
+  const ParameterSpec& spec = layout.parameters()[parameter];
+  WorkerUndo& slot = undo();
+  std::byte* redo = RedoOf(slot);
+  std::memcpy(redo, from.master, NumelOf(spec) * sizeof(float));
+  redo += AlignedBytes(NumelOf(spec));
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    const uint64_t elements = ElementsOf(layout, k, spec);
+    if (elements == 0) continue;
+    std::memcpy(redo, from.state[k], elements * sizeof(float));
+    redo += AlignedBytes(elements);
+  }
+  Replace(record, parameter, &slot);
+}
+
+void NonSeparableUpdater::UpdateParameter(const storage::RecordView& record,
+                                          uint32_t parameter) {
+  const Layout& layout = plan_.layout();
+  const ParameterSpec& spec = layout.parameters()[parameter];
+  WorkerUndo& slot = undo();
   float* const gradient =
-      workspace_.get() + WorkerOf(undo) * workspace_elements_;
-  GatherGradient(parameter, update, gradient);
+      workspace_.get() + WorkerOf(slot) * workspace_elements_;
+  GatherGradient(parameter, gradient);
 
   const kernels::TileView old =
       TileViewOf(layout, record, parameter, 0, NumelOf(spec));
@@ -201,7 +258,7 @@ void NonSeparableUpdater::UpdateParameter(const storage::RecordView& record,
     view.master = view.workspace;
     view.workspace += array_elements;
   }
-  std::byte* redo = RedoOf(undo);
+  std::byte* redo = RedoOf(slot);
   view.new_master = reinterpret_cast<float*>(redo);
   redo += AlignedBytes(old.numel);
   for (int k = 0; k < kStateArraysMax; ++k) {
@@ -216,11 +273,16 @@ void NonSeparableUpdater::UpdateParameter(const storage::RecordView& record,
                           elements);
     view.state[k] = view.new_state[k];
   }
-  plan_.non_separable_kernel()->compute(counts_.InputOf(parameter, update),
+  plan_.non_separable_kernel()->compute(counts_.InputOf(parameter, *update_),
                                         view);
+  Replace(record, parameter, &slot);
+}
 
-  undo.Begin(UndoKind::kReplace, layout.first_run(parameter), update.step);
-  PutInPlace(record, &undo);
+void NonSeparableUpdater::Replace(const storage::RecordView& record,
+                                  uint32_t parameter, WorkerUndo* undo) {
+  undo->Begin(UndoKind::kReplace, plan_.layout().first_run(parameter),
+              update_->step);
+  PutInPlace(record, undo);
 }
 
 void NonSeparableUpdater::PutInPlace(const storage::RecordView& record,
@@ -262,8 +324,8 @@ void NonSeparableUpdater::PutInPlace(const storage::RecordView& record,
 
 // Gathers the gradient as an update kernel takes it: summed in order, scaled,
 // cut.
-void NonSeparableUpdater::GatherGradient(uint32_t parameter,
-                                         const StepUpdate& update, float* out) {
+void NonSeparableUpdater::GatherGradient(uint32_t parameter, float* out) const {
+  const StepUpdate& update = *update_;
   const Layout& layout = plan_.layout();
   const DType dtype = plan_.sum_dtype(parameter);
   GradientAddresses::Buffer buffer;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "server/scheduler/executors/cpu_update_executor.h"
 #include "server/scheduler/scheduler_test_job.h"
 
 namespace optstate::scheduler {
@@ -14,12 +15,15 @@ constexpr uint64_t kStep = 3;
 struct Updates {
   explicit Updates(const SchedulerTestJob::Setup& setup)
       : job(setup),
+        executor(&job.pool(), job.memory().undo, nullptr),
         counts(&job.plan(), &job.memory()),
-        updater(&job.plan(), &job.memory(), &job.pool(), &counts, nullptr) {
+        updater(&job.plan(), &job.memory(), &job.pool(), &executor, &counts,
+                nullptr) {
     EXPECT_TRUE(updater.Init().ok());
   }
 
   SchedulerTestJob job;
+  CpuUpdateExecutor executor;
   StepCounts counts;
   NonSeparableUpdater updater;
 };

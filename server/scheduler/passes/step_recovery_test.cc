@@ -26,7 +26,7 @@ struct Recovered {
         sums_of_squares(job.layout().run_count(), -1) {
     if (job.plan().non_separable_kernel() != nullptr) {
       non_separable = std::make_unique<NonSeparableUpdater>(
-          &job.plan(), &job.memory(), &job.pool(), &counts, nullptr);
+          &job.plan(), &job.memory(), &job.pool(), &executor, &counts, nullptr);
       EXPECT_TRUE(non_separable->Init().ok());
     } else {
       updater = std::make_unique<Updater>(&job.plan(), &job.memory(), &executor,

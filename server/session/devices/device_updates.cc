@@ -2,7 +2,12 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/executors/device_update_executor.h"
 #include "server/session/devices/resident_sizes.h"
@@ -30,6 +35,7 @@ void DescribeUse(const accelerator::Device& device,
   use->set_elements(counters.elements);
   use->set_resident_elements(counters.resident_elements);
   use->set_resident_bytes(counters.resident_bytes);
+  use->set_shared_bytes(counters.shared_bytes);
   use->set_bytes_to_device(counters.bytes_to_device);
   use->set_bytes_to_host(counters.bytes_to_host);
   use->set_elements_per_s(counters.recent.ElementsPerSecond());
@@ -48,9 +54,20 @@ absl::Status FitGradientLog(uint64_t bytes, storage::HostTier* tier) {
   return tier->ResizeGradientLog(std::max(bytes, GradientLog::BytesNeeded({})));
 }
 
+// To a client, UNAVAILABLE says that no daemon has answered and that it may ask
+// again, NOT_FOUND that there is no job, and INTERNAL that optstate has a
+// mistake. A device's errors are another matter: the node has to be mended.
+absl::Status OfNode(const absl::Status& status) {
+  if (!absl::IsUnavailable(status) && !absl::IsNotFound(status) &&
+      !absl::IsInternal(status)) {
+    return status;
+  }
+  return absl::FailedPreconditionError(status.message());
+}
+
 absl::Status TryToShare(const v1::StorageSettings& storage, JobContext* job) {
   const double fraction = OffloadFractionOf(storage);
-  if (fraction < 1) OPTSTATE_RETURN_IF_ERROR(job->devices.Open());
+  if (fraction < 1) OPTSTATE_RETURN_IF_ERROR(OfNode(job->devices.Open()));
   ReleaseDevices(job);
   JobDescription description = job->shape->description;
   description.storage = storage;
@@ -58,13 +75,13 @@ absl::Status TryToShare(const v1::StorageSettings& storage, JobContext* job) {
   const ResidentSizes sizes = ResidentSizesOf(description, devices);
   OPTSTATE_RETURN_IF_ERROR(
       FitGradientLog(GradientLogBytes(description, devices), &*job->tier));
-  OPTSTATE_RETURN_IF_ERROR(
+  OPTSTATE_RETURN_IF_ERROR(OfNode(
       job->executor->Share(fraction, job->layout().optimizer(),
                            job->devices.devices(), job->devices.kernels(),
                            {.device_bytes = sizes.device_bytes,
                             .batch_bytes = sizes.batch_bytes,
                             .log = job->tier->gradient_log(),
-                            .room = sizes.log}));
+                            .room = sizes.log})));
   if (sizes.device_bytes > 0) {
     job->store->SetLag(job->executor->lag());
     storage::SetMayLag(true, job->tier->control());
@@ -78,7 +95,7 @@ absl::Status CheckDeviceUpdates(const JobDescription& description,
                                 JobContext* job) {
   if (OffloadFractionOf(description.storage) == 1) return absl::OkStatus();
   OPTSTATE_RETURN_IF_ERROR(CheckResidents(description));
-  absl::Status status = job->devices.Open();
+  absl::Status status = OfNode(job->devices.Open());
   if (status.ok()) {
     status = job->devices.kernels()->CanUpdate(description.layout.optimizer());
   }
@@ -92,7 +109,8 @@ uint64_t DeviceUpdateBytes(const JobContext& job,
   const size_t devices = job.devices.devices().size();
   if (devices == 0 || OffloadFractionOf(description.storage) == 1) return 0;
   return DeviceUpdateExecutor::HostBytes(
-      devices, ResidentSizesOf(description, devices).batch_bytes);
+      devices, ResidentSizesOf(description, devices).batch_bytes,
+      DeviceUpdateExecutor::BatchBytesFor(description.layout));
 }
 
 void MakeExecutor(JobContext* job) {
@@ -104,6 +122,7 @@ void MakeExecutor(JobContext* job) {
                    undo.size() / sizeof(WorkerUndo)},
           .observer = job->options.observer,
           .trace = &job->trace,
+          .batch_bytes = DeviceUpdateExecutor::BatchBytesFor(job->layout()),
           // Without a disk a pin takes nothing.
           .records_max = job->store->is_resident() ? kRecordsInMemory : 2});
 }
@@ -126,6 +145,52 @@ absl::Status ShareUpdates(const v1::StorageSettings& storage, JobContext* job) {
   return status;
 }
 
+absl::StatusOr<DeviceParameters> ShareParameters(absl::string_view device,
+                                                 JobContext* job) {
+  OPTSTATE_RETURN_IF_ERROR(job->device_failure);
+  const absl::Span<accelerator::Device* const> devices = job->devices.devices();
+  const JobDescription& description = job->shape->description;
+  const ResidentSizes sizes = ResidentSizesOf(description, devices.size());
+  if (sizes.parameter_bytes == 0) {
+    return absl::NotFoundError(
+        "no record of the job stays on a device: it has no device_budget, or "
+        "the CPU updates all");
+  }
+  if (const double fraction = OffloadFractionOf(description.storage);
+      fraction > 0) {
+    return absl::NotFoundError(absl::StrCat(
+        "the CPU updates ", fraction,
+        " of the elements, tile by tile: what stays on a device of a parameter "
+        "lies in parts that are too small to be copied alone. "
+        "offload_fraction=0 has parameters there whole"));
+  }
+  const auto found = std::find_if(devices.begin(), devices.end(),
+                                  [device](const accelerator::Device* each) {
+                                    return each->info().id == device;
+                                  });
+  if (found == devices.end()) {
+    std::vector<std::string> ids;
+    for (const accelerator::Device* each : devices) {
+      ids.push_back(each->info().id);
+    }
+    return absl::FailedPreconditionError(
+        absl::StrCat("the rank is on device ", device,
+                     ", and those of the daemon are ", absl::StrJoin(ids, ", "),
+                     ": records stay on other devices than the rank's"));
+  }
+  const auto index = static_cast<size_t>(found - devices.begin());
+  OPTSTATE_ASSIGN_OR_RETURN(
+      scheduler::DeviceParameters shared,
+      job->executor->ShareParameters(index, sizes.parameter_bytes,
+                                     job->layout().run_count()));
+  DeviceParameters parameters;
+  parameters.table = std::move(shared.table);
+  parameters.memory = std::move(shared.memory.file);
+  parameters.device_index = static_cast<uint32_t>(index);
+  parameters.memory_bytes = shared.memory.bytes;
+  return parameters;
+}
+
 void DescribeDeviceUpdates(const JobContext& job, v1::Job* description) {
   const double fraction = OffloadFractionOf(job.shape->description.storage);
   if (fraction == 1 || job.executor == nullptr) return;
@@ -137,6 +202,7 @@ void DescribeDeviceUpdates(const JobContext& job, v1::Job* description) {
   const DeviceUpdateExecutor::Counters counters = job.executor->counters();
   updates->set_device_elements(counters.device_elements);
   updates->set_cpu_elements(counters.cpu_elements);
+  updates->set_too_large_elements(counters.too_large_elements);
   updates->set_log_bytes(counters.log_bytes);
   const absl::Span<accelerator::Device* const> devices = job.devices.devices();
   for (size_t i = 0; i < devices.size(); ++i) {

@@ -4,9 +4,12 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "optstate/v1/admin.pb.h"
 #include "server/session/job_context.h"
 #include "server/session/job_description.h"
+#include "server/session/job_types.h"
 
 // The job's side of updates that are shared with devices. Bits do not depend on
 // what is shared, so a job whose devices cannot be had any more goes on by the
@@ -16,8 +19,9 @@
 namespace optstate::session {
 
 // Opens the daemon's devices if such a job uses some. FAILED_PRECONDITION:
-// there are none, and what to do; UNIMPLEMENTED: no device has a kernel of the
-// optimizer; other errors are those of the devices.
+// there are none, or one fails, and what to do; UNIMPLEMENTED: no device has a
+// kernel of the optimizer; RESOURCE_EXHAUSTED: no memory. Never UNAVAILABLE,
+// after which a client would ask again.
 absl::Status CheckDeviceUpdates(const JobDescription& description,
                                 JobContext* job);
 
@@ -30,13 +34,17 @@ uint64_t DeviceUpdateBytes(const JobContext& job,
 void MakeExecutor(JobContext* job);
 
 // Shares updates as the settings say from the next pass on. An error, which is
-// logged and kept for DescribeDeviceUpdates, leaves the shares as they were,
-// but that no record stays on a device.
+// logged and kept for DescribeDeviceUpdates, is as above, and leaves the shares
+// as they were, but that no record stays on a device.
 absl::Status ShareUpdates(const v1::StorageSettings& storage, JobContext* job);
 
 // Has no record stay on a device, and nothing of the job's files be in use
 // there, before the files change or go. ShareUpdates() lets them stay again.
 void ReleaseDevices(JobContext* job);
+
+// See Job. Between two passes.
+absl::StatusOr<DeviceParameters> ShareParameters(absl::string_view device,
+                                                 JobContext* job);
 
 // Fills in what operators see; leaves it alone when the CPU is to update all.
 void DescribeDeviceUpdates(const JobContext& job, v1::Job* description);

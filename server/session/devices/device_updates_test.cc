@@ -3,8 +3,10 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/scheduler/executors/device_update_executor.h"
@@ -24,6 +26,24 @@ using ::testing::StartsWith;
 
 constexpr uint64_t kBudget = uint64_t{64} << 20;
 
+// A node whose devices fail in one way, whatever is asked of them.
+class FailingRuntime final : public accelerator::DeviceRuntime {
+ public:
+  explicit FailingRuntime(absl::Status failure)
+      : failure_(std::move(failure)) {}
+
+  absl::StatusOr<std::vector<accelerator::DeviceInfo>> Devices() override {
+    return failure_;
+  }
+  absl::StatusOr<std::unique_ptr<accelerator::Device>> Open(
+      size_t /*index*/) override {
+    return failure_;
+  }
+
+ private:
+  const absl::Status failure_;
+};
+
 // A job of which devices update a part; the test registers it.
 class DeviceUpdatesTest : public ::testing::Test, protected RoomGround {
  protected:
@@ -32,6 +52,13 @@ class DeviceUpdatesTest : public ::testing::Test, protected RoomGround {
   void SetDevices(const std::string& devices) {
     Job::Options options = JobOptions();
     options.config.set_devices(devices);
+    rooms_ = std::make_unique<LowerRooms>(std::move(options));
+  }
+  void SetFailure(absl::Status failure) {
+    rooms_.reset();  // before its runtime
+    runtime_ = std::make_unique<FailingRuntime>(std::move(failure));
+    Job::Options options = JobOptions();
+    options.device_runtime = runtime_.get();
     rooms_ = std::make_unique<LowerRooms>(std::move(options));
   }
   static v1::StorageSettings Sharing(double fraction, uint64_t budget = 0) {
@@ -60,6 +87,7 @@ class DeviceUpdatesTest : public ::testing::Test, protected RoomGround {
     return description;
   }
 
+  std::unique_ptr<accelerator::DeviceRuntime> runtime_;  // outlives the rooms
   std::unique_ptr<LowerRooms> rooms_;
 };
 
@@ -84,17 +112,64 @@ TEST_F(DeviceUpdatesTest, WhoAsksInVainIsToldWhatToDo) {
       rooms_->Register(SpecOf(Sharing(0.5))).status()));
 }
 
-TEST_F(DeviceUpdatesTest, AnOptimizerThatNoDeviceHas) {
-  JobDescription description = Description(Sharing(0.5));
+// A device's error is not taken for an absent daemon, an absent job or a
+// mistake of optstate.
+TEST_F(DeviceUpdatesTest, AFaultOfTheNodeRefusesTheJobWithItsText) {
+  for (const absl::StatusCode code :
+       {absl::StatusCode::kUnavailable, absl::StatusCode::kNotFound,
+        absl::StatusCode::kInternal, absl::StatusCode::kFailedPrecondition}) {
+    SetFailure(absl::Status(code, "the MPS server has gone; start it"));
+    const absl::Status refused =
+        rooms_->Register(SpecOf(Sharing(0.5))).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_THAT(refused.message(),
+                AllOf(HasSubstr("leave it out"),
+                      HasSubstr("the MPS server has gone; start it")));
+    EXPECT_TRUE(job().shape == nullptr) << "nothing is left behind";
+    EXPECT_FALSE(job().tier.has_value());
+  }
+  SetFailure(absl::ResourceExhaustedError("no memory"));
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      rooms_->Register(SpecOf(Sharing(0.5))).status()));
+}
+
+// The node has changed since, so the job goes on by the CPU and says why.
+TEST_F(DeviceUpdatesTest, AFaultThatComesLaterIsAProblemAlone) {
+  SetFailure(absl::UnavailableError("the MPS server has gone; start it"));
+  ASSERT_NO_FATAL_FAILURE(Register({}));
+  v1::StorageSettings& storage = job().shape->description.storage;
+  storage.set_offload_fraction(0.5);
+  const absl::Status failed = ShareUpdates(storage, &job());
+  EXPECT_EQ(failed,
+            absl::FailedPreconditionError("the MPS server has gone; start it"));
+  EXPECT_THAT(Described().device_updates().problem(),
+              HasSubstr("the MPS server has gone; start it"));
+}
+
+// Returns a layout of one matrix.
+Layout LayoutOf(OptimizerKind optimizer) {
   LayoutSpec layout;
-  layout.optimizer = OptimizerKind::kLamb;
+  layout.optimizer = optimizer;
   layout.groups.resize(1);
-  layout.parameters.push_back({.name = "a", .shape = {3}, .numel = 3});
-  description.layout = *Layout::Make(std::move(layout));
-  const absl::Status refused = CheckDeviceUpdates(description, &job());
-  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
-  EXPECT_THAT(refused.message(),
-              AllOf(HasSubstr("lamb"), HasSubstr("leave it out")));
+  layout.parameters.push_back({.name = "a", .shape = {3, 5}, .numel = 15});
+  return *Layout::Make(std::move(layout));
+}
+
+TEST_F(DeviceUpdatesTest, WholeParametersAreSharedAndDoNotStay) {
+  for (const OptimizerKind optimizer :
+       {OptimizerKind::kLamb, OptimizerKind::kAdafactor,
+        OptimizerKind::kMuon}) {
+    JobDescription description = Description(Sharing(0.5));
+    description.layout = LayoutOf(optimizer);
+    const absl::Status shared = CheckDeviceUpdates(description, &job());
+    EXPECT_TRUE(shared.ok()) << shared;
+    description = Description(Sharing(0.5, kBudget));
+    description.layout = LayoutOf(optimizer);
+    const absl::Status refused = CheckDeviceUpdates(description, &job());
+    EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
+    EXPECT_THAT(refused.message(), AllOf(HasSubstr("device_budget"),
+                                         HasSubstr(InfoOf(optimizer).name)));
+  }
 }
 
 TEST_F(DeviceUpdatesTest, RecordsThatCannotStayOpenNoDevice) {
@@ -189,6 +264,49 @@ TEST_F(DeviceUpdatesTest, RecordsStayUntilTheyAreReleased) {
   EXPECT_FALSE(MayLag());
   EXPECT_LE(job().tier->gradient_log().size(), log_bytes);
   EXPECT_EQ(scheduler::GradientLog(job().tier->gradient_log()).tiles(), 0u);
+}
+
+TEST_F(DeviceUpdatesTest, RanksOnADeviceGetItsParameters) {
+  ASSERT_NO_FATAL_FAILURE(Register(Sharing(0, kBudget)));
+  EXPECT_EQ(Described().device_updates().uses(1).shared_bytes(), 0u);
+  const auto shared = ShareParameters("emulated-1", &job());
+  ASSERT_TRUE(shared.ok()) << shared.status();
+  EXPECT_TRUE(shared->table.ok());
+  EXPECT_TRUE(shared->memory.ok());
+  EXPECT_EQ(shared->device_index, 1u);
+  EXPECT_GT(shared->memory_bytes, 0u);
+  const v1::DeviceUpdates updates = Described().device_updates();
+  EXPECT_EQ(updates.uses(0).shared_bytes(), 0u);
+  EXPECT_GT(updates.uses(1).shared_bytes(), 0u);
+  EXPECT_LE(updates.uses(1).shared_bytes(), shared->memory_bytes);
+  ReleaseDevices(&job());
+  EXPECT_EQ(Described().device_updates().uses(1).shared_bytes(), 0u);
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      ShareParameters("emulated-1", &job()).status()))
+      << "nothing stays until updates are shared anew";
+}
+
+TEST_F(DeviceUpdatesTest, ARankElsewhereIsToldWhy) {
+  ASSERT_NO_FATAL_FAILURE(Register(Sharing(0, kBudget)));
+  const absl::Status elsewhere = ShareParameters("other", &job()).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(elsewhere)) << elsewhere;
+  EXPECT_THAT(elsewhere.message(), AllOf(HasSubstr("on device other"),
+                                         HasSubstr("emulated-0, emulated-1")));
+}
+
+TEST_F(DeviceUpdatesTest, PartsBetweenTilesOfTheCpuAreNotShared) {
+  ASSERT_NO_FATAL_FAILURE(Register(Sharing(0.25, kBudget)));
+  const absl::Status refused = ShareParameters("emulated-0", &job()).status();
+  EXPECT_TRUE(absl::IsNotFound(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("offload_fraction=0"));
+  EXPECT_EQ(Described().device_updates().uses(0).shared_bytes(), 0u);
+}
+
+TEST_F(DeviceUpdatesTest, WithoutABudgetNoParametersAreShared) {
+  ASSERT_NO_FATAL_FAILURE(Register(Sharing(0)));
+  const absl::Status refused = ShareParameters("emulated-0", &job()).status();
+  EXPECT_TRUE(absl::IsNotFound(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("device_budget"));
 }
 
 // A job without a layout has no executor and no store.

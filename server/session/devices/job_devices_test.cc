@@ -3,15 +3,47 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/accelerator/device_runtime.h"
 #include "storage/accelerator/emulated_runtime.h"
 
 namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
+
+// A machine of two devices, the second of which cannot be used.
+class HalfRuntime final : public accelerator::DeviceRuntime {
+ public:
+  absl::StatusOr<std::vector<accelerator::DeviceInfo>> Devices() override {
+    return emulated_->Devices();
+  }
+  absl::StatusOr<std::unique_ptr<accelerator::Device>> Open(
+      size_t index) override {
+    if (index == 1) return absl::FailedPreconditionError("it has no kernels");
+    return emulated_->Open(index);
+  }
+
+ private:
+  const std::unique_ptr<accelerator::DeviceRuntime> emulated_ =
+      accelerator::MakeEmulatedRuntime({.devices = 2});
+};
+
+TEST(JobDevicesTest, OneThatCannotBeUsedLeavesNoneOpen) {
+  HalfRuntime runtime;
+  JobDevices devices("cuda", &runtime);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(devices.Open(),
+              absl::FailedPreconditionError("it has no kernels"));
+    EXPECT_TRUE(devices.devices().empty());
+  }
+}
 
 TEST(JobDevicesTest, EmulatedOnesAreOpenedOnce) {
   JobDevices devices("emulated:2");

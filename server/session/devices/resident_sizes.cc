@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/strings/str_cat.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
 #include "proto/types/runs.h"
 #include "server/scheduler/executors/device_update_executor.h"
 #include "server/scheduler/executors/resident_records.h"
+#include "server/scheduler/executors/shared_parameters.h"
 #include "server/scheduler/gradient_log.h"
 #include "server/session/durability/job_storage.h"
 
@@ -20,6 +22,7 @@ using scheduler::GradientLog;
 // The bytes of all records that can stay, and of a log that has them all.
 struct Totals {
   uint64_t record_bytes = 0;
+  uint64_t parameter_bytes = 0;
   GradientLog::Room log;
 };
 
@@ -58,6 +61,8 @@ Totals TotalsOf(const JobDescription& description) {
                  view.numel = numel;
                  totals.record_bytes +=
                      scheduler::ResidentRecords::RecordBytes(key, view);
+                 totals.parameter_bytes += scheduler::SharedParameters::Aligned(
+                     numel * SizeInBytes(parameter.dtype));
                  ++totals.log.tiles;
                  totals.log.step_bytes +=
                      GradientLog::EntryBytes(numel * gradient_bytes);
@@ -83,7 +88,8 @@ ResidentSizes ResidentSizesOf(const JobDescription& description,
                               size_t devices) {
   const uint64_t budget = DeviceBudgetOf(description.storage);
   const double fraction = 1 - OffloadFractionOf(description.storage);
-  if (budget == 0 || fraction == 0 || devices == 0 || description.speculative) {
+  if (budget == 0 || fraction == 0 || devices == 0 || description.speculative ||
+      !description.layout.optimizer_info().is_separable) {
     return {};
   }
   const Totals totals = TotalsOf(description);
@@ -97,6 +103,9 @@ ResidentSizes ResidentSizesOf(const JobDescription& description,
   sizes.log = {totals.log.tiles,
                PartOf(totals.log.step_bytes, std::min(1.0, stays)),
                PartOf(totals.log.master_bytes, std::min(1.0, stays))};
+  sizes.parameter_bytes =
+      PartOf(totals.parameter_bytes,
+             std::min(1.0, stays / static_cast<double>(devices)));
   // A parameter has at most twice the bytes of its gradient.
   sizes.batch_bytes = std::min(scheduler::DeviceUpdateExecutor::kResidentBytes,
                                2 * sizes.log.step_bytes);
@@ -124,6 +133,13 @@ absl::Status CheckResidents(const JobDescription& description) {
         "reduction=\"daemon\", or device_budget");
   }
   const Layout& layout = description.layout;
+  if (!layout.optimizer_info().is_separable) {
+    return absl::UnimplementedError(absl::StrCat(
+        "device_budget: records of the optimizer ",
+        layout.optimizer_info().name,
+        ", which needs whole parameters, cannot stay on a device. Leave "
+        "device_budget out"));
+  }
   for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
     if (layout.master_format(p) != MasterFormat::kSplit) {
       return absl::OkStatus();

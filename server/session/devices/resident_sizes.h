@@ -14,6 +14,8 @@ namespace optstate::session {
 struct ResidentSizes {
   uint64_t device_bytes = 0;  // of each device; 0: none stay
   uint64_t batch_bytes = 0;   // of the parameters in a batch
+  // The parameters of the records of each device, for ranks that copy them.
+  uint64_t parameter_bytes = 0;
   scheduler::GradientLog::Room log;
 };
 

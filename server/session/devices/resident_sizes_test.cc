@@ -57,6 +57,7 @@ void SetLayout(DType dtype, MasterFormat master, JobDescription* description) {
 void ExpectNoneStay(const JobDescription& description, size_t devices) {
   EXPECT_EQ(ResidentSizesOf(description, devices).device_bytes, 0u);
   EXPECT_EQ(ResidentSizesOf(description, devices).batch_bytes, 0u);
+  EXPECT_EQ(ResidentSizesOf(description, devices).parameter_bytes, 0u);
   EXPECT_EQ(GradientLogBytes(description, devices), 0u);
 }
 
@@ -67,6 +68,7 @@ TEST(ResidentSizesTest, OneDeviceHasAllOfASmallJob) {
   EXPECT_EQ(sizes.log.step_bytes, kTiles * kEntryBytes);
   EXPECT_EQ(sizes.log.master_bytes, kTiles * kTileElements * sizeof(float));
   EXPECT_EQ(sizes.batch_bytes, 2 * sizes.log.step_bytes);
+  EXPECT_EQ(sizes.parameter_bytes, kTiles * kTileElements * sizeof(float));
   EXPECT_EQ(GradientLogBytes(WholeJob(), 1),
             GradientLog::BytesNeeded(sizes.log));
 }
@@ -99,6 +101,22 @@ TEST(ResidentSizesTest, DevicesShareTheirFraction) {
       EXPECT_GE(static_cast<double>(bytes), part);
       EXPECT_LE(static_cast<double>(bytes),
                 part + 8 * static_cast<double>(kTileBytes));
+    }
+  }
+}
+
+// The parameters of a device's records have room for ranks to copy them.
+TEST(ResidentSizesTest, ParametersOfWhatStaysCanBeShared) {
+  for (const size_t devices : {1, 2, 4}) {
+    for (const uint64_t tiles : {3, 20, 1000}) {
+      JobDescription description = WholeJob();
+      SetLayout(DType::kBFloat16, MasterFormat::kFloat32, &description);
+      description.storage.set_device_budget_bytes(tiles * kTileBytes);
+      const ResidentSizes sizes = ResidentSizesOf(description, devices);
+      const uint64_t stay =
+          std::min(kTiles / devices, sizes.device_bytes / kTileBytes);
+      EXPECT_GE(sizes.parameter_bytes, stay * kTileElements * 2);
+      EXPECT_LE(sizes.parameter_bytes, kTiles * kTileElements * 2);
     }
   }
 }

@@ -30,7 +30,8 @@ struct DiskClaim {
 // engine may have died while the number changed; 0: as many as the first one
 // says. FAILED_PRECONDITION: one of those is of another job, there are fewer
 // than the first one says, or they are in another order; the message has number
-// and order.
+// and order. Folders behind those whose number the job does not have are left
+// of a rearrangement, and in nobody's way.
 absl::Status CheckDiskIdentities(const std::vector<std::string>& folders,
                                  std::optional<uint64_t> incarnation,
                                  uint32_t count);

@@ -135,6 +135,26 @@ TEST_F(DiskClaimTest, ANumberThatIsKnownIsWrittenAnew) {
   EXPECT_FALSE(fs::exists(two_[1]));
 }
 
+// A folder that could not be removed, as its disk was read-only; then the
+// operator has put another directory before it.
+TEST_F(DiskClaimTest, AFolderThatTheJobHasNoMoreIsInNobodysWay) {
+  Make(/*is_durable=*/true);
+  ASSERT_TRUE(ClaimDiskFolders({two_[0]}, Claim(1, false)).ok());
+  ASSERT_EQ(*storage::ReadDiskIdentity(two_[1]),
+            (storage::DiskIdentity{1, 1, 2}));
+  const std::vector<std::string> moved = {two_[0], all_[2], two_[1]};
+  EXPECT_TRUE(CheckDiskIdentities(moved, 1, /*count=*/0).ok());
+  EXPECT_TRUE(CheckDiskIdentities(moved, std::nullopt, /*count=*/1).ok());
+  // Its place is that of the one that the job has.
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      CheckDiskIdentities({two_[1], two_[0]}, 1, /*count=*/0)));
+  // One that the job has is not behind another.
+  ASSERT_TRUE(storage::WriteDiskIdentity(two_[0], {1, 0, 2}).ok());
+  const absl::Status status = CheckDiskIdentities(moved, 1, /*count=*/0);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(status.ToString(), HasSubstr("order"));
+}
+
 TEST_F(DiskClaimTest, ADirectoryIsClaimedForAJobThatIsThere) {
   Make(/*is_durable=*/true);
   DiskClaim claim = Claim(1, /*is_new=*/true);

@@ -50,7 +50,8 @@ class JobAgreementTest : public ::testing::Test {
     return status;
   }
   uint64_t Finish(uint32_t rank, uint64_t content_digest = 0) {
-    harness_.job().FinishLoad(rank, ++request_, content_digest);
+    harness_.job().FinishLoad(rank, ++request_,
+                              {.content_digest = content_digest});
     return request_;
   }
   uint64_t PushAndCommit(uint32_t rank) {

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
@@ -23,6 +22,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/test_seed.h"
+#include "server/session/testing/device_jobs.h"
 #include "server/session/testing/job_crash_fixture.h"
 #include "server/session/testing/job_harness.h"
 #include "storage/accelerator/emulated_faults.h"
@@ -34,56 +34,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
-
-constexpr uint64_t kSeed = 23;
-
-JobHarness::Setup SetupOf(double fraction,
-                          v1::Placement placement = v1::PLACEMENT_HOST) {
-  JobHarness::Setup setup;
-  setup.layout.groups.resize(1);
-  setup.layout.parameters = {
-      MakeParameter("a", 30000),
-      MakeParameter("b", 7001, 0, DType::kBFloat16, DType::kBFloat16),
-      MakeParameter("c", 3)};
-  setup.storage.set_placement(placement);
-  setup.storage.set_offload_fraction(fraction);
-  setup.devices = "emulated:2";
-  return setup;
-}
-
-void TakeSteps(JobHarness* job, uint64_t first, uint64_t last) {
-  const std::vector<Hyperparams> groups(
-      1, DefaultHyperparams(job->layout().optimizer()));
-  for (uint64_t step = first; step <= last; ++step) {
-    CommitSpec spec;
-    spec.step = step;
-    spec.groups = groups;
-    job->Step(step, job->RandomTensors(kSeed + step), spec);
-  }
-}
-
-absl::StatusOr<v1::SetJobReply> SetFraction(JobHarness* job, double fraction) {
-  v1::SetJobRequest request;
-  request.set_offload_fraction(fraction);
-  return job->job().Set(request);
-}
-
-// A job of which records can stay on devices.
-JobHarness::Setup KeepingSetup(uint64_t device_budget) {
-  JobHarness::Setup setup = SetupOf(0);
-  for (ParameterSpec& parameter : setup.layout.parameters) {
-    parameter.dtype = DType::kBFloat16;
-    parameter.gradient_dtype = DType::kBFloat16;
-  }
-  setup.storage.set_device_budget_bytes(device_budget);
-  return setup;
-}
-
-absl::StatusOr<v1::SetJobReply> SetBudget(JobHarness* job, uint64_t bytes) {
-  v1::SetJobRequest request;
-  request.set_device_budget_bytes(bytes);
-  return job->job().Set(request);
-}
 
 uint64_t ResidentBytesOf(JobHarness* job) {
   uint64_t bytes = 0;
@@ -152,6 +102,36 @@ TEST_P(JobDeviceUpdatesTest, EveryFractionGivesTheSameBits) {
     // Tiles are whole.
     EXPECT_NEAR(static_cast<double>(updates.cpu_elements()),
                 fraction * elements, 3 * 4096);
+  }
+}
+
+// Optimizers that need a whole parameter to update one element.
+TEST_P(JobDeviceUpdatesTest, WholeParametersHaveTheSameBits) {
+  const auto setup_of = [](OptimizerKind optimizer, double fraction,
+                           v1::Placement placement) {
+    JobHarness::Setup setup = SetupOf(fraction, placement);
+    setup.layout.optimizer = optimizer;
+    setup.layout.parameters[0].shape = {60, 500};
+    setup.layout.parameters[1].shape = {1, 7001};
+    setup.layout.parameters[2].shape = {3, 1};
+    return setup;
+  };
+  for (const OptimizerKind optimizer :
+       {OptimizerKind::kLamb, OptimizerKind::kAdafactor,
+        OptimizerKind::kMuon}) {
+    JobHarness plain(setup_of(optimizer, 1, v1::PLACEMENT_HOST));
+    plain.Start(plain.RandomTensors(kSeed));
+    TakeSteps(&plain, 1, 3);
+    for (const double fraction : {0.0, 0.5}) {
+      Start(setup_of(optimizer, fraction, GetParam()));
+      TakeSteps(job_.get(), 1, 3);
+      EXPECT_EQ(job_->StateBytes(), plain.StateBytes()) << fraction;
+      const v1::DeviceUpdates updates = UpdatesOf(job_.get());
+      EXPECT_EQ(updates.problem(), "");
+      EXPECT_EQ(updates.too_large_elements(), 0u);
+      EXPECT_GT(updates.device_elements(), 0u);
+      EXPECT_EQ(updates.cpu_elements() == 0, fraction == 0);
+    }
   }
 }
 
@@ -435,71 +415,6 @@ TEST(JobDeviceBudgetTest, AStoppedEngineLeavesFilesThatOlderBuildsRead) {
   ASSERT_TRUE(job.Open().ok());
   job.AttachAll();
   EXPECT_EQ(job.StateBytes(), plain.StateBytes());
-}
-
-absl::Status RefusalOf(const JobHarness::Setup& setup) {
-  JobHarness job(setup);
-  absl::Status status = job.Register(0).status();
-  EXPECT_FALSE(job.job().layout().ok()) << "nothing of the job is left";
-  return status;
-}
-
-TEST(JobDeviceUpdatesRefusalTest, ANodeWithoutDevicesSaysWhatToDo) {
-  JobHarness::Setup setup = SetupOf(0.5);
-  setup.devices = "none";
-  const absl::Status refused = RefusalOf(setup);
-  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("start optstated with --devices"));
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("offload_fraction"));
-}
-
-TEST(JobDeviceUpdatesRefusalTest, AFractionOutsideIsRefused) {
-  for (const double fraction : {-0.1, 1.5, std::nan("")}) {
-    const absl::Status refused = RefusalOf(SetupOf(fraction));
-    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
-    EXPECT_THAT(std::string(refused.message()), HasSubstr("from 0 to 1"));
-  }
-  JobHarness job(SetupOf(1));
-  job.Start(job.RandomTensors(kSeed));
-  EXPECT_TRUE(absl::IsInvalidArgument(SetFraction(&job, 2).status()));
-  EXPECT_EQ(job.job().Describe().storage().offload_fraction(), 1);
-}
-
-TEST(JobDeviceUpdatesRefusalTest, ABudgetIsForRecordsThatDevicesUpdate) {
-  JobHarness::Setup setup = KeepingSetup(1 << 20);
-  setup.storage.set_offload_fraction(1);
-  const absl::Status refused = RefusalOf(setup);
-  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("device_budget"));
-  setup.storage.clear_device_budget_bytes();
-  JobHarness job(setup);
-  job.Start(job.RandomTensors(kSeed));
-  EXPECT_TRUE(absl::IsInvalidArgument(SetBudget(&job, 1 << 20).status()));
-  EXPECT_EQ(job.job().Describe().storage().device_budget_bytes(), 0u);
-}
-
-TEST(JobDeviceUpdatesRefusalTest, WholeParametersAreTheCpus) {
-  JobHarness::Setup setup = SetupOf(0.5);
-  setup.layout.optimizer = OptimizerKind::kLamb;
-  const absl::Status refused = RefusalOf(setup);
-  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("lamb"));
-}
-
-TEST(JobDeviceUpdatesRefusalTest, ADeviceWithoutMemoryIsRefused) {
-  const auto runtime =
-      accelerator::MakeEmulatedRuntime({.memory_bytes = 1 << 20});
-  JobHarness::Setup setup = SetupOf(0.5);
-  setup.device_runtime = runtime.get();
-  const absl::Status refused = RefusalOf(setup);
-  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
-  setup.storage.set_offload_fraction(1);
-  JobHarness job(setup);
-  job.Start(job.RandomTensors(kSeed));
-  EXPECT_TRUE(absl::IsResourceExhausted(SetFraction(&job, 0.5).status()));
-  TakeSteps(&job, 1, 2);
-  EXPECT_EQ(job.job().Describe().storage().offload_fraction(), 1);
 }
 
 }  // namespace

@@ -80,6 +80,41 @@ TEST_F(JobLimitsTest, LimitsAreToldByName) {
   EXPECT_THAT(status.message(), HasSubstr("0 bytes (0.0 MiB) are left"));
 }
 
+// The gradients of a rank whose wire has no memory of its own are files beside
+// the state.
+TEST_F(JobLimitsTest, WhatRanksStageIsStateToo) {
+  constexpr uint64_t kTooMuch = 1 << 20;
+  JobHarness::Setup setup = TwoRanks();
+  setup.limits.set_state_bytes_max(500'000);
+  JobHarness all_limit(setup);
+  ASSERT_TRUE(all_limit.Register(0).ok());
+  bool present = true;
+  absl::Status status =
+      all_limit.job().MakeStaging(0, 7, kTooMuch, &present).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(status.message(), HasSubstr("limits.state_bytes_max"));
+  EXPECT_FALSE(std::filesystem::exists(all_limit.job().StagingPath(0, 7)));
+  ASSERT_TRUE(all_limit.job().MakeStaging(0, 7, 4096, &present).ok());
+  EXPECT_FALSE(present);
+  // One that is there is opened, whatever is left by now.
+  v1::Limits less;
+  less.set_state_bytes_max(1);
+  all_limit.job().SetLimits(less);
+  ASSERT_TRUE(all_limit.job().MakeStaging(0, 7, 4096, &present).ok());
+  EXPECT_TRUE(present);
+
+  setup.limits.set_state_bytes_max(0);
+  setup.limits.set_user_state_bytes_max(500'000);
+  setup.uid = 61711;  // not the one of this test, and not root
+  JobHarness of_user(setup);
+  ASSERT_TRUE(of_user.Register(0).ok());
+  status = of_user.job().MakeStaging(0, 7, kTooMuch, &present).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(status.message(),
+              HasSubstr("limit of the jobs of uid 61711: the job needs 1048576 "
+                        "bytes"));
+}
+
 // A message of a hundred kilobytes asks for tables of a gigabyte.
 TEST_F(JobLimitsTest, WhatItsTablesTakeIsAskedForBeforeTheyAreMade) {
   LayoutSpec layout;

@@ -288,7 +288,7 @@ class AtomicLoadTest : public ::testing::Test {
     ASSERT_TRUE(LoadPart(rank).ok());
   }
   uint64_t Finish(uint32_t rank) {
-    harness_.job().FinishLoad(rank, ++request_, 0);
+    harness_.job().FinishLoad(rank, ++request_, {});
     return request_;
   }
   absl::Status StatusOf(uint32_t rank, uint64_t request) const {

@@ -109,9 +109,9 @@ class LoadCrashTest : public JobCrashTest {
     die_at(LoadInstant::kLoadedByOne);
     LoadPart(harness, 1);
     die_at(LoadInstant::kLoadedByAll);
-    harness->job().FinishLoad(0, 1000, 0);
+    harness->job().FinishLoad(0, 1000, {});
     die_at(LoadInstant::kFinishedByOne);
-    harness->job().FinishLoad(1, 1001, 0);
+    harness->job().FinishLoad(1, 1001, {});
   }
   void DieInLoad(LoadInstant instant) {
     DieIn([&] {
@@ -285,7 +285,7 @@ TEST_F(LoadCrashTest, WhatAnEngineOfAFormerBuildHasLeft) {
   for (uint32_t rank = 0; rank < 2; ++rank) {
     ASSERT_TRUE(harness_.job().BeginLoad(rank).ok());
   }
-  harness_.job().FinishLoad(1, 2000, 0);
+  harness_.job().FinishLoad(1, 2000, {});
   const auto* refused = harness_.AnswerTo(1, 2000);
   ASSERT_NE(refused, nullptr);
   EXPECT_EQ(refused->status.code(), absl::StatusCode::kFailedPrecondition);

@@ -80,10 +80,10 @@ TEST_F(JobLoadTest, NewJobIsLoadingUntilAllRanksHaveFinished) {
   EXPECT_EQ(phase(), v1::JOB_PHASE_LOADING);
   EXPECT_EQ(StepStatus(1).code(), absl::StatusCode::kFailedPrecondition);
   harness_.LoadMasters(masters_);
-  harness_.job().FinishLoad(0, 100, 0);
+  harness_.job().FinishLoad(0, 100, {});
   EXPECT_EQ(harness_.AnswerTo(0, 100), nullptr);
   EXPECT_EQ(phase(), v1::JOB_PHASE_LOADING);
-  harness_.job().FinishLoad(1, 101, 0);
+  harness_.job().FinishLoad(1, 101, {});
   ASSERT_NE(harness_.AnswerTo(0, 100), nullptr);
   EXPECT_TRUE(harness_.AnswerTo(0, 100)->status.ok());
   ASSERT_NE(harness_.AnswerTo(1, 101), nullptr);
@@ -261,9 +261,9 @@ TEST_F(JobLoadTest, AReadyJobMayBeLoadedInPart) {
 TEST_F(JobLoadTest, ARankThatLeavesHasNotFinished) {
   harness_.AttachAll();
   harness_.LoadMasters(masters_);
-  harness_.job().FinishLoad(0, 100, 0);
+  harness_.job().FinishLoad(0, 100, {});
   harness_.Detach(0);
-  harness_.job().FinishLoad(1, 101, 0);
+  harness_.job().FinishLoad(1, 101, {});
   EXPECT_EQ(harness_.AnswerTo(1, 101), nullptr);
   ASSERT_TRUE(harness_.Register(0).ok());
   ASSERT_TRUE(harness_.Attach(0).ok());
@@ -272,7 +272,7 @@ TEST_F(JobLoadTest, ARankThatLeavesHasNotFinished) {
   for (uint32_t p = 0; p < masters_.size(); ++p) {
     ASSERT_TRUE(harness_.LoadMaster(0, p, masters_[p]).ok());
   }
-  harness_.job().FinishLoad(0, 102, 0);
+  harness_.job().FinishLoad(0, 102, {});
   ASSERT_NE(harness_.AnswerTo(1, 101), nullptr);
   EXPECT_TRUE(harness_.AnswerTo(1, 101)->status.ok());
   EXPECT_EQ(phase(), v1::JOB_PHASE_READY);
@@ -290,7 +290,7 @@ TEST_F(JobLoadTest, LoadsThatAllHaveFinishedAreCounted) {
   EXPECT_EQ(count(), 1u);
   ASSERT_TRUE(harness_.job().BeginLoad(0).ok());
   ASSERT_TRUE(harness_.job().BeginLoad(1).ok());
-  harness_.job().FinishLoad(0, 100, 0);
+  harness_.job().FinishLoad(0, 100, {});
   EXPECT_EQ(count(), 1u);
   ASSERT_TRUE(harness_.job().BeginLoad(0).ok());
   ASSERT_TRUE(harness_.job().BeginLoad(1).ok());

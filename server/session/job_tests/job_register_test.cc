@@ -307,7 +307,7 @@ TEST_F(JobRegisterTest, ExtensionKeepsTheStateAndAsksForTheNewMasters) {
   for (uint32_t rank = 0; rank < 2; ++rank) {
     ASSERT_TRUE(harness_.job().BeginLoad(rank).ok());
   }
-  harness_.job().FinishLoad(1, 900, 0);  // "c" goes to the rank with less
+  harness_.job().FinishLoad(1, 900, {});  // "c" goes to the rank with less
   ASSERT_NE(harness_.AnswerTo(1, 900), nullptr);
   EXPECT_THAT(harness_.AnswerTo(1, 900)->status.message(),
               HasSubstr("\"c\" were not loaded"));

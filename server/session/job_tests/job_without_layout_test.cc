@@ -75,7 +75,7 @@ TEST_F(JobWithoutLayoutTest, RanksAreRefused) {
   commit.groups = groups;
   job().Commit(0, 1, commit);
   job().EndMicroStep(0, 2, 1, 0);
-  job().FinishLoad(0, 3, 0);
+  job().FinishLoad(0, 3, {});
   job().Detach(0);
   job().Leave(0);
   job().NoteFarewell(0, 7);
@@ -93,6 +93,7 @@ TEST_F(JobWithoutLayoutTest, ThereIsNothingToRead) {
   ExpectRefused(job().partition(0).status());
   ExpectRefused(job().OpenParameters().status());
   ExpectRefused(job().OpenRunStamps().status());
+  ExpectRefused(job().ShareParameters("emulated-0").status());
   ExpectRefused(
       job()
           .Fetch(v1::STATE_ARRAY_MASTER, 0, 0, 1, absl::MakeSpan(bytes))

@@ -108,7 +108,7 @@ TEST_F(RankAttachmentsTest, NobodyWaitsForTheLostWhenAllAreGone) {
 
 TEST_F(RankAttachmentsTest, ADetachLeavesTheRanksLoad) {
   load_.round.Begin(0);
-  load_.round.Finish(0, 10, 0);
+  load_.round.Finish(0, 10, {});
   load_.round.Begin(1);
   Detach(1);
   EXPECT_EQ(AnswerTo(0, 10).code(), absl::StatusCode::kAborted);

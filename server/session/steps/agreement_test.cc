@@ -55,7 +55,7 @@ TEST_F(AgreementTest, ARankDoesNotDisagreeWithItself) {
 
 TEST_F(AgreementTest, ACommitBesideALoadEndsBoth) {
   load_.round.Begin(0);
-  load_.round.Finish(0, 5, 0);
+  load_.round.Finish(0, 5, {});
   ASSERT_TRUE(Push(1, 0, 2).ok());
   ASSERT_TRUE(Push(2, 0, 2).ok());
   ExpectTold(AgreeToCommit(1), "rank 1 has committed step 1");

@@ -150,7 +150,7 @@ TEST_F(StepCoordinatorTest, AnAbortAnswersTheRanksOwnCommit) {
 
 TEST_F(StepCoordinatorTest, AnAbortEndsTheRanksLoad) {
   load_.round.Begin(0);
-  load_.round.Finish(0, 10, 0);
+  load_.round.Finish(0, 10, {});
   ASSERT_TRUE(Abort(0, 1).ok());
   EXPECT_TRUE(absl::IsAborted(AnswerTo(0, 10)));
   EXPECT_FALSE(load_.round.active());

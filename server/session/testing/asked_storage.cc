@@ -51,10 +51,11 @@ std::string AskedDevices() {
 
 v1::StorageSettings ShareWithDevices(v1::StorageSettings given,
                                      OptimizerKind optimizer) {
-  if (AskedDevices() != "none" && InfoOf(optimizer).is_separable &&
+  // Emulated devices take long for Muon's products.
+  if (AskedDevices() != "none" && optimizer != OptimizerKind::kMuon &&
       !given.has_offload_fraction()) {
     given.set_offload_fraction(0.4);
-    if (MayStayOnDevices(given)) {
+    if (InfoOf(optimizer).is_separable && MayStayOnDevices(given)) {
       given.set_device_budget_bytes(AskedDeviceBudget());
     }
   }

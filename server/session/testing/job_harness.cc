@@ -315,10 +315,10 @@ void JobHarness::LoadMasters(const Tensors& masters) {
   }
 }
 
-RecordingListener::Answer JobHarness::FinishAll() {
+RecordingListener::Answer JobHarness::FinishAll(const LoadEnd& end) {
   const uint64_t first = next_request_;
   for (uint32_t rank = 0; rank < setup_.world_size; ++rank) {
-    job_->FinishLoad(rank, next_request_++, /*content_digest=*/0);
+    job_->FinishLoad(rank, next_request_++, end);
   }
   for (uint32_t rank = 0; rank < setup_.world_size; ++rank) {
     const auto* answer = AnswerTo(rank, first + rank);

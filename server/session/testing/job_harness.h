@@ -110,7 +110,7 @@ class JobHarness {
   absl::Status LoadArray(uint32_t rank, v1::StateArray array,
                          uint32_t parameter, const std::vector<float>& values);
   void LoadMasters(const Tensors& masters);
-  RecordingListener::Answer FinishAll();
+  RecordingListener::Answer FinishAll(const LoadEnd& end = {});
 
   // Writes gradients to the ranks' areas, in the gradient dtype.
   void SetGradients(const Tensors& gradients);

@@ -132,6 +132,19 @@ absl::StatusOr<v1::DirectoryRates> MeasureWith(const v1::DaemonConfig& config,
   return rates;
 }
 
+// Records all rates that are known.
+void Record(const std::string& state_dir, const DiskRates& rates) {
+  v1::DiskRates record;
+  record.set_boot_id(BootId());
+  for (const v1::DirectoryRates& one : rates.directories) {
+    if (IsKnown(one)) *record.add_directories() = one;
+  }
+  const absl::Status written = Write(PathOf(state_dir), record);
+  if (!written.ok()) {
+    spdlog::warn("disk bandwidth is not recorded: {}", written.ToString());
+  }
+}
+
 absl::Status MeasureOne(const v1::NvmeSettings& nvme,
                         const std::string& directory,
                         const MeasureDirectory& measure,
@@ -184,26 +197,18 @@ DiskRates MeasureDiskRates(const std::string& state_dir,
   const absl::StatusOr<UniqueFd> turn = TakeTurn(state_dir);
   DiskRates rates = RecordedDiskRates(state_dir, nvme);
   rates.problems.assign(rates.directories.size(), turn.status());
-  v1::DiskRates record;
-  record.set_boot_id(BootId());
-  bool has_measured = false;
   for (size_t i = 0; i < rates.directories.size(); ++i) {
     const std::string& directory = nvme.directories(static_cast<int>(i));
     v1::DirectoryRates& one = rates.directories[i];
     if (turn.ok() && (anew || !IsKnown(one))) {
       rates.problems[i] = MeasureOne(nvme, directory, measure, &one);
-      has_measured |= rates.problems[i].ok();
+      // Others see by the record how far this has come.
+      if (rates.problems[i].ok()) Record(state_dir, rates);
     }
     if (!rates.problems[i].ok()) {
       spdlog::warn("disk bandwidth of {} was not measured: {}", directory,
                    rates.problems[i].ToString());
     }
-    if (IsKnown(one)) *record.add_directories() = one;
-  }
-  if (!has_measured) return rates;
-  const absl::Status written = Write(PathOf(state_dir), record);
-  if (!written.ok()) {
-    spdlog::warn("disk bandwidth is not recorded: {}", written.ToString());
   }
   return rates;
 }

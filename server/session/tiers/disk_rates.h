@@ -37,9 +37,9 @@ using MeasureDirectory = std::function<absl::StatusOr<v1::DirectoryRates>(
     const std::string& directory)>;
 
 // Measures directories of which nothing is recorded, or all `anew`, and records
-// what was measured. Takes up to 3 s a directory; processes that measure take
-// turns. A directory that cannot be measured is one that is not known: the log
-// and the result say why.
+// what was measured, one directory after the other. Takes up to 3 s a
+// directory; processes that measure take turns. A directory that cannot be
+// measured is one that is not known: the log and the result say why.
 DiskRates MeasureDiskRates(const std::string& state_dir,
                            const v1::DaemonConfig& config, bool anew);
 // As above, with another way to measure, for tests.

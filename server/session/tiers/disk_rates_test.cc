@@ -37,6 +37,7 @@ class DiskRatesTest : public testing::Test {
         [this](const std::string& directory)
             -> absl::StatusOr<v1::DirectoryRates> {
           measured_.push_back(directory.substr(root_.size()));
+          seen_ = Recorded();
           if (directory == broken_) return absl::UnavailableError("is broken");
           v1::DirectoryRates rates;
           rates.set_mixed_bytes_per_s(next_);
@@ -63,6 +64,7 @@ class DiskRatesTest : public testing::Test {
   std::string root_;
   v1::NvmeSettings settings_;
   std::vector<std::string> measured_;
+  std::vector<double> seen_;  // recorded when the last one was measured
   std::string broken_;
   double next_ = 7;
 };
@@ -76,6 +78,16 @@ TEST_F(DiskRatesTest, EachDirectoryIsMeasuredOnce) {
   EXPECT_THAT(Recorded(), ElementsAre(7, 7));
   EXPECT_EQ(Measure(/*anew=*/true).directories[1].mixed_bytes_per_s(), 9);
   EXPECT_THAT(Recorded(), ElementsAre(9, 9));
+}
+
+// A look meanwhile shows how many directories are measured, and keeps the
+// rates of the others.
+TEST_F(DiskRatesTest, EachRateIsRecordedOnceItIsKnown) {
+  Measure();
+  EXPECT_THAT(seen_, ElementsAre(7, 0));
+  next_ = 9;
+  Measure(/*anew=*/true);
+  EXPECT_THAT(seen_, ElementsAre(9, 7));
 }
 
 TEST_F(DiskRatesTest, AnotherBootOrFileSystemIsMeasuredAnew) {

@@ -1,5 +1,6 @@
 #include "server/session/transfer/load_applier.h"
 
+#include <chrono>
 #include <cstddef>
 #include <set>
 
@@ -12,10 +13,29 @@
 #include "storage/persist_in_order.h"
 
 namespace optstate::session {
+namespace {
+
+// Makes the record that of a job which has taken its last step without a
+// gradient. The commit of that step was another job's: none is a repeat of it.
+void SetBegin(const BeginAt& at, storage::StepRecord* record) {
+  record->loads_finished = at.loads_finished;
+  if (at.step == 0) return;
+  record->committed_step = at.step;
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  record->committed_at_ns = std::chrono::nanoseconds(now).count();
+  record->commit_digest = 0;
+  record->gradient_norm = 0;
+  record->clip_coefficient = 1;
+  record->update_ns = 0;
+  record->flags = storage::kStepRecordHasOutcome | storage::kStepRecordApplied;
+  record->prepared_digest = 0;
+}
+
+}  // namespace
 
 // Seals and applies the log. An engine that dies before the seal leaves the job
 // unchanged; after the seal, the next engine applies all of the log again.
-absl::Status LoadApplier::CommitLoad() {
+absl::Status LoadApplier::CommitLoad(const std::optional<BeginAt>& begin_at) {
   scheduler::StepObserver* const observer = job_.options.observer;
   if (!load_.staged.empty()) {
     const std::vector<storage::LoadLogRecord> records = load_.staged.records();
@@ -43,7 +63,7 @@ absl::Status LoadApplier::CommitLoad() {
     if (!applied.ok()) return job_.FailInside("a load", applied);
     if (observer != nullptr) observer->OnLoadApplied();
   }
-  RecordLoad();
+  RecordLoad(begin_at);
   if (observer != nullptr) observer->OnLoadRecorded();
   log_.DropLog();
   return durability_.MakeDurableIfDue(/*is_load=*/true);
@@ -83,7 +103,7 @@ absl::Status LoadApplier::WriteLoad(
   return error.status();
 }
 
-void LoadApplier::RecordLoad() {
+void LoadApplier::RecordLoad(const std::optional<BeginAt>& begin_at) {
   storage::StepRecord next = job_.record();
   next.load_required_from = job_.parameter_count();
   next.load_touched_from = storage::kNoParameter;
@@ -91,6 +111,7 @@ void LoadApplier::RecordLoad() {
   next.load_log_crc32c = 0;
   next.load_log_sequence = 0;
   ++next.loads_finished;
+  if (begin_at.has_value()) SetBegin(*begin_at, &next);
   storage::PersistInOrder(storage::PersistPoint::kLoadRecord);
   storage::PublishRecord(next, job_.tier->control());
 }
@@ -117,7 +138,7 @@ absl::Status LoadApplier::AdoptLoad() {
   const absl::Status applied =
       job_.MakeCountingPass([&] { return ApplyLoad(*records); });
   if (!applied.ok()) return job_.FailInside("a load", applied);
-  RecordLoad();
+  RecordLoad(std::nullopt);
   spdlog::info("load put into place after a crash: job={} step={}",
                job_.options.name, job_.record().committed_step);
   log_.DropLog();

@@ -1,11 +1,13 @@
 #ifndef OPTSTATE_SERVER_SESSION_TRANSFER_LOAD_APPLIER_H_
 #define OPTSTATE_SERVER_SESSION_TRANSFER_LOAD_APPLIER_H_
 
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "proto/types/load_end.h"
 #include "server/session/durability/job_durability.h"
 #include "server/session/job_context.h"
 #include "server/session/transfer/load_log_room.h"
@@ -42,7 +44,9 @@ class LoadApplier {
   // because the record had it; the job is unchanged, and the log empty. An
   // engine that dies before the seal leaves the job unchanged; after the seal,
   // the next engine applies all of it again.
-  absl::Status CommitLoad();
+  // begin_at: where the job, which has taken no step, is with the record of the
+  // load. Nothing must be staged then, so that the record is all of the load.
+  absl::Status CommitLoad(const std::optional<BeginAt>& begin_at);
   // Adopts a former engine's load when the job is opened.
   absl::Status AdoptLoad();
   // Adopts the load in which an engine of a former build died; such a build
@@ -52,7 +56,7 @@ class LoadApplier {
  private:
   absl::Status ApplyLoad(absl::Span<const storage::LoadLogRecord> records);
   absl::Status WriteLoad(absl::Span<const storage::LoadLogRecord> records);
-  void RecordLoad();
+  void RecordLoad(const std::optional<BeginAt>& begin_at);
   absl::StatusOr<std::vector<storage::LoadLogRecord>> OpenSealedLoad();
   absl::Status CheckLoadRecords(
       absl::Span<const storage::LoadLogRecord> records) const;

@@ -79,7 +79,7 @@ class LoadApplierTest : public UpperRoomFixture {
   }
   absl::Status CommitLoad() {
     JobCall lock(&job_.lock);
-    return applier_.CommitLoad();
+    return applier_.CommitLoad(std::nullopt);
   }
   absl::Status AdoptLoad() {
     JobCall lock(&job_.lock);

@@ -6,6 +6,15 @@
 #include "server/session/transition_check.h"
 
 namespace optstate::session {
+namespace {
+
+std::string DescribeBegin(const std::optional<BeginAt>& at) {
+  if (!at.has_value()) return "nowhere";
+  return absl::StrCat("at step ", at->step, " after ", at->loads_finished,
+                      " loads");
+}
+
+}  // namespace
 
 void LoadRound::Reset(const Layout* layout,
                       absl::Span<const RankPartition> partitions) {
@@ -63,13 +72,25 @@ absl::Status LoadRound::CheckComplete(uint32_t rank,
   return absl::OkStatus();
 }
 
+absl::Status LoadRound::CheckBeginAlike() const {
+  for (size_t rank = 1; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].end.begin_at == begin_at()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the ranks disagree: rank ", rank, " has the job begin ",
+        DescribeBegin(ranks_[rank].end.begin_at), ", and rank 0 ",
+        DescribeBegin(begin_at()),
+        ". The job is unchanged: finish the load alike on every rank"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status LoadRound::CheckAlike() const {
-  const auto first =
-      std::find_if(ranks_.begin(), ranks_.end(),
-                   [](const Rank& rank) { return rank.content_digest != 0; });
+  const auto first = std::find_if(
+      ranks_.begin(), ranks_.end(),
+      [](const Rank& rank) { return rank.end.content_digest != 0; });
   for (auto rank = first; rank != ranks_.end(); ++rank) {
-    if (rank->content_digest == 0 ||
-        rank->content_digest == first->content_digest) {
+    if (rank->end.content_digest == 0 ||
+        rank->end.content_digest == first->end.content_digest) {
       continue;
     }
     return absl::FailedPreconditionError(absl::StrCat(
@@ -80,14 +101,13 @@ absl::Status LoadRound::CheckAlike() const {
         " has loaded, in its values or in which they are of. The job is "
         "unchanged: load, or change parameters, on every rank alike"));
   }
-  return absl::OkStatus();
+  return CheckBeginAlike();
 }
 
-void LoadRound::Finish(uint32_t rank, uint64_t request_id,
-                       uint64_t content_digest) {
+void LoadRound::Finish(uint32_t rank, uint64_t request_id, const LoadEnd& end) {
   MoveTo(rank, LoadPhase::kFinished);
   ranks_[rank].request_id = request_id;
-  ranks_[rank].content_digest = content_digest;
+  ranks_[rank].end = end;
   ++finished_count_;
 }
 
@@ -98,7 +118,7 @@ void LoadRound::DropRank(uint32_t rank) {
     --begun_count_;
     MoveTo(rank, LoadPhase::kOut);
   }
-  state.content_digest = 0;
+  state.end = LoadEnd();
   state.dropped = absl::OkStatus();
   std::fill(state.loaded.begin(), state.loaded.end(), 0);
 }

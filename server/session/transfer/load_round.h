@@ -2,12 +2,14 @@
 #define OPTSTATE_SERVER_SESSION_TRANSFER_LOAD_ROUND_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "proto/types/layout.h"
+#include "proto/types/load_end.h"
 #include "proto/types/partition.h"
 #include "server/session/transfer/load_phase.h"
 
@@ -49,11 +51,15 @@ class LoadRound {
   // pieces of parameters [first_parameter, count) were not loaded. Only loads
   // in ascending order count.
   absl::Status CheckComplete(uint32_t rank, uint32_t first_parameter) const;
-  // content_digest: see v1::FinishLoadRequest.
-  void Finish(uint32_t rank, uint64_t request_id, uint64_t content_digest);
+  void Finish(uint32_t rank, uint64_t request_id, const LoadEnd& end);
   // Returns FAILED_PRECONDITION, naming two ranks, when ranks that were to load
-  // the same content have not. All ranks must have finished.
+  // the same content have not, or have the job begin elsewhere. All ranks must
+  // have finished.
   absl::Status CheckAlike() const;
+  // Returns where the job begins, once all ranks have finished alike.
+  const std::optional<BeginAt>& begin_at() const {
+    return ranks_.front().end.begin_at;
+  }
   // Marks a rank that is gone or starts anew as neither begun nor finished.
   void DropRank(uint32_t rank);
   void Clear();
@@ -72,11 +78,12 @@ class LoadRound {
   struct Rank {
     LoadPhase phase = LoadPhase::kOut;
     uint64_t request_id = 0;
-    uint64_t content_digest = 0;
+    LoadEnd end;
     absl::Status dropped;
     std::vector<uint64_t> loaded;  // by piece: elements from its begin
   };
 
+  absl::Status CheckBeginAlike() const;
   // Makes a transition, which must be one of the table.
   void MoveTo(uint32_t rank, LoadPhase to);
 

@@ -69,13 +69,13 @@ TEST_F(LoadRoundTest, ARankGoesFromBegunToFinished) {
   round_.NoteLoaded(0);
   EXPECT_TRUE(round_.has_loaded(0));
   EXPECT_FALSE(round_.finished(0));
-  round_.Finish(0, 7, 0);
+  round_.Finish(0, 7, {});
   EXPECT_TRUE(round_.begun(0));
   EXPECT_TRUE(round_.finished(0));
   EXPECT_EQ(round_.request_id(0), 7u);
   EXPECT_FALSE(round_.all_finished());
   LoadAll(1);
-  round_.Finish(1, 8, 0);
+  round_.Finish(1, 8, {});
   EXPECT_TRUE(round_.all_finished());
   round_.Clear();
   EXPECT_FALSE(round_.active());
@@ -107,7 +107,7 @@ TEST_F(LoadRoundTest, BeginningAnewForgetsWhatWasLoaded) {
 TEST_F(LoadRoundTest, RanksWithoutAnAnswerLearnOfADrop) {
   round_.Begin(0);
   LoadAll(1);
-  round_.Finish(1, 8, 0);
+  round_.Finish(1, 8, {});
   round_.Drop(absl::AbortedError("why"));
   EXPECT_FALSE(round_.active());
   EXPECT_EQ(round_.dropped(0), absl::AbortedError("why"));
@@ -120,22 +120,22 @@ TEST_F(LoadRoundTest, ARankThatHasNotBegunCannotGoOn) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_DEATH(round_.NoteLoaded(0),
                "the load of rank 0 cannot go from out to loading");
-  EXPECT_DEATH(round_.Finish(1, 7, 0),
+  EXPECT_DEATH(round_.Finish(1, 7, {}),
                "the load of rank 1 cannot go from out to finished");
   LoadAll(0);
   round_.NoteLoaded(0);  // once more
-  round_.Finish(0, 7, 0);
+  round_.Finish(0, 7, {});
   EXPECT_DEATH(round_.NoteLoaded(0), "cannot go from finished to loading");
-  EXPECT_DEATH(round_.Finish(0, 8, 0), "cannot go from finished to finished");
+  EXPECT_DEATH(round_.Finish(0, 8, {}), "cannot go from finished to finished");
 }
 
 TEST_F(LoadRoundTest, RanksLoadAlike) {
   for (uint32_t rank = 0; rank < 2; ++rank) LoadAll(rank);
-  round_.Finish(0, 7, 5);
-  round_.Finish(1, 8, 0);  // does not say
+  round_.Finish(0, 7, {.content_digest = 5});
+  round_.Finish(1, 8, {});  // does not say
   EXPECT_TRUE(round_.CheckAlike().ok());
   LoadAll(1);
-  round_.Finish(1, 8, 6);
+  round_.Finish(1, 8, {.content_digest = 6});
   EXPECT_THAT(round_.CheckAlike().message(), HasSubstr("what rank 1 has"));
 }
 

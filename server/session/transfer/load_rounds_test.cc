@@ -38,7 +38,7 @@ class LoadRoundsTest : public UpperRoomFixture {
   }
   void Finish(uint32_t rank, uint64_t request_id) {
     load_.round.Begin(rank);
-    load_.round.Finish(rank, request_id, 0);
+    load_.round.Finish(rank, request_id, {});
   }
   // Loads a value that is not the state's, beside it.
   void StageSomething() {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cast.h"
@@ -182,10 +183,43 @@ absl::Status StateLoader::StageBlock(const ElementRange& block,
       [this](uint64_t bytes) { return log_.Grow(bytes); });
 }
 
+// Checks where the rank has the job begin, if it does.
+absl::Status StateLoader::CheckBegin(const LoadEnd& end) const {
+  if (!end.begin_at.has_value()) return absl::OkStatus();
+  const auto& [step, loads] = *end.begin_at;
+  if (step >= kBeginAtStepEnd || loads == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a job cannot begin at step ", step, " after ", loads,
+        " loads: the step must be below 2^63, and there must be a load"));
+  }
+  const uint64_t committed = job_.record().committed_step;
+  if (committed == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job \"", job_.options.name, "\" has committed step ", committed,
+      ", and only a job that has taken no step can begin at another one (",
+      step, "): load into a new job"));
+}
+
+// Checks a load that all ranks have finished. What is staged is put into place
+// in more than one store, and the seal has no place for a step.
+absl::Status StateLoader::CheckFinished() const {
+  OPTSTATE_RETURN_IF_ERROR(load_.round.CheckAlike());
+  if (!load_.round.begin_at().has_value() || load_.staged.empty()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job \"", job_.options.name, "\" cannot begin at step ",
+      load_.round.begin_at()->step,
+      " with a load that changes parameters which have a state. The job is "
+      "unchanged: finish that load without the step, and have it begin there "
+      "with another load, of nothing"));
+}
+
 void StateLoader::FinishLoad(uint32_t rank, uint64_t request_id,
-                             uint64_t content_digest) {
+                             const LoadEnd& end) {
   if (!ranks_.CheckAttached(rank).ok()) return;  // no rank to answer
   absl::Status status = CheckLoading(rank);
+  if (status.ok()) status = CheckBegin(end);
   if (status.ok()) {
     status = load_.round.CheckComplete(rank, job_.record().load_required_from);
   }
@@ -193,14 +227,18 @@ void StateLoader::FinishLoad(uint32_t rank, uint64_t request_id,
     ranks_.Answer(rank, request_id, status, StepOutcome{});
     return;
   }
-  load_.round.Finish(rank, request_id, content_digest);
+  load_.round.Finish(rank, request_id, end);
   if (!load_.round.all_finished()) return;
-  const absl::Status alike = load_.round.CheckAlike();
-  if (!alike.ok()) {
-    spdlog::warn("{}: job={}", alike.ToString(), job_.options.name);
-    return rounds_.Drop(alike);
+  const absl::Status fits = CheckFinished();
+  if (!fits.ok()) {
+    spdlog::warn("{}: job={}", fits.ToString(), job_.options.name);
+    return rounds_.Drop(fits);
   }
-  const absl::Status taken = applier_.CommitLoad();
+  const std::optional<BeginAt> begin_at = load_.round.begin_at();
+  const absl::Status taken = applier_.CommitLoad(begin_at);
+  if (taken.ok() && begin_at.has_value()) {
+    ranks_.NoteCommittedStep(begin_at->step);
+  }
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     ranks_.Answer(r, load_.round.request_id(r), taken, job_.LastOutcome());
   }

@@ -8,6 +8,7 @@
 #include "absl/types/span.h"
 #include "optstate/v1/types.pb.h"
 #include "proto/types/dtype.h"
+#include "proto/types/load_end.h"
 #include "server/session/drain_gate.h"
 #include "server/session/job_context.h"
 #include "server/session/ranks/rank_roster.h"
@@ -60,10 +61,12 @@ class StateLoader {
   absl::Status Load(uint32_t rank, v1::StateArray array, uint32_t parameter,
                     uint64_t begin, uint64_t numel, DType dtype,
                     absl::Span<const std::byte> data);
-  void FinishLoad(uint32_t rank, uint64_t request_id, uint64_t content_digest);
+  void FinishLoad(uint32_t rank, uint64_t request_id, const LoadEnd& end);
 
  private:
   absl::Status CheckLoading(uint32_t rank) const;
+  absl::Status CheckBegin(const LoadEnd& end) const;
+  absl::Status CheckFinished() const;
   void NoteTouched(uint32_t parameter);
   absl::Status LoadNumbers(const ElementRange& range,
                            absl::Span<const std::byte> data);

@@ -67,9 +67,9 @@ class StateLoaderTest : public UpperRoomFixture {
         absl::MakeConstSpan(reinterpret_cast<const std::byte*>(&count),
                             sizeof(count)));
   }
-  void Finish(uint32_t rank, uint64_t request_id, uint64_t digest = 0) {
+  void Finish(uint32_t rank, uint64_t request_id, const LoadEnd& end = {}) {
     JobCall lock(&job_.lock);
-    loader_.FinishLoad(rank, request_id, digest);
+    loader_.FinishLoad(rank, request_id, end);
   }
 
   Agreement agreement_;
@@ -174,13 +174,68 @@ TEST_F(StateLoaderTest, UnlikeContentChangesNothing) {
   ASSERT_TRUE(Begin(0).ok());
   ASSERT_TRUE(Begin(1).ok());
   ASSERT_TRUE(Load(0, 0, 3).ok());
-  Finish(0, 10, /*digest=*/5);
-  Finish(1, 11, /*digest=*/6);
+  Finish(0, 10, {.content_digest = 5});
+  Finish(1, 11, {.content_digest = 6});
   for (uint32_t rank = 0; rank < 2; ++rank) {
     EXPECT_TRUE(absl::IsFailedPrecondition(AnswerTo(rank, 10 + rank)))
         << AnswerTo(rank, 10 + rank);
   }
   EXPECT_THAT(FirstElements(), ElementsAre(0, 0));
+}
+
+TEST_F(StateLoaderTest, TheJobBeginsAtAStepWithTheEndOfALoad) {
+  RequireFrom(0);
+  ASSERT_TRUE(Begin(0).ok());
+  ASSERT_TRUE(Begin(1).ok());
+  ASSERT_TRUE(Load(0, 0, 3).ok());
+  ASSERT_TRUE(Load(1, 1, 4).ok());
+  const LoadEnd at_7 = {.begin_at = BeginAt{7, 5}};
+  Finish(0, 10, at_7);
+  EXPECT_EQ(job_.record().committed_step, 0u);
+  Finish(1, 11, at_7);
+  EXPECT_TRUE(AnswerTo(0, 10).ok()) << AnswerTo(0, 10);
+  EXPECT_TRUE(AnswerTo(1, 11).ok()) << AnswerTo(1, 11);
+  EXPECT_EQ(job_.record().committed_step, 7u);
+  EXPECT_EQ(job_.record().loads_finished, 5u);
+  EXPECT_EQ(job_.phase(), v1::JOB_PHASE_READY);
+  EXPECT_EQ(job_.LastOutcome().step, 7u);
+  EXPECT_EQ(ranks_.session(1).committed_step, 7u);
+  EXPECT_THAT(FirstElements(), ElementsAre(3, 4));
+  // It has taken a step by now.
+  ASSERT_TRUE(Begin(0).ok());
+  Finish(0, 12, at_7);
+  EXPECT_TRUE(absl::IsFailedPrecondition(AnswerTo(0, 12))) << AnswerTo(0, 12);
+  EXPECT_THAT(AnswerTo(0, 12).message(), HasSubstr("has committed step 7"));
+}
+
+// All of such a load is in its one record.
+TEST_F(StateLoaderTest, ALoadThatChangesTheStateBeginsNoStep) {
+  ASSERT_TRUE(Begin(0).ok());
+  ASSERT_TRUE(Begin(1).ok());
+  ASSERT_TRUE(Load(0, 0, 3).ok());
+  for (const uint32_t rank : {0u, 1u}) {
+    Finish(rank, 10 + rank, {.begin_at = BeginAt{7, 1}});
+  }
+  for (const uint32_t rank : {0u, 1u}) {
+    const absl::Status refused = AnswerTo(rank, 10 + rank);
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_THAT(refused.message(), HasSubstr("changes parameters"));
+  }
+  EXPECT_EQ(job_.record().committed_step, 0u);
+  EXPECT_THAT(FirstElements(), ElementsAre(0, 0));
+}
+
+TEST_F(StateLoaderTest, RanksBeginTheJobAlike) {
+  ASSERT_TRUE(Begin(0).ok());
+  ASSERT_TRUE(Begin(1).ok());
+  Finish(0, 10, {.begin_at = BeginAt{7, 1}});
+  Finish(1, 11);
+  EXPECT_TRUE(absl::IsFailedPrecondition(AnswerTo(1, 11))) << AnswerTo(1, 11);
+  EXPECT_THAT(AnswerTo(1, 11).message(),
+              HasSubstr("rank 1 has the job begin nowhere, and rank 0 at step "
+                        "7 after 1 loads"));
+  EXPECT_EQ(job_.record().committed_step, 0u);
+  EXPECT_FALSE(load_.round.active());
 }
 
 TEST_F(StateLoaderTest, AMasterThatIsRequiredIsMissed) {

@@ -278,4 +278,41 @@ void SleepingJobs::OnEngine(const std::string& name,
   job.operation->End(absl::OkStatus(), job.memory_bytes);
 }
 
+std::vector<SleepingJobs::UnderWay> SleepingJobs::AllUnderWay() const {
+  std::vector<UnderWay> all;
+  for (const auto& [name, job] : jobs_) {
+    if (job.operation == nullptr) continue;
+    UnderWay& one = all.emplace_back();
+    one.set_job(name);
+    one.set_is_wake(job.operation->kind() == SleepOperation::Kind::kWake);
+    one.set_began_at_ns(absl::ToUnixNanos(job.began_at));
+    one.set_bytes(job.operation->progress().bytes());
+    one.set_disk_bytes(job.disk_bytes);
+    one.set_memory_bytes(job.memory_bytes);
+  }
+  return all;
+}
+
+void SleepingJobs::NoteInterrupted(const UnderWay& interrupted,
+                                   uid_t owner) const {
+  const JobEvents events(interrupted.job(), owner);
+  const absl::Duration took =
+      absl::Now() - absl::FromUnixNanos(interrupted.began_at_ns());
+  const absl::Status why = absl::AbortedError(
+      "an upgrade of the daemon has ended it: ask for it again");
+  const auto found = jobs_.find(interrupted.job());
+  if (found == jobs_.end()) {
+    if (interrupted.is_wake()) {
+      return events.Awake(interrupted.disk_bytes(), interrupted.memory_bytes(),
+                          took);
+    }
+    return events.NotPutToSleep(why, interrupted.bytes(), took);
+  }
+  if (interrupted.is_wake()) {
+    return events.NotWoken(why, interrupted.bytes(), took);
+  }
+  const Job& job = found->second;
+  events.Asleep(job.place.folder, job.disk_bytes, job.memory_bytes, took);
+}
+
 }  // namespace optstate::supervisor

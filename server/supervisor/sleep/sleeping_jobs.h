@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "optstate/v1/admin.pb.h"
 #include "optstate/v1/config.pb.h"
+#include "optstate/v1/engine.pb.h"
 #include "server/os/event_loop.h"
 #include "server/os/tree_remover.h"
 #include "server/supervisor/job_events.h"
@@ -84,6 +85,14 @@ class SleepingJobs {
   absl::StatusOr<std::shared_ptr<SleepOperation>> Wake(const std::string& job);
   // A job that was awake again has an engine that is ready, or gets none.
   void OnEngine(const std::string& job, const absl::Status& status);
+
+  // A job that is on its way, for the build that takes this one's place.
+  using UnderWay = v1::SupervisorHandover::SleepUnderWay;
+  std::vector<UnderWay> AllUnderWay() const;
+  // Tells as an event what has become of a job that was on its way when the
+  // build before this one made way; to be called once every job that is asleep
+  // was added.
+  void NoteInterrupted(const UnderWay& interrupted, uid_t owner) const;
 
  private:
   enum class State { kStopping, kCopying, kAsleep, kWaking, kStarting };

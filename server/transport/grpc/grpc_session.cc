@@ -9,7 +9,6 @@
 #include "proto/shm/frame.h"
 #include "proto/types/conversions.h"
 #include "proto/types/status_macros.h"
-#include "server/session/recovery/staging_file.h"
 #include "server/transport/request_name.h"
 
 namespace optstate::transport {
@@ -147,6 +146,10 @@ v1::SessionReply GrpcSession::Answer(const v1::SessionRequest& request) {
           request.parameter_hint().first_parameter(),
           request.parameter_hint().parameter_count());
       break;
+    case v1::SessionRequest::kShareParameters:
+      status = absl::UnimplementedError(
+          "share_parameters needs a session over shared memory");
+      break;
     default:
       status = absl::InternalError("not a request with one reply");
   }
@@ -161,9 +164,9 @@ absl::StatusOr<v1::AttachReply> GrpcSession::Attach(
   // The claim precedes the file: the rank's previous session removes its own
   // file.
   OPTSTATE_RETURN_IF_ERROR(handler_.Claim(plan));
-  auto staging = session::MakeStagingFile(
-      job_->StagingPath(plan.rank, plan.client_instance),
-      plan.gradient_area_bytes, &plan.gradients_present);
+  auto staging =
+      job_->MakeStaging(plan.rank, plan.client_instance,
+                        plan.gradient_area_bytes, &plan.gradients_present);
   if (!staging.ok()) {
     handler_.Unclaim();
     return Annotate(
@@ -309,8 +312,11 @@ absl::Status GrpcSession::StartFinishLoad(const v1::SessionRequest& request) {
     return absl::OkStatus();
   }
   pending_.fetch_add(1, std::memory_order_acq_rel);
-  handler_.FinishLoad(request.request_id(),
-                      request.finish_load().content_digest());
+  const v1::FinishLoadRequest& finish = request.finish_load();
+  handler_.FinishLoad(
+      request.request_id(),
+      MakeLoadEnd(finish.content_digest(), finish.begin_at_step(),
+                  finish.begin_at_loads()));
   return absl::OkStatus();
 }
 

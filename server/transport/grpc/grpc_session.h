@@ -26,7 +26,7 @@ namespace optstate::transport {
 // Gradients arrive in chunks and lie in a staging file of the job's directory
 // until they are pushed. The file is allocated when the rank attaches, so that
 // no step fails for want of memory, and outlives the engine
-// (session/staging_file.h).
+// (session::Job::MakeStaging).
 //
 // Threads: Handle() and Detach() by the thread that reads requests; answers to
 // steps come from others.

@@ -162,8 +162,14 @@ TEST_F(GrpcTransportTest, LoadsAndFetches) {
   ASSERT_TRUE(peer->Call(fetch, &reply).ok());
   EXPECT_EQ(reply.fetch().data(), load.load().data());
   v1::SessionRequest finish;
-  finish.mutable_finish_load();
+  finish.mutable_finish_load()->set_content_digest(5);
   EXPECT_TRUE(peer->Call(finish).ok());
+  EXPECT_EQ(job_.last_load_end().content_digest, 5u);
+  EXPECT_FALSE(job_.last_load_end().begin_at.has_value());
+  finish.mutable_finish_load()->set_begin_at_step(uint64_t{1} << 40);
+  finish.mutable_finish_load()->set_begin_at_loads(3);
+  EXPECT_TRUE(peer->Call(finish).ok());
+  EXPECT_EQ(job_.last_load_end().begin_at, (BeginAt{uint64_t{1} << 40, 3}));
 }
 
 TEST_F(GrpcTransportTest, ANoticeComesBetweenReplies) {

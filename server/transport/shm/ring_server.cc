@@ -82,7 +82,9 @@ absl::Status RingServer::Serve(const shm::Submission& submission) {
     case shm::Op::kLoad:
       return ServeLoad(submission);
     case shm::Op::kFinishLoad:
-      handler_->FinishLoad(submission.request_id, submission.begin);
+      handler_->FinishLoad(submission.request_id,
+                           MakeLoadEnd(submission.begin, submission.step,
+                                       submission.micro_step));
       return absl::OkStatus();
     case shm::Op::kFetch:
       return ServeFetch(submission);

@@ -155,6 +155,7 @@ absl::Status ShmSession::AnswerAttach(shm::Frame frame,
   *reply.mutable_status() = ToProto(attached.status());
   if (!attached.ok()) return Send(reply, {});
   *reply.mutable_attach() = *std::move(attached);
+  reply.mutable_attach()->set_shares_parameters(!plan.fetches_parameters);
   std::vector<int> fds = {segments_->completion_fd()};
   if (plan.fetches_parameters) return Send(reply, fds);
   fds.push_back(plan.parameters.get());
@@ -219,6 +220,24 @@ absl::Status ShmSession::AnswerDetach(const v1::SessionRequest& request) {
   return absl::CancelledError("detached by its rank");
 }
 
+// A refusal is no error of the session, which has the parameter file.
+absl::Status ShmSession::AnswerShareParameters(
+    const v1::SessionRequest& request) {
+  v1::SessionReply reply;
+  reply.set_request_id(request.request_id());
+  *reply.mutable_status() = ToProto(absl::OkStatus());
+  v1::ShareParametersReply& body = *reply.mutable_share_parameters();
+  const auto shared =
+      environment_.job->ShareParameters(request.share_parameters().device());
+  if (!shared.ok()) {
+    *body.mutable_refused() = ToProto(shared.status());
+    return Send(reply, {});
+  }
+  body.set_device_index(shared->device_index);
+  body.set_memory_bytes(shared->memory_bytes);
+  return Send(reply, {shared->table.get(), shared->memory.get()});
+}
+
 absl::Status ShmSession::WatchPeer() {
   OPTSTATE_ASSIGN_OR_RETURN(socket_watch_,
                             environment_.watcher->Watch(socket_.get(), [this] {
@@ -267,13 +286,19 @@ absl::Status ShmSession::AnswerSocket() {
   shm::Frame frame;
   OPTSTATE_ASSIGN_OR_RETURN(const v1::SessionRequest request,
                             Receive(absl::Now() + kFrameTimeout, &frame));
-  if (request.op_case() == v1::SessionRequest::kDetach) {
-    return AnswerDetach(request);
+  // No such request is large, whatever its peer has added to it.
+  large_.reset();
+  switch (request.op_case()) {
+    case v1::SessionRequest::kDetach:
+      return AnswerDetach(request);
+    case v1::SessionRequest::kShareParameters:
+      return AnswerShareParameters(request);
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          RequestName(request),
+          " on the socket of an attached session; it takes ",
+          "detach and share_parameters, the rest goes through ", "the ring"));
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(RequestName(request),
-                   " on the socket of an attached session; it takes detach, ",
-                   "the rest goes through the ring"));
 }
 
 void ShmSession::NoteNotice(absl::string_view text) {

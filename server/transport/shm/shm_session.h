@@ -32,7 +32,8 @@
 namespace optstate::transport {
 
 // One rank's session over shared memory: frames on the socket until it is
-// attached, then the rings; a detach frame or the end of the peer ends it.
+// attached, then the rings, and frames for what comes with fds; a detach frame
+// or the end of the peer ends it.
 //
 // A session that the engine ends (a broken protocol, a shutdown) sends the
 // reason on the socket, as a SessionReply with request_id 0, before it closes
@@ -71,6 +72,7 @@ class ShmSession {
   absl::Status AnswerAttach(shm::Frame frame,
                             const v1::SessionRequest& request);
   absl::Status AnswerDetach(const v1::SessionRequest& request);
+  absl::Status AnswerShareParameters(const v1::SessionRequest& request);
   absl::StatusOr<v1::AttachReply> Attach(shm::Frame frame,
                                          const v1::AttachRequest& request,
                                          AttachPlan* plan);

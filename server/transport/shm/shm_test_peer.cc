@@ -93,7 +93,10 @@ absl::StatusOr<v1::SessionReply> ShmTestPeer::Receive() {
   if (!reply.ParseFromString(frame.payload)) {
     return absl::InternalError("the engine sent what is no SessionReply");
   }
-  if (!frame.fds.empty()) {
+  received_fds.clear();
+  if (!reply.has_attach()) {
+    received_fds = std::move(frame.fds);
+  } else if (!frame.fds.empty()) {
     OPTSTATE_RETURN_IF_ERROR(MapReply(std::move(frame.fds)));
   }
   return reply;

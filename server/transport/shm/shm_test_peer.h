@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -51,7 +52,8 @@ class ShmTestPeer {
 
   absl::Status Send(const v1::SessionRequest& request,
                     absl::Span<const int> fds = {});
-  // Receives the next frame. After an attach the two segments are mapped.
+  // Receives the next frame. After an attach the two segments are mapped; other
+  // fds are those of received_fds.
   absl::StatusOr<v1::SessionReply> Receive();
   // Receives until the engine closes; returns the status of its last reply.
   absl::Status AwaitEnd();
@@ -86,6 +88,7 @@ class ShmTestPeer {
   const std::byte* fetch_window() const;
   const std::byte* parameters() const { return parameters_.data(); }
 
+  std::vector<UniqueFd> received_fds;
   uint64_t next_request_id = 1;
   bool takes_notices = false;
   bool pages_follow = false;

@@ -185,6 +185,11 @@ TEST_F(ShmTransportTest, LoadsAndFetchesThroughTheWindows) {
   const auto finished = peer->Call(finish);
   EXPECT_TRUE(finished.status.ok());
   EXPECT_EQ(finished.completion.request_id, 4u);
+  EXPECT_FALSE(job_.last_load_end().begin_at.has_value());
+  finish.step = uint64_t{1} << 40;
+  finish.micro_step = 3;
+  EXPECT_TRUE(peer->Call(finish).status.ok());
+  EXPECT_EQ(job_.last_load_end().begin_at, (BeginAt{uint64_t{1} << 40, 3}));
 }
 
 TEST_F(ShmTransportTest, StepCountsAreLoadedAsInt64) {

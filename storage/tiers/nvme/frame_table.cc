@@ -95,6 +95,7 @@ absl::StatusOr<std::vector<uint32_t>> FrameTable::ReadWeights(
                      " bytes, its header asks for more: it is damaged"));
   }
   weights.resize(header.paths);
+  if (weights.empty()) return weights;  // without data, which memcpy refuses
   std::memcpy(weights.data(), bytes.data() + WeightsOffset(header),
               header.paths * sizeof(uint32_t));
   return weights;

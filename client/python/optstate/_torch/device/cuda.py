@@ -7,6 +7,7 @@ import threading
 
 import torch
 
+from optstate._torch.device.cuda_memory import CudaMemory
 from optstate._torch.device.interface import NotRegistered
 
 # cudaHostRegisterPortable: for all devices of the process; cudaHostRegisterReadOnly.
@@ -74,6 +75,14 @@ class CudaBackend:
 
     def pinned(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def name_for_daemon(self, device: torch.device) -> str | None:
+        # Before torch 2.4 there is none.
+        uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+        return None if uuid is None else str(uuid).lower()
+
+    def import_memory(self, device: torch.device, file: int, size: int) -> CudaMemory:
+        return CudaMemory(device, file, size)
 
     def _call(self, name: str, *arguments: int) -> str | None:
         """Calls the runtime; returns the text of its error, or None."""

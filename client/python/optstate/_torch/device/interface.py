@@ -11,6 +11,10 @@ class NotRegistered(Exception):
     """Memory could not be registered with the accelerator; the text says why."""
 
 
+class NotImported(Exception):
+    """The daemon's memory of a device could not be mapped; the text says why."""
+
+
 class Event(Protocol):
     """A point in a stream of copies."""
 
@@ -33,7 +37,8 @@ class Stream(Protocol):
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Starts a copy and does not wait for it. The device's tensor keeps its memory until the
-        copy is done, whatever becomes of the tensor; host memory is the caller's business."""
+        copy is done, whatever becomes of the tensor; host memory, and memory that was imported,
+        is the caller's business."""
 
     def record(self) -> Event:
         """Returns the point after all copies that were started."""
@@ -41,6 +46,17 @@ class Stream(Protocol):
     def lead(self, event: Event) -> None:
         """Makes what the calling thread's current stream computes from now on wait for the
         event. The thread does not wait."""
+
+
+class ImportedMemory(Protocol):
+    """Memory of a device that the daemon has allocated there. It is there as long as this
+    process has it mapped, also when the daemon dies."""
+
+    values: torch.Tensor
+    """All of it, as bytes on the device, which are only read."""
+
+    def close(self) -> None:
+        """Unmaps it; no copy may be under way."""
 
 
 class Backend(Protocol):
@@ -60,3 +76,10 @@ class Backend(Protocol):
 
     def pinned(self, size: int) -> torch.Tensor:
         """Returns new host memory, as bytes, that copies reach without the CPU."""
+
+    def name_for_daemon(self, device: torch.device) -> str | None:
+        """Returns the name by which the daemon knows the device too; None: it has none."""
+
+    def import_memory(self, device: torch.device, file: int, size: int) -> ImportedMemory:
+        """Maps `size` bytes of memory of the device that the daemon has exported as a file, which
+        stays the caller's. NotImported: the driver refuses."""

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
 from optstate._torch.device import backends
+from optstate._torch.device.daemon_memory import DaemonMemory
 from optstate._torch.device.host_memory import HostMemory
 from optstate._torch.device.interface import Backend, Event, Stream
 from optstate._torch.device.staging import SLOT_BYTES, StagingRing
+from optstate.device_parameters import NOWHERE, DeviceRange
 from optstate.session import Session
+
+# A parameter, its tensor, and its values in the session's memory.
+_Wanted = tuple[int, torch.Tensor, torch.Tensor]
 
 
 class _Lane:
     """The copies to one device, which are done in order."""
 
-    def __init__(self, backend: Backend, device: torch.device, memory: HostMemory) -> None:
+    def __init__(
+        self,
+        session: Session,
+        backend: Backend,
+        device: torch.device,
+        memory: HostMemory,
+    ) -> None:
         self.stream: Stream = backend.stream(device, "to_device")
+        self._make_there = lambda: DaemonMemory(session, backend, device)
+        self.there = self._make_there()
         self._ring = None if memory.is_registered else StagingRing(backend)
         self._used: collections.deque[tuple[Event, torch.Tensor]] = collections.deque()
         # Parameters with other strides, and what becomes theirs.
@@ -26,10 +39,53 @@ class _Lane:
         self.last: Event | None = None  # after all copies that were started
         self.is_open = False  # copies were started since the last end()
 
-    def start(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def refresh(self) -> None:
+        """Asks the daemon for its memory on the device anew, when it has given the last up."""
+        if self.there.is_over():
+            self.settle()
+            self.there.close()
+            self.there = self._make_there()
+
+    def start_all(self, wanted: Sequence[_Wanted]) -> None:
+        """Starts the copies of whole parameters: on the device, as far as the daemon has them
+        there, and from the session's memory."""
+        if not self.there.is_there:
+            for _, target, source in wanted:
+                self.start(target, source)
+            return
+        offsets = self.there.whole([index for index, _, _ in wanted])
+        for (index, target, source), offset in zip(wanted, offsets):
+            if not target.is_contiguous():
+                self.start(target, source)
+                continue
+            target, source = target.view(-1), source.reshape(-1)
+            if offset != NOWHERE:
+                self._start_there(target, source, DeviceRange(0, target.numel(), offset))
+            else:
+                self._start_parts(index, target, source)
+
+    def _start_parts(self, index: int, target: torch.Tensor, source: torch.Tensor) -> None:
+        done = 0
+        for place in self.there.ranges(index):
+            if done < place.begin:
+                self.start(target[done : place.begin], source[done : place.begin])
+            self._start_there(target, source, place)
+            done = place.end
+        if done < target.numel():
+            self.start(target[done:], source[done:])
+
+    def _start_there(self, target: torch.Tensor, source: torch.Tensor, place: DeviceRange) -> None:
+        self._open()
+        values = self.there.values(place, source.dtype)
+        self.stream.copy(target[place.begin : place.end], values)
+
+    def _open(self) -> None:
         if not self.is_open:
             self.is_open = True
             self.stream.follow()  # what still reads the former values
+
+    def start(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self._open()
         if self._ring is None:
             self.stream.copy(target, source)
             return
@@ -99,6 +155,8 @@ class Uploads:
         """Registers the memory anew when it may be another; returns whether it does."""
         connections = self._session.info().connections
         if connections == self._connections:
+            for lane in self._lanes.values():
+                lane.refresh()
             return False
         if self._lanes:
             self._release()
@@ -114,8 +172,31 @@ class Uploads:
             assert backend is not None
             if not self._memory.is_held:
                 self._memory.hold(backend, self._places())
-            lane = self._lanes[device] = _Lane(backend, device, self._memory)
+            lane = self._lanes[device] = _Lane(self._session, backend, device, self._memory)
         return lane
+
+    def on_device(self, targets: Mapping[int, torch.Tensor]) -> set[int]:
+        """Returns those of these parameters that the daemon has whole on their tensors' devices,
+        where a copy of the next values takes next to no time. Asks the session."""
+        by_lane: dict[_Lane, list[int]] = {}
+        for index, target in targets.items():
+            by_lane.setdefault(self.prepare(target), []).append(index)
+        found: set[int] = set()
+        for lane, indices in by_lane.items():
+            offsets = lane.there.whole(indices)
+            found.update(i for i, offset in zip(indices, offsets) if offset != NOWHERE)
+        return found
+
+    def start_all(self, wanted: Iterable[_Wanted]) -> None:
+        """Starts the copies of whole parameters, from wherever the daemon has them. refresh() was
+        called since the session was used last."""
+        by_lane: dict[_Lane, list[_Wanted]] = {}
+        for index, target, source in wanted:
+            if source.numel():
+                entry = (index, target.detach(), source)
+                by_lane.setdefault(self.prepare(target), []).append(entry)
+        for lane, entries in by_lane.items():
+            lane.start_all(entries)
 
     def start(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Starts the copy of a parameter, or of contiguous elements of one, from the session's
@@ -148,5 +229,6 @@ class Uploads:
         for lane in self._lanes.values():
             lane.settle()
             lane.stream.record().synchronize()
+            lane.there.close()
         self._memory.release()
         self._lanes = {}

@@ -99,7 +99,9 @@ class GradientPusher:
             gradients = list(map(self._gradient_of, self._parameters[part]))
             lacks = any(map(operator.is_, gradients, itertools.repeat(None)))
             if lacks:
-                found.missing += [i for i, each in zip(indices, gradients) if each is None]
+                missing = [i for i, each in zip(indices, gradients) if each is None]
+                self._check_missing(missing)
+                found.missing += missing
             if pushed or lacks:
                 new = [
                     (index, gradient)
@@ -213,6 +215,18 @@ class GradientPusher:
             )
         self._session.abort(step)
         self.forget_pushed()
+
+    def _check_missing(self, indices: Sequence[int]) -> None:
+        """Raises for a gradient that is where only some other optimizers look: the parameter would
+        not be updated, without a word."""
+        for index in indices:
+            if getattr(self._parameters[index], "decoupled_grad", None) is not None:
+                raise errors.UnimplementedError(
+                    f'parameter "{self._specs[index].name}" has its gradient in decoupled_grad, as'
+                    " Megatron-LM's precision-aware optimizers do, and none in grad, which is what"
+                    " optstate reads: set use_precision_aware_optimizer=False, or give grad the"
+                    " gradient (in the parameter's dtype) and set decoupled_grad to None"
+                )
 
     def _check_gradients(self, indices: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
         dtypes = map(self._dtypes.__getitem__, indices)

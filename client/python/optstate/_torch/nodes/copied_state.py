@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import zlib
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,22 @@ class Numbers(NamedTuple):
     step_counts: Sequence[int]
     scalars: Sequence[float]  # empty: the optimizer has none
     scaler: LossScalerState | None  # of a dynamic loss scaler
+
+
+def with_scaler(spec: SessionSpec, state: LossScalerState | None) -> SessionSpec:
+    """Returns the spec of a new job whose loss scaler begins where that of another one is.
+
+    state: None: the other one has no dynamic scaler. UnimplementedError: its daemon does not say
+    where it is."""
+    scaler = spec.loss_scaler
+    if scaler is None or not scaler.dynamic:
+        return dataclasses.replace(spec, loss_scaler_state=None)
+    if state is None:
+        raise errors.UnimplementedError(
+            f'the daemon that has job "{spec.job}" does not say where its loss scaler is, so that'
+            " the job cannot be copied to another node: upgrade optstated on all nodes"
+        )
+    return dataclasses.replace(spec, loss_scaler_state=state)
 
 
 def pieces_of(spec: SessionSpec) -> Iterator[Piece]:

@@ -76,8 +76,9 @@ class Copy(enum.Enum):
 def meaning_of(note: CopyNote, position: Position | None, *, is_copy: bool) -> Copy:
     """Returns what the job beside a note is. is_copy: it is the job that the note is about.
 
-    A copy gets its state by its first load, then as many loads without content as the job that it
-    is made of has had, and then steps without gradients, none of which has a digest.
+    A copy gets its state by its first load. Another one, without content, has it begin where the
+    job is that it is made of, as after a step without gradients, which has no digest. Trainers of
+    earlier builds took that many loads and steps one by one.
     """
     if position is None:
         return Copy.NONE
@@ -86,8 +87,8 @@ def meaning_of(note: CopyNote, position: Position | None, *, is_copy: bool) -> C
     committed = position.committed
     if committed.step > note.step:
         return Copy.OUTGROWN
-    is_idle = committed.step == 0 or committed.found_inf or _norm_of(committed) == 0
-    if committed.digest != 0 or not is_idle:
+    is_no_update = committed.step == 0 or committed.found_inf or _norm_of(committed) == 0
+    if committed.digest != 0 or not is_no_update:
         return Copy.TRAINED
     if committed.step == note.step and position.loads_finished >= note.loads_finished:
         return Copy.WHOLE

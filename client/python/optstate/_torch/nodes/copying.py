@@ -6,8 +6,8 @@ them can give another one all that it has. Daemons do not talk to each other: a 
 state, the trainer's process group broadcasts it piece by piece, and a rank of the new node loads
 it. Nothing is kept of it in files or in this process but a piece.
 
-A load does not change the number of a job's step, by which nodes tell steps apart. So the copy
-takes that many steps, each skipped, before it is whole: some ten microseconds each.
+Nodes tell steps apart by their numbers. The copy is at step 0 until what it has was read back and
+compared; then one more load, without content, has it begin at the step of the job.
 
 A trainer that is killed in between leaves a copy that is half made, which the note beside it tells
 (copy_note.py). The next one removes it and begins again.
@@ -207,7 +207,6 @@ class StateCopies:
             error = failure
         self._ranks.agree(error)
         yield from self._all_of(made, NewCopy.check)
-        yield from self._all_of(made, NewCopy.take_steps)
         try:
             for copy in made:
                 copy.end()

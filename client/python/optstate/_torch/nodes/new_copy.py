@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from optstate import _native, errors
-from optstate._torch.nodes import idle_steps
 from optstate._torch.nodes.copied_state import (
     Numbers,
     Piece,
     checked,
     load_numbers,
     split,
+    with_scaler,
 )
 from optstate._torch.nodes.copy_note import (
     CopyNote,
@@ -35,34 +35,26 @@ from optstate.session_spec import SessionSpec
 
 
 class NewCopy:
-    """A copy that is being made: begin(), take() each piece, finish_load(), then check() and
-    take_steps() until nothing is left, end(). undo() at any time instead.
+    """A copy that is being made: begin(), take() each piece, finish_load(), check() until nothing
+    is left, end(). undo() at any time instead.
 
+    It is at step 0 until its bits have been compared, and with end() where the job is.
     Threads: one at a time.
     """
 
     def __init__(self, spec: SessionSpec, note: CopyNote, numbers: Numbers) -> None:
         """spec: of this rank's session, which the copy is made without. note: its aim.
 
-        UnimplementedError: no steps bring a loss scaler to where the job's is."""
+        UnimplementedError: nobody says where the loss scaler of the job is."""
         # Ranks of which none is attached may have other numbers of them than the job.
-        self._spec = dataclasses.replace(
-            spec, rank=0, world_size=1, local_world_size=1, two_phase=False
-        )
+        alone = dataclasses.replace(spec, rank=0, world_size=1, local_world_size=1, two_phase=False)
+        self._spec = with_scaler(alone, numbers.scaler)
         self._note = note
         self._numbers = numbers
         self._session: Session | None = None
         self._has_made = False
         self._made_at: str | None = None
         self._unchecked: Iterator[None] = iter(())
-        # The last steps, which bring the loss scaler to where the job's is.
-        self._last_skipped, self._last_good = idle_steps.last_steps(spec, numbers.scaler, note.step)
-        self._steps_left = note.step
-        self._groups = idle_steps.hyperparams(spec)
-
-    @property
-    def _last(self) -> int:
-        return self._last_skipped + self._last_good
 
     def begin(self) -> None:
         """Makes the job and its note, and begins to load it.
@@ -70,7 +62,7 @@ class NewCopy:
         FailedPreconditionError: there is such a job by now, or ranks are attached to one that has
         nothing.
         """
-        spec = idle_steps.with_idle_scaler(self._spec, self._numbers.scaler)
+        spec = self._spec
         position = position_of(spec)
         if position is not None and has_nothing(position):
             delete_job(spec, spec.job)
@@ -112,15 +104,7 @@ class NewCopy:
         load_numbers(self._arrays, self._numbers)
         self._arrays.flush_loads()
         self._attached().finish_load()
-        self._unchecked = self._checking(sums)
-
-    def _checking(self, sums: Sequence[int]) -> Iterator[None]:
-        yield from checked(self._arrays, self._spec, self._numbers, sums)
-        session = self._attached()
-        for _ in range(self._note.loads_finished - 1):
-            session.begin_load()
-            session.finish_load()
-            yield
+        self._unchecked = checked(self._arrays, self._spec, self._numbers, sums)
 
     def check(self, within_s: float) -> int:
         """Compares the state with its sums, for about this time; returns whether some is left.
@@ -133,31 +117,22 @@ class NewCopy:
                 return 1
         return 0
 
-    def take_steps(self, within_s: float) -> int:
-        """Takes steps for about this time; returns how many are left."""
-        until = time.monotonic() + within_s
-        while self._steps_left and time.monotonic() < until:
-            if self._steps_left == self._last and self._numbers.scaler is not None:
-                self._scale_as_the_job()
-            session = self._attached()
-            is_good = self._steps_left <= self._last_good
-            session.commit(session.committed_step + 1, self._groups, found_inf=not is_good)
-            self._steps_left -= 1
-        return self._steps_left
-
     def end(self) -> None:
-        """Leaves the copy, which is whole.
+        """Has the copy begin at the step of the job, by a load of nothing, and leaves it, which is
+        whole then.
 
-        DataLossError: it is not where the job is."""
+        DataLossError: it is not where the job is. UnimplementedError: this node's daemon is too old
+        for jobs that begin so."""
         session = self._attached()
-        if self._last and self._numbers.scaler is not None:
+        session.begin_load()
+        session.finish_load_at(self._note.step, self._note.loads_finished)
+        if self._numbers.scaler is not None:
             found = session.loss_scaler_state()
             if found != self._numbers.scaler:
                 raise errors.DataLossError(
                     f'the loss scaler of the copy of job "{self._spec.job}" is at {found}, that of'
                     f" the job at {self._numbers.scaler}: the copy is removed"
                 )
-        assert session.committed_step == self._note.step
         self.close()
 
     def undo(self) -> None:
@@ -180,8 +155,3 @@ class NewCopy:
     def _attached(self) -> Session:
         assert self._session is not None
         return self._session
-
-    def _scale_as_the_job(self) -> None:
-        """Attaches with the job's own loss scaler, which keeps the scale that the copy has."""
-        self.close()
-        self._session = Session.open(dataclasses.replace(self._spec, loss_scaler_state=None))

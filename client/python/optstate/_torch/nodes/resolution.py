@@ -54,10 +54,11 @@ class Step:
     clip: tuple[int, ...] = ()
 
     @property
-    def is_idle(self) -> bool:
-        """Whether a committed step, in one phase, was none or one that updates nothing."""
+    def is_begun(self) -> bool:
+        """Whether a job can have begun after this committed step: with the state of another one,
+        or at step 0. Its daemon has it as a step of one phase without gradients."""
         norm = 0.0 if self.norm is None else self.norm.gradient_norm
-        return self.digest == 0 and (self.step == 0 or self.found_inf or norm == 0)
+        return self.digest == 0 and (self.step == 0 or (not self.found_inf and norm == 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,17 +170,17 @@ def _are_of_several_runs(there: Sequence[Position], jobs: Sequence[Hashable] | N
     """Returns whether steps of one number show that not all nodes have taken them together: they
     take a step in two phases, and skip it alike.
 
-    A job whose state has moved got to its step by others that update nothing, and so did all of
-    its nodes: it is not compared with other jobs until it takes a step with them.
+    A job whose state has moved begins at its step on all of its nodes, which do not say how that
+    was taken: it is not compared with other jobs until it takes a step with them.
     """
     by_job: dict[Hashable, set[tuple[bool, bool]]] = {}
     for job, position in zip(jobs or [0] * len(there), there):
         step = position.committed
         by_job.setdefault(job, set()).add((step.digest == 0, step.found_inf))
-    idle = {
-        job for job, position in zip(jobs or [0] * len(there), there) if position.committed.is_idle
+    begun = {
+        job for job, position in zip(jobs or [0] * len(there), there) if position.committed.is_begun
     }
-    compared = {fact for job, of_job in by_job.items() if job not in idle for fact in of_job}
+    compared = {fact for job, of_job in by_job.items() if job not in begun for fact in of_job}
     return len(compared) > 1 or any(len(of_job) > 1 for of_job in by_job.values())
 
 

@@ -126,10 +126,10 @@ class IndirectCopies:
         uploads = self._made_uploads()
         if uploads.refresh():
             came = set()  # from memory that may not be the job's any more
-        for index, target in on_device:
-            if index not in came:
-                uploads.start(target, self._source(index))
-            self._had.add(index)
+        uploads.start_all(
+            (index, target, self._source(index)) for index, target in on_device if index not in came
+        )
+        self._had.update(index for index, _ in on_device)
         uploads.end()
 
     def equal(self, indices: Iterable[int], compare: Callable[[int], bool]) -> set[int]:
@@ -164,8 +164,12 @@ class IndirectCopies:
             return EarlyReads(*direct, None)
         uploads = self._made_uploads()
         uploads.refresh()
-        for target in wanted.values():  # while the session may be asked
-            uploads.prepare(target)
+        # While the session may be asked. What the daemon has on the device comes from there when
+        # the step is over.
+        for index in uploads.on_device(wanted):
+            del wanted[index]
+        if not wanted:
+            return EarlyReads(*direct, None)
         sources = {index: self._source(index).reshape(-1) for index in wanted}
         self._parts = _Parts(uploads, wanted, sources)
         return EarlyReads(

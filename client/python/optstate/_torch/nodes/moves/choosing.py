@@ -181,17 +181,19 @@ def _came_back(held: HeldJob, mark: Mark) -> bool:
 def _is_made(held: HeldJob, mark: Mark, note: MakingNote | None) -> bool:
     """Returns whether a job was made of parcels with this mark, and nobody has trained with it."""
     step = held.position.committed
-    if not step.is_idle or step.step > mark.step:
-        return False
     if held.part is not None:
-        return held.run == mark.part.run
+        # Trainers of earlier builds brought it to its step by others, most of which were skipped.
+        was_skipped = step.digest == 0 and step.found_inf
+        is_new = (step.is_begun or was_skipped) and step.step <= mark.step
+        return is_new and held.run == mark.part.run
+    if not step.is_begun or step.step not in (0, mark.step):
+        return False
     # The layout of a job of one node does not say it.
     if has_nothing(held.position) or held.durability == WHILE_MOVING:
         return True
     if note is None or note.parcels != mark.part.run:
         return False
-    # A client that makes a job takes no such steps; a daemon that restores one gives it another
-    # run.
+    # No other client has a job begin at that step; a daemon that restores one gives it another run.
     return note.job == held.run or 0 < step.step == mark.step
 
 

@@ -4,12 +4,16 @@ A durable job has three forms on its way, and a loss of power on all nodes leave
 
     the former jobs     at their last durable step, until all parcels are whole
     the parcels         by each of their loads, of which a whole one has had two
-    the new jobs        at the step at which they moved, before parcels are deleted
+    the new jobs        at the step at which they begin, before parcels are deleted
 
 Parcels say at which steps former jobs come back from their disks, and those that do are deleted
 beside whole parcels as others are. A job of one node is known again by its last step alone, so it
-is made durable at that first. A new job takes many steps that update nothing, of which none is made
-durable by itself: the first and the last state of it are.
+is made durable at that first.
+
+The daemon writes each load of a durable job to its disk, also the one by which a new job begins at
+its step, but only with durability "step" does it wait for that. So a new job's durability is set
+when it has begun, which waits. Until then it has another one that no script asks for: by that a job
+of one node, whose layout does not name its run, is known as half made when it comes from its disk.
 """
 
 from __future__ import annotations
@@ -22,8 +26,7 @@ from optstate._storage import Storage
 from optstate._torch.nodes.positions import position_of
 from optstate.session_spec import SessionSpec
 
-# A new job has this durability until it is whole. No script can ask for it, and no job takes so
-# many steps.
+# A new job has this durability until it is whole, and durable. No script can ask for it.
 WHILE_MOVING = "every 4294967295"
 _STEP = 2
 # The daemon writes a job's state for as long, at most, before it answers.

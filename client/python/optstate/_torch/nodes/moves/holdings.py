@@ -98,7 +98,7 @@ def last_step_of(position: Position) -> str:
     its layout names none.
     """
     step = position.committed
-    if step.is_idle or step.found_inf or step.norm is None:
+    if step.is_begun or step.found_inf or step.norm is None:
         return ""
     numbers = struct.pack(">QQdd", step.step, step.digest, *step.norm)
     return hashlib.blake2b(numbers, digest_size=8).hexdigest()

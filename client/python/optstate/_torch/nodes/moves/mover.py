@@ -11,7 +11,6 @@ from optstate import errors
 from optstate._torch.nodes import resolution
 from optstate._torch.nodes.agreement import ROUNDS_MAX, NodeAgreement
 from optstate._torch.nodes.copied_state import Numbers
-from optstate._torch.nodes.idle_steps import last_steps
 from optstate._torch.nodes.moves.blocks import Block, Regions, block_of
 from optstate._torch.nodes.moves.choosing import Choice, Refused, choose
 from optstate._torch.nodes.moves.deletion import delete_left
@@ -35,8 +34,8 @@ from optstate.session_spec import ParameterSpec, SessionSpec
 
 logger = logging.getLogger("optstate")
 
-# Steps that a node takes before all hear of it: a collective has a timeout.
-_STEPS_AT_A_TIME = 2000
+# Loads that a job has finished which was made of parcels, on every node.
+_LOADS_OF_MADE = 1
 
 
 class Mover:
@@ -119,9 +118,11 @@ class Mover:
             if held.mark is None:
                 return position_of(spec), 0 if held.part is None else held.part.number
             if are_parcels:
-                # Nothing is prepared of it, and how its last step ended is not known any more.
-                step = Step(held.mark.step, 0, found_inf=True)
-                return Position(step, loads_finished=1), held.mark.part.number
+                # Where the job begins that is made of it. Nothing is prepared of it, and how its
+                # last step was taken is not known any more.
+                step = Step(held.mark.step, 0)
+                position = Position(step, loads_finished=_LOADS_OF_MADE)
+                return position, held.mark.part.number
         return None, 0
 
     def _choose(self, job: str, found: Sequence[Holding]) -> Choice | None:
@@ -241,7 +242,7 @@ class Mover:
         job: list[NewJob] = []
         try:
             numbers = self._agreement.on_first(lambda: _load(spec, blocks, parcels, job))
-            self._take_steps(spec, step, job, numbers[self._places.node_of[self._places.rank]])
+            self._begin_at(spec, step, job, numbers[self._places.node_of[self._places.rank]])
         except BaseException:
             for each in job:
                 each.undo()
@@ -257,32 +258,16 @@ class Mover:
             for each in job:
                 each.close()
 
-    def _take_steps(
+    def _begin_at(
         self, spec: SessionSpec, step: int, job: Sequence[NewJob], numbers: Numbers
     ) -> None:
-        """Brings this node's job to a step, and its loss scaler to where it was."""
+        """Has this node's job begin at a step, which makes it whole, and durable if it is to be."""
         error: Exception | None = None
-        skipped, good = last_steps(spec, numbers.scaler, step)
-        left = step - skipped - good
-        while True:
-            count = min(left, _STEPS_AT_A_TIME)
-            try:
-                for each in job:
-                    each.take_steps(count, skips=True)
-            except Exception as failure:
-                error = failure
-            self._ranks.agree(error)
-            left -= count
-            if not left:
-                break
         try:
             for each in job:
-                if numbers.scaler is not None:
-                    each.scale_as(_of_all_ranks(spec))
-                each.take_steps(skipped, skips=True)
-                each.take_steps(good, skips=False)
+                each.begin_at(step, _LOADS_OF_MADE)
                 _check_place(spec, each, step, numbers)
-                each.resume_commits()
+                each.make_durable()
                 each.keep()
         except Exception as failure:
             error = failure
@@ -311,7 +296,7 @@ def _load(
         is_alone = part_of([spec.parameters[0].name]) is None
         made.append(NewJob(_of_all_ranks(spec), parcels=parcels[0].run if is_alone else ""))
         made[0].begin(numbers.scaler)
-        made[0].hold_commits()
+        made[0].mark_unfinished()
         names = list(dict.fromkeys(each.name for each in named))
         mine = by_name(blocks)
         for group, pieces in groups_of(spec, names, regions):

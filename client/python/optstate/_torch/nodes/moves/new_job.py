@@ -12,8 +12,7 @@ import torch
 
 from optstate import _native, errors
 from optstate._storage import Storage
-from optstate._torch.nodes import idle_steps
-from optstate._torch.nodes.copied_state import Numbers, Wanted, numel_of, sums_of
+from optstate._torch.nodes.copied_state import Numbers, Wanted, numel_of, sums_of, with_scaler
 from optstate._torch.nodes.eight_bits import restore_scales
 from optstate._torch.nodes.moves.deletion import delete_left
 from optstate._torch.nodes.moves.durability import (
@@ -36,7 +35,7 @@ _CHECKED_ELEMENTS = 16 << 20
 
 class NewJob:
     """The job, with a session of each of its ranks, all of which are in this process: each rank
-    loads the parts that it owns, and they end loads and steps together.
+    loads the parts that it owns, and they end loads together.
 
     Threads: one at a time; the sessions wait for each other in threads of their own.
     """
@@ -53,9 +52,9 @@ class NewJob:
         self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def begin(self, scaler: Any = None) -> None:
-        """Makes the job, and begins to load it. scaler: the state of a dynamic loss scaler, whose
-        scale it keeps through skipped steps."""
-        self._open(idle_steps.with_idle_scaler(self._spec, scaler))
+        """Makes the job, and begins to load it. scaler: the state of a dynamic loss scaler, where
+        its own begins."""
+        self._open(with_scaler(self._spec, scaler))
         if not self._sessions[0].created:
             raise errors.FailedPreconditionError(
                 f'job "{self._spec.job}" was made by another script while state was to move into'
@@ -75,14 +74,15 @@ class NewJob:
         durability = as_of_loads(spec.storage).durability
         write_note(address, note, Storage(durability=durability), spec.access)
 
-    def hold_commits(self) -> None:
-        """Has no step of a durable job be made durable by itself, until resume_commits()."""
+    def mark_unfinished(self) -> None:
+        """Has a durable job be known as one that is being made, also when it has come from its
+        disk, until make_durable(). Each load goes to the disk, and is not waited for."""
         if durability_asked(self._spec.storage):
             set_durability(self._spec, WHILE_MOVING, self.committed_step)
 
-    def resume_commits(self) -> None:
-        """Makes the present step of a durable job durable, and has others be so as the script has
-        asked for."""
+    def make_durable(self) -> None:
+        """Returns when the step at which a durable job begins is durable, and has others be so as
+        the script has asked for."""
         durability = durability_asked(self._spec.storage)
         if durability:
             set_durability(self._spec, durability, self.committed_step)
@@ -174,21 +174,15 @@ class NewJob:
 
         self._on_all(load)
 
-    def scale_as(self, spec: SessionSpec) -> None:
-        """Attaches with the job's own loss scaler, which keeps the scale that the job has."""
-        self.close()
-        self._open(dataclasses.replace(spec, loss_scaler_state=None))
+    def begin_at(self, step: int, loads_finished: int) -> None:
+        """Ends another load, without content, by which the job begins at a step after so many
+        loads. UnimplementedError: the daemon is too old for that."""
 
-    def take_steps(self, count: int, *, skips: bool) -> None:
-        """Takes steps that update nothing."""
-        groups = idle_steps.hyperparams(self._spec)
+        def load(session: Session) -> None:
+            session.begin_load()
+            session.finish_load_at(step, loads_finished)
 
-        def take(session: Session) -> None:
-            for _ in range(count):
-                session.commit(session.committed_step + 1, groups, found_inf=skips)
-
-        if count:
-            self._on_all(take)
+        self._on_all(load)
 
     @property
     def committed_step(self) -> int:

@@ -11,8 +11,7 @@ import torch
 
 from optstate import _native, errors
 from optstate._torch.names import quoted
-from optstate._torch.nodes.copied_state import Numbers, Wanted
-from optstate._torch.nodes.idle_steps import last_steps
+from optstate._torch.nodes.copied_state import Numbers, Wanted, with_scaler
 from optstate._torch.nodes.moves.blocks import Block, Regions, in_parcel
 from optstate._torch.nodes.moves.choosing import Source
 from optstate._torch.nodes.moves.durability import durability_asked, set_durability
@@ -209,7 +208,7 @@ class _Carrier:
     def _begin(self, numbers: dict[int, Numbers], step: int, run: str) -> None:
         try:
             scaler = next(iter(numbers.values())).scaler
-            last_steps(self._spec, scaler, step)  # raises if the job could not be made of it
+            with_scaler(self._spec, scaler)  # raises if the job could not be made of it
             comes_back = _last_step(self._sources), _durable_steps(self._sources)
             for wish in self._mine:
                 mark = Mark(wish.part, step, run, scaler, *comes_back)

@@ -1,0 +1,143 @@
+"""Memory of a GPU that another process has exported, mapped by the driver's own functions: CUDA's
+runtime, and torch, have none for this."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+
+from optstate._torch.device.interface import NotImported
+
+_LOCATION_DEVICE = 1  # CU_MEM_LOCATION_TYPE_DEVICE
+_HANDLE_FILE = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+# CU_MEM_ACCESS_FLAGS_PROT_READ, which not every driver takes, and _READWRITE.
+_ACCESSES = (1, 3)
+
+_address = ctypes.c_ulonglong
+_FUNCTIONS = {
+    "cuMemImportFromShareableHandle": (
+        ctypes.POINTER(ctypes.c_ulonglong),
+        ctypes.c_void_p,
+        ctypes.c_int,
+    ),
+    "cuMemAddressReserve": (
+        ctypes.POINTER(_address),
+        ctypes.c_size_t,
+        ctypes.c_size_t,
+        _address,
+        ctypes.c_ulonglong,
+    ),
+    "cuMemMap": (
+        _address,
+        ctypes.c_size_t,
+        ctypes.c_size_t,
+        ctypes.c_ulonglong,
+        ctypes.c_ulonglong,
+    ),
+    "cuMemSetAccess": (_address, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t),
+    "cuMemUnmap": (_address, ctypes.c_size_t),
+    "cuMemAddressFree": (_address, ctypes.c_size_t),
+    "cuMemRelease": (ctypes.c_ulonglong,),
+    "cuGetErrorString": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
+}
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Access(ctypes.Structure):
+    """A CUmemAccessDesc."""
+
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        for name, arguments in _FUNCTIONS.items():
+            function = getattr(driver, name)
+            function.restype = ctypes.c_int
+            function.argtypes = arguments
+    except (OSError, AttributeError) as error:
+        raise NotImported(f"the driver cannot share memory: {error}") from error
+    return driver
+
+
+def _call(name: str, *arguments: object) -> None:
+    driver = _driver()
+    error = getattr(driver, name)(*arguments)
+    if error == 0:
+        return
+    text = ctypes.c_char_p()
+    driver.cuGetErrorString(error, ctypes.byref(text))
+    said = text.value.decode() if text.value else "which the driver does not know"
+    raise NotImported(f"{name}: error {error}, {said}")
+
+
+class _Interface:
+    """Memory, as torch takes it to make a tensor."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 2,
+        }
+
+
+class CudaMemory:
+    """See interface.ImportedMemory."""
+
+    def __init__(self, device: torch.device, file: int, size: int) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self._size = size
+        self._handle = ctypes.c_ulonglong()
+        self._address = _address()
+        self._is_mapped = False
+        with torch.cuda.device(index):
+            torch.cuda.current_stream()  # the device has a context from now on
+            _call("cuMemImportFromShareableHandle", ctypes.byref(self._handle), file, _HANDLE_FILE)
+            try:
+                self._map(index)
+                self.values = self._tensor(torch.device("cuda", index))
+            except BaseException:
+                self.close()
+                raise
+
+    def _map(self, index: int) -> None:
+        _call("cuMemAddressReserve", ctypes.byref(self._address), self._size, 0, 0, 0)
+        _call("cuMemMap", self._address, self._size, 0, self._handle, 0)
+        self._is_mapped = True
+        refusal: NotImported | None = None
+        for flags in _ACCESSES:
+            access = _Access(_Location(_LOCATION_DEVICE, index), flags)
+            try:
+                _call("cuMemSetAccess", self._address, self._size, ctypes.byref(access), 1)
+                return
+            except NotImported as error:
+                refusal = error
+        assert refusal is not None
+        raise refusal
+
+    def _tensor(self, device: torch.device) -> torch.Tensor:
+        try:
+            return torch.as_tensor(_Interface(self._address.value, self._size), device=device)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise NotImported(f"torch takes no such memory: {error}") from error
+
+    def close(self) -> None:
+        self.values = torch.empty(0, dtype=torch.uint8)
+        driver = _driver()
+        if self._is_mapped:
+            driver.cuMemUnmap(self._address, self._size)
+        if self._address.value:
+            driver.cuMemAddressFree(self._address, self._size)
+        if self._handle.value:
+            driver.cuMemRelease(self._handle)
+        self._is_mapped = False
+        self._address, self._handle = _address(), ctypes.c_ulonglong()

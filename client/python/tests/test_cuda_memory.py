@@ -1,0 +1,137 @@
+"""The calls to CUDA's driver that map another process' memory, with a model of it: test_cuda.py
+makes them on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import types
+
+import pytest
+import torch
+from optstate._torch.device import cuda_memory
+from optstate._torch.device.cuda_memory import CudaMemory
+from optstate._torch.device.interface import NotImported
+
+SIZE = 4 << 20
+HANDLE, ADDRESS = 77, 1 << 40
+# Each call, and the one that undoes it.
+UNDOES = {
+    "cuMemImportFromShareableHandle": "cuMemRelease",
+    "cuMemAddressReserve": "cuMemAddressFree",
+    "cuMemMap": "cuMemUnmap",
+}
+
+
+class Driver:
+    """Notes the calls; some fail."""
+
+    def __init__(self, **errors: int) -> None:
+        self.errors = errors
+        self.calls: list[str] = []
+        self.flags: list[int] = []
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls.append(name)
+            if name == "cuMemSetAccess":
+                self.flags.append(
+                    ctypes.cast(arguments[2], ctypes.POINTER(cuda_memory._Access))[0].flags
+                )
+                read_only = self.errors.get("read_only", 0)
+                if read_only and self.flags[-1] == 1:
+                    return read_only
+            if name in self.errors:
+                return self.errors[name]
+            if name == "cuMemImportFromShareableHandle":
+                ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_ulonglong))[0] = HANDLE
+                assert arguments[1:] == (9, 1)
+            if name == "cuMemAddressReserve":
+                ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_ulonglong))[0] = ADDRESS
+            return 0
+
+        return call
+
+    @property
+    def held(self) -> list[str]:
+        """The calls that were not undone."""
+        return [
+            done
+            for done, undone in UNDOES.items()
+            if done not in self.errors and self.calls.count(done) != self.calls.count(undone)
+        ]
+
+
+@pytest.fixture
+def use(monkeypatch):
+    def install(driver):
+        fake = types.SimpleNamespace(
+            cuda=types.SimpleNamespace(
+                current_device=lambda: 0,
+                current_stream=lambda: None,
+                device=lambda index: contextlib.nullcontext(),
+            ),
+            as_tensor=lambda interface, device: interface.__cuda_array_interface__,
+            device=torch.device,
+            empty=torch.empty,
+            uint8=torch.uint8,
+        )
+        monkeypatch.setattr(cuda_memory, "torch", fake)
+        monkeypatch.setattr(cuda_memory, "_driver", lambda: driver)
+        return driver
+
+    return install
+
+
+def test_memory_is_mapped_and_unmapped(use):
+    driver = use(Driver())
+    memory = CudaMemory(torch.device("cuda", 1), 9, SIZE)
+    assert memory.values["data"] == (ADDRESS, False)
+    assert memory.values["shape"] == (SIZE,)
+    assert driver.flags == [1]
+    assert driver.held == list(UNDOES)
+    memory.close()
+    assert not driver.held
+    memory.close()
+    assert not driver.held
+
+
+def test_a_driver_that_maps_nothing_read_only(use):
+    driver = use(Driver(read_only=801))
+    memory = CudaMemory(torch.device("cuda", 1), 9, SIZE)
+    assert driver.flags == [1, 3]
+    memory.close()
+    assert not driver.held
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"],
+)
+def test_a_refusal_leaves_nothing_mapped(use, name):
+    driver = use(Driver(**{name: 801}))
+    with pytest.raises(NotImported, match=f"{name}: error 801"):
+        CudaMemory(torch.device("cuda", 1), 9, SIZE)
+    assert not driver.held
+
+
+def test_a_torch_that_takes_no_such_memory(use, monkeypatch):
+    driver = use(Driver())
+
+    def refuse(*_, **__):
+        raise TypeError("no")
+
+    monkeypatch.setattr(cuda_memory.torch, "as_tensor", refuse)
+    with pytest.raises(NotImported, match="torch takes no such memory: no"):
+        CudaMemory(torch.device("cuda", 1), 9, SIZE)
+    assert not driver.held
+
+
+def test_without_a_driver_it_says_so(monkeypatch):
+    def no_driver(name):
+        raise OSError(f"{name} is not there")
+
+    monkeypatch.setattr(cuda_memory.ctypes, "CDLL", no_driver)
+    cuda_memory._driver.cache_clear()
+    with pytest.raises(NotImported, match="libcuda.so.1 is not there"):
+        cuda_memory._driver()

@@ -1,0 +1,442 @@
+#ifndef OPTSTATE_SERVER_SCHEDULER_EXECUTORS_RESIDENTS_TEST_JOB_H_
+#define OPTSTATE_SERVER_SCHEDULER_EXECUTORS_RESIDENTS_TEST_JOB_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <ostream>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "gtest/gtest.h"
+#include "kernels/cast.h"
+#include "kernels/test_keys.h"
+#include "kernels/update_kernel.h"
+#include "proto/types/dtype.h"
+#include "proto/types/layout.h"
+#include "proto/types/optimizer.h"
+#include "proto/types/sub_groups.h"
+#include "server/scheduler/executors/device_kernels.h"
+#include "server/scheduler/executors/device_update_executor.h"
+#include "server/scheduler/executors/resident_records.h"
+#include "server/scheduler/executors/shared_parameters.h"
+#include "server/scheduler/executors/shared_parameters_reader.h"
+#include "server/scheduler/executors/update_executor.h"
+#include "server/scheduler/gradient_log.h"
+#include "server/scheduler/worker_undo.h"
+#include "server/scheduler/workers/worker_pool.h"
+#include "storage/accelerator/cuda_runtime.h"
+#include "storage/accelerator/device_runtime.h"
+#include "storage/accelerator/emulated_faults.h"
+#include "storage/accelerator/emulated_runtime.h"
+#include "storage/record_lag.h"
+
+// A job whose records stay on devices, beside a copy that the CPU's kernels
+// alone update, for tests.
+namespace optstate::scheduler::residents {
+
+inline constexpr size_t kPositions = 9;
+inline constexpr size_t kRunsOfPosition = 4;
+inline constexpr size_t kRuns = kPositions * kRunsOfPosition;
+inline constexpr size_t kNumels[] = {1, 101, 1000, kTileElements, 257};
+// Each run has a tile of its own.
+inline constexpr uint64_t kFlatEnd = kRuns * kTileElements;
+inline constexpr size_t kSlots = 16;
+inline constexpr size_t kWorkers = 3;
+
+struct alignas(64) Line {
+  std::byte bytes[64];
+};
+
+inline uint64_t LinesOf(uint64_t bytes) {
+  return (bytes + sizeof(Line) - 1) / sizeof(Line);
+}
+
+inline absl::Span<std::byte> BytesOf(std::vector<Line>* lines) {
+  return {reinterpret_cast<std::byte*>(lines->data()),
+          lines->size() * sizeof(Line)};
+}
+
+// The arrays of one run: the parameter, then the master, if it is another
+// array, and the states with their scales. Behind each are zeros, which nobody
+// writes.
+class Record {
+ public:
+  Record(const kernels::UpdateKernelKey& key, size_t numel, uint64_t flat_begin)
+      : parameter_bytes_(numel * SizeInBytes(key.parameter)) {
+    lines_.reserve((2 + 2 * kStateArraysMax) * (LinesOf(4 * numel) + 1));
+    view_.numel = numel;
+    view_.flat_begin = flat_begin;
+    view_.parameter = view_.master = Add(parameter_bytes_);
+    if (key.master != MasterFormat::kParameter) view_.master = Add(4 * numel);
+    const size_t blocks =
+        (numel + kQuantizedBlockElements - 1) / kQuantizedBlockElements;
+    for (int k = 0; k < kStateArraysMax; ++k) {
+      if (!HasStateArray(InfoOf(key.optimizer), k, key.options)) continue;
+      view_.state[k] = Add(numel * SizeInBytes(key.state));
+      if (key.state != StateFormat::kDynamic8) continue;
+      view_.scale[k] = static_cast<float*>(Add(4 * blocks));
+    }
+  }
+
+  const kernels::TileView& view() const { return view_; }
+  absl::Span<std::byte> all() { return BytesOf(&lines_); }
+  absl::Span<std::byte> parameter() { return all().first(parameter_bytes_); }
+
+ private:
+  void* Add(uint64_t bytes) {
+    const size_t begin = lines_.size();
+    lines_.resize(begin + LinesOf(bytes) + 1);
+    return lines_.data() + begin;
+  }
+
+  const size_t parameter_bytes_;
+  std::vector<Line> lines_;  // has room for all, so that it stays where it is
+  kernels::TileView view_;
+};
+
+struct Run {
+  kernels::UpdateKernelKey key;
+  const kernels::UpdateKernel* kernel = nullptr;
+  std::unique_ptr<Record> tested;
+  std::unique_ptr<Record> wanted;  // updated by the CPU's kernel alone
+  std::vector<float> gradient;     // room for any dtype
+  kernels::UpdateFactors factors;
+  int64_t step_count = 0;
+  bool is_visited = false;  // in this step
+  uint64_t wanted_stamp = 0;
+  std::atomic<uint64_t> stamp{0};
+  uint64_t numel() const { return tested->view().numel; }
+  bool IsIn(uint64_t begin, uint64_t end) const {
+    const uint64_t at = tested->view().flat_begin;
+    return begin <= at && at < end;
+  }
+};
+
+struct Param {
+  std::string name;
+  std::vector<kernels::UpdateKernelKey> keys;  // which runs have in turn
+  bool is_cuda = false;
+};
+inline void PrintTo(const Param& param, std::ostream* out) {
+  *out << param.name;
+}
+
+// The memory of a job, its updates in one step, and a process that does them.
+class Job final : public UpdateTasks {
+ public:
+  struct Setup {
+    size_t devices = 1;
+    size_t records_max = kSlots;
+    uint64_t batch_bytes = 256 << 10;  // without its tables
+  };
+
+  Job(const Param& param, const Setup& setup, uint64_t seed)
+      : param_(param),
+        setup_(setup),
+        random_(seed),
+        runs_(kRuns),
+        position_of_slot_(kSlots, kPositions),
+        pool_(kWorkers, /*spin=*/false),
+        undo_(std::make_unique<WorkerUndo[]>(kWorkers)),
+        runtime_(param.is_cuda ? accelerator::MakeCudaRuntime()
+                               : accelerator::MakeEmulatedRuntime(
+                                     {.devices = 2, .faults = &faults_})),
+        ranks_runtime_(param.is_cuda
+                           ? accelerator::MakeCudaRuntime()
+                           : accelerator::MakeEmulatedRuntime({.devices = 2})) {
+    for (size_t i = 0; i < kRuns; ++i) MakeRun(i);
+    Overwrite(0, kFlatEnd);
+    log_.resize(LinesOf(GradientLog::BytesNeeded(room_)));
+    StartProcess();
+  }
+
+  std::vector<Run>& runs() { return runs_; }
+  accelerator::EmulatedFaults& faults() { return faults_; }
+  DeviceUpdateExecutor& executor() { return *executor_; }
+  absl::Span<std::byte> log() { return BytesOf(&log_); }
+  // Returns the bytes of all records on a device.
+  uint64_t record_bytes() const { return record_bytes_; }
+
+  absl::Status Share(double cpu_fraction, uint64_t device_bytes,
+                     uint64_t log_tiles = kRuns) {
+    std::vector<accelerator::Device*> opened;
+    for (const auto& device : devices_) opened.push_back(device.get());
+    GradientLog::Room room = room_;
+    room.tiles = log_tiles;
+    // Fewer tiles than there are, and no divisor of their number.
+    constexpr uint64_t kTurn = 5 * kTileElements;
+    const absl::Status shared = executor_->Share(
+        cpu_fraction, param_.keys[0].optimizer, opened,
+        param_.is_cuda ? CudaKernels() : EmulatedKernels(),
+        {device_bytes, setup_.batch_bytes, log(), room, kTurn});
+    for (const auto& reader : readers_) {
+      EXPECT_TRUE(reader == nullptr || reader->is_over());
+    }
+    readers_.clear();
+    return shared;
+  }
+  // Takes the next step, or one further on, with so many of the runs.
+  void Step(uint32_t visited_percent = 100) {
+    step_ += random_() % 8 == 0 ? 1 + random_() % 6 : 1;
+    for (Run& run : runs_) {
+      run.is_visited = random_() % 100 < visited_percent;
+      if (!run.is_visited) continue;
+      Advance(&run);
+      run.wanted_stamp = step_;
+    }
+    EXPECT_TRUE(executor_->Update({0, kPositions, kPositions}, this).ok());
+    EXPECT_EQ(position_of_slot_, std::vector<size_t>(kSlots, kPositions));
+    for (Run& run : runs_) {
+      EXPECT_EQ(run.stamp.load(), run.wanted_stamp) << NameOf(run);
+      EXPECT_TRUE(run.tested->parameter() == run.wanted->parameter())
+          << "the parameter of " << NameOf(run);
+    }
+    CheckShared();
+  }
+  // Has a device share the parameters of its records, and reads them from now
+  // on, until the next Share().
+  absl::Status ShareParameters(size_t device, uint64_t bytes) {
+    absl::StatusOr<DeviceParameters> shared =
+        executor_->ShareParameters(device, bytes, kRuns);
+    if (!shared.ok()) return shared.status();
+    EXPECT_EQ(shared->device, device);
+    readers_.resize(2);
+    readers_[device] = std::make_unique<SharedReader>(
+        *ranks_runtime_->Open(device), *std::move(shared), kRuns);
+    CheckShared();
+    return absl::OkStatus();
+  }
+  SharedReader* reader(size_t device) {
+    return device < readers_.size() ? readers_[device].get() : nullptr;
+  }
+  // Checks what ranks are offered on devices, and returns how many runs.
+  size_t CheckShared() {
+    size_t count = 0;
+    for (const auto& reader : readers_) {
+      if (reader == nullptr) continue;
+      for (size_t i = 0; i < kRuns; ++i) {
+        if (reader->StepOf(i) == 0) continue;
+        ++count;
+        Run& run = runs_[i];
+        EXPECT_EQ(reader->StepOf(i), run.stamp.load()) << NameOf(run);
+        const auto parameter = run.tested->parameter();
+        EXPECT_TRUE(reader->Read(i, parameter.size()) == parameter)
+            << "on the device, " << NameOf(run);
+      }
+    }
+    return count;
+  }
+  // Brings a range of the flat space up to date, as passes do that pin
+  // sub-groups, and checks it.
+  void MakeCurrent(uint64_t begin, uint64_t end, bool is_written) {
+    constexpr uint64_t kElements = 3 * kTileElements;
+    pool_.ParallelFor((end - begin + kElements - 1) / kElements, [&](size_t i) {
+      SubGroup sub_group;
+      sub_group.begin = begin + i * kElements;
+      sub_group.end = std::min(end, sub_group.begin + kElements);
+      executor_->lag()->MakeCurrent(sub_group, is_written);
+    });
+    CheckRecords(begin, end);
+    CheckShared();
+  }
+  // Gives the records of a range new values.
+  void Overwrite(uint64_t begin, uint64_t end) {
+    for (Run& run : runs_) {
+      if (!run.IsIn(begin, end)) continue;
+      std::memcpy(run.wanted->view().master, RandomFloats(run.numel()).data(),
+                  4 * run.numel());
+      // Its states, and the parameter with its master.
+      Advance(&run);
+      const auto from = run.wanted->all();
+      std::copy(from.begin(), from.end(), run.tested->all().begin());
+    }
+    CheckShared();
+  }
+  // Checks all bytes, when no record is on a device.
+  void CheckSettled() {
+    EXPECT_FALSE(GradientLog::HasResidents(log()));
+    CheckRecords(0, kFlatEnd);
+    for (size_t i = 0; i < kWorkers; ++i) EXPECT_EQ(undo_[i].kind.load(), 0u);
+  }
+  // Lets the process die, and another one go on, which begins as ReplayLog().
+  void Restart() {
+    readers_.clear();
+    executor_.reset();
+    devices_.clear();
+    GradientLog log(this->log());
+    pool_.ParallelFor(log.tiles(), [&](size_t tile) {
+      if (!log.is_resident(tile)) return;
+      const Run& run = runs_[log.run(tile)];
+      WorkerUndo* const undo = &undo_[WorkerPool::CurrentParticipant()];
+      EXPECT_EQ(Replay(log, tile, run.stamp.load(), *run.kernel,
+                       run.tested->view(), undo),
+                run.stamp.load());
+      log.MarkSettled(tile);
+    });
+    CheckSettled();
+    StartProcess();
+  }
+
+  absl::Status Open(size_t slot, size_t position) override {
+    EXPECT_EQ(position_of_slot_[slot], kPositions) << "the slot is open";
+    position_of_slot_[slot] = position;
+    return absl::OkStatus();
+  }
+  void ForEachTask(size_t slot,
+                   absl::FunctionRef<void(UpdateTask&)> visit) override {
+    // These are overwritten behind the visit: an executor that does the task
+    // later has copied them.
+    kernels::UpdateFactors factors;
+    const void* gradient = nullptr;
+    for (Run& run : RunsIn(slot)) {
+      if (!run.is_visited) continue;
+      factors = run.factors;
+      gradient = run.gradient.data();
+      UpdateTask task;
+      task.run = static_cast<uint64_t>(&run - runs_.data());
+      task.step = step_;
+      task.view = run.tested->view();
+      task.view.gradients = absl::MakeConstSpan(&gradient, 1);
+      task.key = &run.key;
+      task.kernel = run.kernel;
+      task.factors = &factors;
+      task.stamp = &run.stamp;
+      visit(task);
+      std::memset(static_cast<void*>(&factors), 0xFF, sizeof(factors));
+      gradient = nullptr;
+    }
+  }
+  void Close(size_t slot) override {
+    // The gradients are gone then.
+    for (Run& run : RunsIn(slot)) {
+      std::memset(run.gradient.data(), 0xFF, 4 * run.numel());
+    }
+    position_of_slot_[slot] = kPositions;
+  }
+
+ private:
+  void MakeRun(size_t i) {
+    Run& run = runs_[i];
+    run.key = param_.keys[i % param_.keys.size()];
+    run.kernel = *kernels::FindUpdateKernel(run.key);
+    const size_t numel = kNumels[random_() % std::size(kNumels)];
+    // Neighbours in the flat space are not those of a position.
+    const uint64_t flat_begin = i * 7 % kRuns * kTileElements;
+    run.wanted = std::make_unique<Record>(run.key, numel, flat_begin);
+    run.tested = std::make_unique<Record>(run.key, numel, flat_begin);
+    run.gradient.resize(numel);
+    ++room_.tiles;
+    room_.step_bytes +=
+        GradientLog::EntryBytes(numel * SizeInBytes(run.key.gradient));
+    room_.master_bytes += LinesOf(4 * numel) * sizeof(Line);
+    record_bytes_ += ResidentRecords::RecordBytes(run.key, run.tested->view());
+  }
+  void StartProcess() {
+    faults_.FailLaunchAfter(-1);
+    faults_.LoseAfter(-1);
+    for (size_t i = 0; i < setup_.devices; ++i) {
+      devices_.push_back(*runtime_->Open(i));
+    }
+    executor_.reset(new DeviceUpdateExecutor(
+        {.pool = &pool_,
+         .undo = {undo_.get(), kWorkers},
+         .batch_bytes = DeviceBatch::TableBytes() + setup_.batch_bytes,
+         .records_max = setup_.records_max}));
+  }
+  std::vector<float> RandomFloats(size_t numel) {
+    std::normal_distribution<float> normal;
+    std::vector<float> floats(numel);
+    for (float& each : floats) each = normal(random_);
+    return floats;
+  }
+  // Updates the copy with another gradient.
+  void Advance(Run* run) {
+    kernels::CastFromFloat(run->key.gradient, RandomFloats(run->numel()).data(),
+                           run->gradient.data(), run->numel());
+    kernels::UpdateInput input;
+    // With weight decay: most states depend on the master then.
+    const kernels::Variant variant = {run->key.optimizer, run->key.options};
+    input.hyperparams = kernels::SettingsOf(variant)[1].hyperparams;
+    input.step_count = ++run->step_count;
+    input.gradient_factor = 0.37;
+    input.step = step_;
+    run->factors = run->kernel->prepare(input);
+    kernels::TileView view = run->wanted->view();
+    const void* const gradient = run->gradient.data();
+    view.gradients = absl::MakeConstSpan(&gradient, 1);
+    run->kernel->apply(run->factors, view);
+  }
+  void CheckRecords(uint64_t begin, uint64_t end) {
+    for (Run& run : runs_) {
+      EXPECT_TRUE(!run.IsIn(begin, end) ||
+                  run.tested->all() == run.wanted->all())
+          << "the record of " << NameOf(run);
+    }
+  }
+  absl::Span<Run> RunsIn(size_t slot) {
+    return absl::MakeSpan(runs_).subspan(
+        position_of_slot_[slot] * kRunsOfPosition, kRunsOfPosition);
+  }
+  std::string NameOf(const Run& run) const {
+    return absl::StrCat("run ", &run - runs_.data(), " at step ", step_);
+  }
+
+  const Param& param_;
+  const Setup setup_;
+  std::mt19937_64 random_;
+  std::vector<Run> runs_;
+  std::vector<size_t> position_of_slot_;  // kPositions: none
+  uint64_t step_ = 0;
+  GradientLog::Room room_;
+  uint64_t record_bytes_ = 0;
+  std::vector<Line> log_;
+  WorkerPool pool_;
+  const std::unique_ptr<WorkerUndo[]> undo_;
+  accelerator::EmulatedFaults faults_;
+  const std::unique_ptr<accelerator::DeviceRuntime> runtime_;
+  std::vector<std::unique_ptr<accelerator::Device>> devices_;
+  std::unique_ptr<DeviceUpdateExecutor> executor_;
+  const std::unique_ptr<accelerator::DeviceRuntime> ranks_runtime_;
+  std::vector<std::unique_ptr<SharedReader>> readers_;  // by device
+};
+
+inline kernels::UpdateKernelKey KeyOf(OptimizerKind kind, DType dtype,
+                                      StateFormat state, uint32_t options = 0) {
+  kernels::UpdateKernelKey key = {kind, options, dtype, dtype, state};
+  if (dtype == DType::kFloat32) key.master = MasterFormat::kParameter;
+  return key;
+}
+
+inline std::vector<Param> Formats(bool is_cuda) {
+  using enum OptimizerKind;
+  using enum StateFormat;
+  constexpr DType kOwn = DType::kFloat32, kHalf = DType::kBFloat16;
+  std::vector<Param> formats = {
+      {"OwnMaster", {KeyOf(kAdamW, kOwn, kFloat32)}},
+      {"BFloat16", {KeyOf(kAdamW, kHalf, kFloat32)}},
+      {"BFloat16States", {KeyOf(kAdamW, kHalf, kBFloat16)}},
+      {"Dynamic8", {KeyOf(kAdamW, kHalf, kDynamic8)}},
+      {"OneState", {KeyOf(kSgd, kOwn, kFloat32, sgd::kHasMomentum)}},
+      {"StatesWithAGap",
+       {KeyOf(kRmsprop, kHalf, kDynamic8, rmsprop::kCentered)}},
+      {"Mixed",
+       {KeyOf(kAdam, kOwn, kDynamic8), KeyOf(kAdam, kHalf, kDynamic8),
+        KeyOf(kAdam, kOwn, kDynamic8, adam::kAmsgrad)}}};
+  for (Param& format : formats) format.is_cuda = is_cuda;
+  return formats;
+}
+
+}  // namespace optstate::scheduler::residents
+
+#endif  // OPTSTATE_SERVER_SCHEDULER_EXECUTORS_RESIDENTS_TEST_JOB_H_
