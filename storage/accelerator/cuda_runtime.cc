@@ -63,10 +63,12 @@ absl::Status Check(cudaError_t error, absl::string_view call) {
 
 // Returns the UUID as 8-4-4-4-12 digits, as torch and nvidia-smi show it.
 std::string NameOf(const cudaUUID_t& uuid) {
-  std::string id =
+  const std::string digits =
       absl::BytesToHexString(absl::string_view(uuid.bytes, sizeof(uuid.bytes)));
-  for (const size_t place : {20, 16, 12, 8}) id.insert(place, "-");
-  return id;
+  const absl::string_view id = digits;
+  return absl::StrCat(id.substr(0, 8), "-", id.substr(8, 4), "-",
+                      id.substr(12, 4), "-", id.substr(16, 4), "-",
+                      id.substr(20));
 }
 
 class CudaEvent final : public DeviceEvent {
