@@ -169,10 +169,10 @@ def _block(entry: dict[str, Any], *, names_part: bool, is_parcel: bool) -> Block
 
 def _describe(endpoint: str | None, job: str, position: Position) -> HeldJob | None:
     found = _optctl.find_registered(endpoint, job)
-    entries = [each["parameter"] for each in found.parameters] if found else []
-    if not found or not entries:
+    if found is None or not found.parameters:
         return None
     facts = found.facts
+    entries = [each["parameter"] for each in found.parameters]
     names = [entries[0]["name"]]
     part, mark = part_of(names), mark_of(names)
     created = hashlib.blake2b(f"{job} {facts['created_at']}".encode(), digest_size=8).hexdigest()
