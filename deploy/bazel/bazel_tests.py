@@ -54,7 +54,7 @@ class Report:
     """Follows the events of one run."""
 
     def __init__(self, colour):
-        self._counts = {}  # of each test's last attempt: passed, failed, skipped
+        self._counts = {}  # of each test's last attempt: passed, failed
         self._unsteady = set()
         self._tests = set()
         self._built = set()
@@ -65,11 +65,11 @@ class Report:
 
     @property
     def passed(self):
-        return sum(passed for passed, _, _ in self._counts.values())
+        return sum(passed for passed, _ in self._counts.values())
 
     @property
     def failed(self):
-        return sum(failed for _, failed, _ in self._counts.values())
+        return sum(failed for _, failed in self._counts.values())
 
     def take(self, event):
         name = event.get("id", {})
@@ -95,7 +95,7 @@ class Report:
             failed = 1  # A crash, a time-out or a failure outside the cases.
         if failed and name.get("attempt", 1) < _ATTEMPTS:
             self._unsteady.add(label)
-        self._counts[label, shard] = (passed, failed, skipped)
+        self._counts[label, shard] = (passed, failed)
         self._finished.add(label)
         seconds = int(result.get("testAttemptDurationMillis", 0)) / 1000
         self._line(
@@ -116,9 +116,9 @@ class Report:
 
     def finish(self):
         for label in self.not_built():
-            self._counts[label, 1] = (0, 1, 0)
+            self._counts[label, 1] = (0, 1)
             self._line(False, f"{label}: did not build")
-        failed = {label for (label, _), (_, failed, _) in self._counts.items() if failed}
+        failed = {label for (label, _), (_, failed) in self._counts.items() if failed}
         for label in sorted(self._unsteady - failed):
             self._line(True, f"{label}: unsteady, it passed only when it ran once more")
 

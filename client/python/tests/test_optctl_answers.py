@@ -1,4 +1,4 @@
-"""What the client makes of optctl's answers, without a daemon."""
+"""Jobs as optctl answers, read by the client without a daemon."""
 
 import subprocess
 

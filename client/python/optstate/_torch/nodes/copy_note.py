@@ -207,7 +207,9 @@ def read_note(spec: SessionSpec) -> CopyNote | None:
     except errors.UnimplementedError:  # a daemon that knows no jobs of several nodes
         return None
     found = _optctl.find_registered(spec.endpoint, address.job)
-    return note_from(found.parameters[0]["parameter"]["name"]) if found else None
+    if found is None or not found.parameters:
+        return None
+    return note_from(found.parameters[0]["parameter"]["name"])
 
 
 def write_note(spec: SessionSpec, note: CopyNote) -> None:

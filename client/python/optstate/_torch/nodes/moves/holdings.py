@@ -205,10 +205,10 @@ def run_of(job: str, facts: dict[str, Any]) -> str:
 
 def _describe(endpoint: str | None, job: str, position: Position) -> HeldJob | None:
     found = _optctl.find_registered(endpoint, job)
-    entries = [each["parameter"] for each in found.parameters] if found else []
-    if not found or not entries:
+    if found is None or not found.parameters:
         return None
     facts = found.facts
+    entries = [each["parameter"] for each in found.parameters]
     names = [entries[0]["name"]]
     part, mark = part_of(names), mark_of(names)
     names_itself = part is not None or mark is not None
