@@ -135,7 +135,7 @@ constexpr CudaError kErrors[] = {
      "a kernel has used an address that is not its own", kNewEngine},
     {701, "cudaErrorLaunchOutOfResources", Code::kFailedPrecondition,
      "the device has too little for a launch",
-     "look at the limits of MPS, if this process has some", true},
+     "look at the limits of MPS, if there are some", true},
     {702, "cudaErrorLaunchTimeout", Code::kInternal,
      "a kernel took longer than the device allows", kNewEngine, true},
     {709, "cudaErrorContextIsDestroyed", Code::kInternal,
