@@ -66,7 +66,7 @@ def test_the_daemon_refusal_keeps_its_type():
 )
 def test_each_exit_code_is_an_error_of_its_own(monkeypatch, code, error):
     done = subprocess.CompletedProcess([], code, b"", b"optctl: the reason\n")
-    monkeypatch.setattr(_optctl, "_run", lambda endpoint, *arguments: done)
+    monkeypatch.setattr(_optctl, "_run", lambda endpoint, *arguments, within_s=None: done)
     with pytest.raises(error, match="the reason") as caught:
         _optctl.change(None, "set", "job", "gpt", "private=true")
     assert type(caught.value) is error
