@@ -30,8 +30,8 @@ struct MuonFactors {
   DescentFactors descent;
 };
 
-// What a step knows of a parameter before it sees the gradient: only the
-// members of its optimizer have a meaning.
+// Factors of a parameter that a step knows before it sees the gradient: only
+// the members of its optimizer have a meaning.
 struct WholeFactors {
   LambFactors lamb;
   double lr;  // LAMB's

@@ -49,7 +49,8 @@ struct ExportedMemory {
 // The errors of all that follows:
 //   RESOURCE_EXHAUSTED   the device's memory is used up. Nothing has happened.
 //   INVALID_ARGUMENT     an address or a range is not what it has to be.
-//   FAILED_PRECONDITION  this driver, or device, does not do it, or the node has
+//   FAILED_PRECONDITION  this driver, or device, does not do it, or the node
+//   has
 //                        to be mended first; with why and how.
 //   UNAVAILABLE          this call failed, a later one may succeed.
 //   INTERNAL             the device is lost for this process: a kernel ended

@@ -116,7 +116,7 @@ class SimulatedRank final : private session::SessionListener {
   void NextStep();
   void Push();
   void Commit();
-  // What the rank's node has prepared; nullopt: it could not.
+  // Returns what the rank's node has prepared; nullopt: it could not.
   std::optional<NodeStep> OwnVote() const;
   void OnPrepared();
   void OnVotes(const Round& round);

@@ -27,7 +27,7 @@ constexpr uint32_t kNodes = 2;
 // Operations of a step, at most.
 constexpr uint64_t kOperationsMax = 40;
 
-// What a killed rank has left on all nodes.
+// A killed rank leaves this on all nodes.
 struct Remains {
   StepScript::Step made;  // the step that was under way
   bool found_inf = false;

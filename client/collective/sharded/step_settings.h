@@ -11,8 +11,8 @@
 
 namespace optstate::client {
 
-// What ranks of several nodes look at in the settings of a step by themselves,
-// because no daemon does it for all of them.
+// Settings of a step that ranks of several nodes look at by themselves, because
+// no daemon does it for all of them.
 
 // Returns the norm that CommitOptions::norm_type names; nullopt: it is none.
 std::optional<NormType> NormTypeOf(double norm_type);

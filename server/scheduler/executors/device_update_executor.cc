@@ -440,7 +440,7 @@ void DeviceUpdateExecutor::UpdateByCpu(const HeldTasks& held) {
   CountCpu(ElementsOf(held));
 }
 
-// Of whole parameters their record tells the observer of each run.
+// A whole parameter's record tells the observer of each run itself.
 void DeviceUpdateExecutor::Observe(uint64_t step, uint64_t run) const {
   if (options_.observer == nullptr || is_whole_) return;
   options_.observer->OnRunUpdated(step, run);

@@ -185,7 +185,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   struct OpenRecord {
     bool is_open = false;
     bool is_read = false;  // all of its tasks were taken
-    // Those that have tasks of it and are not done; the CPU's part is one.
+    // Batches that have tasks of it and are not done; the CPU's part is one.
     size_t batches = 0;
   };
   // A batch and its device.

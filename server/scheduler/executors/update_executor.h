@@ -58,7 +58,7 @@ struct WholeArrays {
   float* state[kStateArraysMax] = {};  // null: it has no elements
 };
 
-// What the update of a whole parameter is computed from, besides its arrays.
+// Facts that a whole parameter's update is computed from, besides its arrays.
 // `shape` lives as long as the layout.
 struct WholeParameter {
   absl::Span<const int64_t> shape;

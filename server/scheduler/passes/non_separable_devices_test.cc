@@ -29,7 +29,7 @@ namespace {
 constexpr uint64_t kStep = 3;
 constexpr OptimizerKind kKinds[] = {
     OptimizerKind::kLamb, OptimizerKind::kAdafactor, OptimizerKind::kMuon};
-// Those of SchedulerTestJob, and of its largest parameter.
+// Elements of SchedulerTestJob, and of its largest parameter.
 constexpr uint64_t kElements = 100 * 130 + 1 + 70 * 64 + 3 * 50 + 90 * 91;
 constexpr uint64_t kLargest = 100 * 130;
 
