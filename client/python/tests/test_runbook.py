@@ -34,6 +34,8 @@ _NOT_EXECUTED = {
     "dpkg -i": "an upgrade of the packages: deploy/systemd/test_in_container",
     "systemctl reload optstated": "takes systemd: deploy/systemd/test_in_container",
     "--ulimit memlock=-1": "an option of container engines",
+    "--gpus all": "an option of container engines",
+    "nvidia-smi ...": "changes how a node's GPU is used; `-L` lists the GPUs, and takes one",
     "optctl verify": "names the verb; `optctl verify NAME` is run",
 }
 # The tests' job, where the README says NAME.
