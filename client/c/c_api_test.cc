@@ -239,6 +239,9 @@ TEST_F(CApiTest, AJobBeginsAtTheStepOfAnother) {
                           zeros.data()),
             0);
   EXPECT_EQ(optstate_finish_load_at(session, 7, 0), kInvalidArgument);
+  EXPECT_EQ(optstate_finish_load_at(session, 0, 0), kInvalidArgument);
+  EXPECT_EQ(optstate_finish_load_at(session, uint64_t{1} << 63, 1),
+            kInvalidArgument);
   ASSERT_EQ(optstate_finish_load_at(session, 7, 3), 0) << optstate_last_error();
   optstate_session_info info = {};
   info.struct_size = sizeof(info);
