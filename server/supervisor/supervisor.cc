@@ -435,8 +435,16 @@ std::shared_ptr<JobDeletion> Supervisor::BeginDeletion(
 void Supervisor::BeginDeletionInLoop(
     const std::string& name, const std::shared_ptr<JobDeletion>& deletion) {
   // The job has ended by itself, and is removed. One that is there now is
-  // another, perhaps of another user.
-  if (!held_.contains(name)) return deletion->End(absl::OkStatus());
+  // another, perhaps of another user; but when the daemon ends it has ended the
+  // engine of a job that is kept.
+  if (!held_.contains(name)) {
+    if (!stopping_ || !registry_.jobs().contains(name)) {
+      return deletion->End(absl::OkStatus());
+    }
+    return deletion->End(absl::UnavailableError(
+        absl::StrCat("the daemon ends, and job \"", name,
+                     "\" is not deleted: delete it after the next start")));
+  }
   if (sleeping_.Has(name)) {
     const uid_t owner = sleeping_.uid(name);
     sleeping_.Forget(name);

@@ -282,6 +282,23 @@ TEST_F(SupervisorTest, WhatIsDeletedIsTheJobThatWasHeld) {
   EXPECT_EQ(static_cast<uint64_t>(found->engine_pid), next.engine_pid);
 }
 
+// The daemon ends between the hold and the deletion.
+TEST_F(SupervisorTest, ADeletionThatComesTooLateIsNone) {
+  harness_.Start();
+  MustOpen("a");
+  Supervisor& supervisor = harness_.supervisor();
+  ASSERT_TRUE(supervisor.HoldJob("a", access::UnixCaller(::geteuid())).ok());
+  harness_.StopEngines();
+  const auto deletion = supervisor.BeginDeletion("a");
+  ASSERT_TRUE(deletion->AwaitEnd(absl::InfinitePast()));
+  EXPECT_TRUE(absl::IsUnavailable(deletion->status())) << deletion->status();
+  EXPECT_FALSE(deletion->progress().done());
+  EXPECT_TRUE(Exists(harness_.JobDirectory("a")));
+  harness_.Stop();
+  harness_.Start();
+  EXPECT_TRUE(harness_.Find("a").has_value());
+}
+
 TEST_F(SupervisorTest, HeldJobLetsConnectionsGoOnWhenReleased) {
   harness_.Start();
   const TestSession session = MustOpen("a");
