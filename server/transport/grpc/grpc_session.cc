@@ -169,9 +169,9 @@ absl::StatusOr<v1::AttachReply> GrpcSession::Attach(
   absl::StatusOr<v1::AttachReply> attached = AttachClaimed(&plan);
   if (attached.ok()) return attached;
   // A file that was made for this attach would stay until another engine is
-  // started, one more for each process that tries, and the next attach would
-  // take its zeros for gradients. The claim outlasts it: the client may be on
-  // another connection already.
+  // started, one more for each process that tries, and when the same client
+  // tries again its zeros would be taken for gradients. The claim outlasts it:
+  // the client may be on another connection already.
   if (staging_.has_value() && !plan.gradients_present) {
     ::unlink(job_->StagingPath(plan.rank, plan.client_instance).c_str());
   }
