@@ -437,13 +437,16 @@ void Supervisor::BeginDeletionInLoop(
   // The job has ended by itself, and is removed. One that is there now is
   // another, perhaps of another user; but when the daemon ends it has ended the
   // engine of a job that is kept.
-  if (!held_.contains(name)) {
-    if (!stopping_ || !registry_.jobs().contains(name)) {
-      return deletion->End(absl::OkStatus());
-    }
+  const auto held = held_.find(name);
+  if (held == held_.end() && stopping_ && registry_.jobs().contains(name)) {
     return deletion->End(absl::UnavailableError(
         absl::StrCat("the daemon ends, and job \"", name,
                      "\" is not deleted: delete it after the next start")));
+  }
+  // Others who hold that other job go on with it.
+  if (held == held_.end() || held->second.deletion != nullptr ||
+      sleeping_.IsStopping(name)) {
+    return deletion->End(absl::OkStatus());
   }
   if (sleeping_.Has(name)) {
     const uid_t owner = sleeping_.uid(name);
