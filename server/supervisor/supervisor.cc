@@ -451,14 +451,14 @@ void Supervisor::BeginDeletionInLoop(
   if (sleeping_.Has(name)) {
     const uid_t owner = sleeping_.uid(name);
     sleeping_.Forget(name);
-    Held held = std::move(held_[name]);
-    held_.erase(name);
-    held.deletion = deletion;
-    return RemoveJob(name, owner, std::move(held));
+    Held by_caller = std::move(held->second);
+    held_.erase(held);
+    by_caller.deletion = deletion;
+    return RemoveJob(name, owner, std::move(by_caller));
   }
   const auto found = hosts_.find(name);
   if (found == hosts_.end()) return deletion->End(absl::OkStatus());
-  held_[name].deletion = deletion;
+  held->second.deletion = deletion;
   found->second->Stop();
 }
 
