@@ -454,7 +454,12 @@ void Supervisor::BeginDeletionInLoop(
     Held by_caller = std::move(held->second);
     held_.erase(held);
     by_caller.deletion = deletion;
-    return RemoveJob(name, owner, std::move(by_caller));
+    RemoveJob(name, owner, std::move(by_caller));
+    // A job that could not be deleted sleeps on.
+    if (registry_.jobs().contains(name)) {
+      sleeping_.Add(registry_.SleepPlaceOf(name));
+    }
+    return;
   }
   const auto found = hosts_.find(name);
   if (found == hosts_.end()) return deletion->End(absl::OkStatus());
