@@ -44,7 +44,8 @@ int optstate_device_parameters_map(optstate_session* session,
 int optstate_device_parameters_memory(
     const optstate_device_parameters* parameters, int* file, uint64_t* bytes) {
   return Guarded([&]() -> absl::Status {
-    OPTSTATE_RETURN_IF_ERROR(CheckArrays(file, bytes, 1));
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(parameters, file, 1));
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(parameters, bytes, 1));
     *file = parameters->parameters->memory_file();
     *bytes = parameters->parameters->memory_bytes();
     return absl::OkStatus();
@@ -53,7 +54,8 @@ int optstate_device_parameters_memory(
 
 int optstate_device_parameters_is_over(
     const optstate_device_parameters* parameters, int32_t* is_over) {
-  return Guarded([&] {
+  return Guarded([&]() -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(parameters, is_over, 1));
     *is_over = parameters->parameters->is_over() ? 1 : 0;
     return absl::OkStatus();
   });
@@ -92,6 +94,7 @@ int optstate_device_parameters_find_whole(
     const uint32_t* wanted, size_t count, uint64_t* offsets) {
   static_assert(OPTSTATE_NOWHERE == client::DeviceParameters::kNowhere);
   return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(parameters, parameters, 1));
     OPTSTATE_RETURN_IF_ERROR(CheckArrays(wanted, offsets, count));
     return s.FindWholeOnDevice(*parameters->parameters, {wanted, count},
                                {offsets, count});

@@ -239,6 +239,9 @@ TEST_F(CApiTest, AJobBeginsAtTheStepOfAnother) {
                           zeros.data()),
             0);
   EXPECT_EQ(optstate_finish_load_at(session, 7, 0), kInvalidArgument);
+  EXPECT_EQ(optstate_finish_load_at(session, 0, 0), kInvalidArgument);
+  EXPECT_EQ(optstate_finish_load_at(session, uint64_t{1} << 63, 1),
+            kInvalidArgument);
   ASSERT_EQ(optstate_finish_load_at(session, 7, 3), 0) << optstate_last_error();
   optstate_session_info info = {};
   info.struct_size = sizeof(info);
@@ -395,6 +398,23 @@ TEST_F(CApiTest, ParametersOfADeviceAreRefusedWithAReason) {
             static_cast<int>(absl::StatusCode::kNotFound));
   EXPECT_EQ(parameters, nullptr);
   EXPECT_THAT(optstate_last_error(), HasSubstr("device_budget"));
+  // Nor is there anything to ask of what there is not.
+  int file = -1;
+  uint64_t bytes = 0;
+  EXPECT_EQ(optstate_device_parameters_memory(nullptr, &file, &bytes),
+            kInvalidArgument);
+  int32_t is_over = 0;
+  EXPECT_EQ(optstate_device_parameters_is_over(nullptr, &is_over),
+            kInvalidArgument);
+  size_t count = 0;
+  EXPECT_EQ(
+      optstate_device_parameters_find(session, nullptr, 0, nullptr, 0, &count),
+      kInvalidArgument);
+  const uint32_t wanted = 0;
+  uint64_t offset = 0;
+  EXPECT_EQ(optstate_device_parameters_find_whole(session, nullptr, &wanted, 1,
+                                                  &offset),
+            kInvalidArgument);
   optstate_device_parameters_free(nullptr);
   optstate_session_close(session);
 }

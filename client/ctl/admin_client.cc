@@ -113,16 +113,20 @@ class GrpcAdminClient : public AdminClient {
     const auto reader =
         connection_->stub()->DeleteJobWatched(&context, request);
     v1::DeleteProgress message;
+    bool has_begun = false;
     while (reader->Read(&message)) {
       watch.Touch();
+      has_begun = true;
       progress(message);
     }
     const grpc::Status status = reader->Finish();
     if (status.ok()) return absl::OkStatus();
     if (watch.was_interrupted()) {
-      return absl::CancelledError(
-          absl::StrCat("interrupted: the daemon goes on to delete job ", name,
-                       "; `optctl events ", name, "` says when it is deleted"));
+      // Before its first message the daemon may still refuse.
+      return absl::CancelledError(absl::StrCat(
+          "interrupted: the daemon ", has_begun ? "goes on" : "may go on",
+          " to delete job ", name, "; `optctl events ", name,
+          "` says when it is deleted"));
     }
     if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
       return Call(&v1::Admin::Stub::DeleteJob, request).status();

@@ -25,6 +25,17 @@ absl::Status CheckBytes(absl::string_view what, const ParameterSpec& parameter,
                    expected, " bytes, not ", found));
 }
 
+// Step 0 after no loads is how a message says that nothing is asked for: the
+// daemon would count a load of which this session knew nothing.
+absl::Status CheckBegin(const BeginAt& at) {
+  if (at.step < kBeginAtStepEnd && at.loads_finished != 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a job cannot begin at step ", at.step, " after ", at.loads_finished,
+      " loads: the step must be below 2^63, and there must be a load"));
+}
+
 }  // namespace
 
 uint64_t ElementCount(const Layout& layout, StateArray array,
@@ -102,7 +113,10 @@ absl::Status Session::CheckTakesBeginAt() const {
 
 absl::Status Session::FinishLoad(std::optional<BeginAt> begin_at) {
   OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckLoading()));
-  if (begin_at) OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckTakesBeginAt()));
+  if (begin_at) {
+    OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckTakesBeginAt()));
+    OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckBegin(*begin_at)));
+  }
   finishing_load_ = true;
   begin_at_ = begin_at;
   const LoadEnd end = {

@@ -89,13 +89,15 @@ v1::Quota Quotas::OwnQuotaOf(uid_t uid) const {
   return {};
 }
 
+// A name that this process did not find may be there when an engine looks for
+// it.
 Quotas::All Quotas::ThatMayConcern(uid_t uid) const {
   const absl::MutexLock lock(&mutex_);
   All found;
   for (const Entry& entry : entries_) {
     const bool is_others =
         entry.quota.group().empty() && entry.id.has_value() && *entry.id != uid;
-    if (!is_others && !entry.is_absent) *found.Add() = entry.quota;
+    if (!is_others) *found.Add() = entry.quota;
   }
   return found;
 }

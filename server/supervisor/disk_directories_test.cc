@@ -15,6 +15,7 @@
 #include "server/config/nvme_directory.h"
 #include "server/supervisor/device_formatter.h"
 #include "server/supervisor/job_registry.h"
+#include "server/supervisor/sleep/job_sleeper.h"
 #include "storage/disk_folder.h"
 #include "storage/testing/test_mounts.h"
 
@@ -233,6 +234,11 @@ TEST_F(DiskDirectoriesTest, AJobThatCannotBeDeletedIsAsItWas) {
   MakeJob(1, "a", true);
   JobRegistry registry = OpenRegistry();
   std::ofstream(registry.JobDirectory("a") + "/state") << "x";
+  // It sleeps, too.
+  const std::string asleep_in = root_ + "/sleep/a";
+  fs::create_directories(asleep_in);
+  std::ofstream(asleep_in + "/state") << "x";
+  ASSERT_TRUE(MarkAsleep(registry.JobDirectory("a"), asleep_in).ok());
   {
     // A mount point cannot be renamed.
     const auto mounted = storage::TestTmpfs::Mount(Folder(1, "a"), "size=1m");
@@ -245,6 +251,8 @@ TEST_F(DiskDirectoriesTest, AJobThatCannotBeDeletedIsAsItWas) {
   EXPECT_TRUE(fs::exists(Folder(0, "a") + "/commits"));
   EXPECT_TRUE(fs::exists(Folder(1, "a") + "/records"));
   EXPECT_TRUE(fs::exists(registry.JobDirectory("a") + "/state"));
+  EXPECT_EQ(registry.SleepFolder("a"), asleep_in);
+  EXPECT_TRUE(fs::exists(asleep_in + "/state"));
   EXPECT_THAT(registry.jobs(), ElementsAre(Key("a")));
 }
 

@@ -302,7 +302,12 @@ absl::StatusOr<std::vector<std::string>> JobRegistry::Discard(
   if (uses_disk) {
     auto on_disks = disks_.Discard(name);
     if (!on_disks.ok()) {
-      // Memory is the last to go: after a failed delete the job is whole.
+      // After a failed delete the job is whole. Memory is the last to go and to
+      // come back, for it names the folder in which the job sleeps.
+      if (!all.empty()) {
+        const absl::Status back = TakeBackFolder(sleep_folder);
+        if (!back.ok()) spdlog::error("{}", back.ToString());
+      }
       ::rename(discarded.c_str(), path.c_str());
       return on_disks.status();
     }

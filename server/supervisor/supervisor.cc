@@ -435,19 +435,35 @@ std::shared_ptr<JobDeletion> Supervisor::BeginDeletion(
 void Supervisor::BeginDeletionInLoop(
     const std::string& name, const std::shared_ptr<JobDeletion>& deletion) {
   // The job has ended by itself, and is removed. One that is there now is
-  // another, perhaps of another user.
-  if (!held_.contains(name)) return deletion->End(absl::OkStatus());
+  // another, perhaps of another user; but when the daemon ends it has ended the
+  // engine of a job that is kept.
+  const auto held = held_.find(name);
+  if (held == held_.end() && stopping_ && registry_.jobs().contains(name)) {
+    return deletion->End(absl::UnavailableError(
+        absl::StrCat("the daemon ends, and job \"", name,
+                     "\" is not deleted: delete it after the next start")));
+  }
+  // Others who hold that other job go on with it.
+  if (held == held_.end() || held->second.deletion != nullptr ||
+      sleeping_.IsStopping(name)) {
+    return deletion->End(absl::OkStatus());
+  }
   if (sleeping_.Has(name)) {
     const uid_t owner = sleeping_.uid(name);
     sleeping_.Forget(name);
-    Held held = std::move(held_[name]);
-    held_.erase(name);
-    held.deletion = deletion;
-    return RemoveJob(name, owner, std::move(held));
+    Held by_caller = std::move(held->second);
+    held_.erase(held);
+    by_caller.deletion = deletion;
+    RemoveJob(name, owner, std::move(by_caller));
+    // A job that could not be deleted sleeps on.
+    if (registry_.jobs().contains(name)) {
+      sleeping_.Add(registry_.SleepPlaceOf(name));
+    }
+    return;
   }
   const auto found = hosts_.find(name);
   if (found == hosts_.end()) return deletion->End(absl::OkStatus());
-  held_[name].deletion = deletion;
+  held->second.deletion = deletion;
   found->second->Stop();
 }
 

@@ -90,6 +90,12 @@ void SupervisorHarness::Stop() {
   Destroy();
 }
 
+void SupervisorHarness::StopEngines() {
+  absl::Notification done;
+  loop_->Post([&] { supervisor_->Stop([&done] { done.Notify(); }); });
+  done.WaitForNotification();
+}
+
 void SupervisorHarness::Abandon() {
   loop_->Stop();
   thread_.join();

@@ -49,6 +49,9 @@ class SupervisorHarness {
   void Start();
   // Ends the supervisor, if one runs, and keeps its state; Start() may follow.
   void Stop();
+  // Has the supervisor end all engines as Stop() does, and goes on itself;
+  // Stop() is to follow.
+  void StopEngines();
   // Ends the supervisor as SIGKILL would: engines are told nothing. Start() may
   // follow.
   void Abandon();

@@ -24,6 +24,7 @@
 #include "server/supervisor/sleep/sleep_operation.h"
 #include "server/supervisor/supervisor_fixture.h"
 #include "server/supervisor/supervisor_harness.h"
+#include "storage/testing/test_mounts.h"
 #include "storage/tmpfs_info.h"
 
 namespace optstate::supervisor {
@@ -286,6 +287,31 @@ TEST_F(SupervisorSleepTest, ASleepingJobIsDeletedWithItsFiles) {
   EXPECT_FALSE(Exists(disk_ + "/jobs/.old-a"));
   // The name is free.
   MakeJob("a");
+}
+
+TEST_F(SupervisorSleepTest, ASleepingJobThatCannotBeDeletedSleepsOn) {
+  harness_.Start();
+  MakeJob("a");
+  ASSERT_TRUE(Sleep("a").ok());
+  {
+    // A mount point cannot be renamed.
+    const auto mounted =
+        storage::TestTmpfs::Mount(disk_ + "/jobs/a", "size=1m");
+    if (absl::IsFailedPrecondition(mounted.status())) {
+      GTEST_SKIP() << mounted.status();
+    }
+    ASSERT_TRUE(mounted.ok()) << mounted.status();
+    Supervisor& supervisor = harness_.supervisor();
+    ASSERT_TRUE(supervisor.HoldJob("a", kSelf).ok());
+    EXPECT_FALSE(
+        supervisor
+            .DeleteHeldJob("a", absl::Now() + SupervisorHarness::kPatience)
+            .ok());
+    EXPECT_TRUE(IsAsleep("a"));
+  }
+  const absl::Status woken = Wake("a");
+  EXPECT_TRUE(woken.ok()) << woken;
+  EXPECT_TRUE(HasState("a"));
 }
 
 TEST_F(SupervisorSleepTest, OperationsOnASleepingJobAreRefused) {

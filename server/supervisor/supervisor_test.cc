@@ -282,6 +282,39 @@ TEST_F(SupervisorTest, WhatIsDeletedIsTheJobThatWasHeld) {
   EXPECT_EQ(static_cast<uint64_t>(found->engine_pid), next.engine_pid);
 }
 
+// Somebody else deletes the job that has taken the name.
+TEST_F(SupervisorTest, ADeletionIsNotTakenFromWhoHasBegunIt) {
+  harness_.Start();
+  const auto engine = static_cast<pid_t>(MustOpen("a").engine_pid);
+  Supervisor& supervisor = harness_.supervisor();
+  ASSERT_TRUE(supervisor.HoldJob("a", access::UnixCaller(::geteuid())).ok());
+  ASSERT_EQ(::kill(engine, SIGSTOP), 0);  // it cannot end
+  const auto deletion = supervisor.BeginDeletion("a");
+  const auto late = supervisor.BeginDeletion("a");
+  EXPECT_TRUE(late->AwaitEnd(absl::InfinitePast()));
+  EXPECT_FALSE(deletion->AwaitEnd(absl::InfinitePast()));
+  ASSERT_EQ(::kill(engine, SIGCONT), 0);
+  ASSERT_TRUE(deletion->AwaitEnd(absl::Now() + Harness::kPatience));
+  EXPECT_TRUE(deletion->status().ok()) << deletion->status();
+}
+
+// The daemon ends between the hold and the deletion.
+TEST_F(SupervisorTest, ADeletionThatComesTooLateIsNone) {
+  harness_.Start();
+  MustOpen("a");
+  Supervisor& supervisor = harness_.supervisor();
+  ASSERT_TRUE(supervisor.HoldJob("a", access::UnixCaller(::geteuid())).ok());
+  harness_.StopEngines();
+  const auto deletion = supervisor.BeginDeletion("a");
+  ASSERT_TRUE(deletion->AwaitEnd(absl::InfinitePast()));
+  EXPECT_TRUE(absl::IsUnavailable(deletion->status())) << deletion->status();
+  EXPECT_FALSE(deletion->progress().done());
+  EXPECT_TRUE(Exists(harness_.JobDirectory("a")));
+  harness_.Stop();
+  harness_.Start();
+  EXPECT_TRUE(harness_.Find("a").has_value());
+}
+
 TEST_F(SupervisorTest, HeldJobLetsConnectionsGoOnWhenReleased) {
   harness_.Start();
   const TestSession session = MustOpen("a");

@@ -232,10 +232,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
   NoteTraffic(plan);
   const absl::StatusOr<session::AttachResult> result =
       options_.job->Attach(spec);
-  if (!result.ok()) {
-    Unclaim();
-    return result.status();
-  }
+  if (!result.ok()) return result.status();
   attached_ = true;
   observe::LogOfPeer(
       spdlog::level::info, "session attached", absl::StrCat("uid ", peer_.uid),

@@ -100,10 +100,10 @@ class SessionHandler {
   // Claims the rank for this session, waiting while the last step of a previous
   // session is being applied. ALREADY_EXISTS when another session has the rank.
   absl::Status Claim(const AttachPlan& plan);
-  // Undoes Claim() when the attach that was to follow fails before Attach().
+  // Undoes Claim() when the attach that was to follow fails.
   void Unclaim();
-  // Attaches a claimed rank. `gradient_area` and `listener` stay valid until
-  // Detach() has returned.
+  // Attaches a claimed rank, which stays claimed after an error.
+  // `gradient_area` and `listener` stay valid until Detach() has returned.
   absl::StatusOr<v1::AttachReply> Attach(const AttachPlan& plan,
                                          const std::byte* gradient_area,
                                          session::SessionListener* listener);

@@ -125,9 +125,13 @@ absl::Status JobDurability::AdoptCommit() {
   const Durable durable = WhatIsDurable();
   const v1::StorageSettings& storage = job_.shape->description.storage;
   const uint64_t every = storage.every_steps();
+  // A load by which the job has begun at a step may leave the number of loads
+  // as it was; its record has the digest of no commit.
+  const bool has_begun = job_.record().commit_digest == 0;
   // With "every N" the commit of step N may have been under way when the former
   // engine ended.
-  const bool needs_step = storage.durability() == v1::DURABILITY_KIND_STEP ||
+  const bool needs_step = has_begun ||
+                          storage.durability() == v1::DURABILITY_KIND_STEP ||
                           (storage.durability() == v1::DURABILITY_KIND_EVERY &&
                            job_.record().committed_step / every >
                                job_.store->durable_step() / every);

@@ -156,6 +156,28 @@ TEST_F(JobDurabilityTest, SoIsALoad) {
   EXPECT_EQ(commits(), 2u);
 }
 
+// The job has begun at a step after as many loads as it had before.
+TEST_F(JobDurabilityTest, SoIsALoadThatBringsAStep) {
+  ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_INTERVAL));
+  ASSERT_EQ(DurableAfter(0, /*is_load=*/true), 0u);
+  SetStep(2);
+  ASSERT_TRUE(AdoptCommit().ok());
+  const auto await = [this] {
+    JobCall lock(&job_.lock);
+    return job_.store->AwaitCommit();
+  };
+  ASSERT_TRUE(await().ok());
+  EXPECT_EQ(job_.store->durable_step(), 2u);
+  // A step that ranks have committed waits for its turn.
+  storage::StepRecord record = job_.record();
+  record.committed_step = 3;
+  record.commit_digest = 7;
+  storage::PublishRecord(record, job_.tier->control());
+  ASSERT_TRUE(AdoptCommit().ok());
+  ASSERT_TRUE(await().ok());
+  EXPECT_EQ(job_.store->durable_step(), 2u);
+}
+
 TEST_F(JobDurabilityTest, AnOrderlyEndLosesNothing) {
   ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_EVERY));
   ASSERT_EQ(DurableAfter(3), 3u);

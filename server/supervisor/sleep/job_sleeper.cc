@@ -370,6 +370,11 @@ absl::StatusOr<std::string> DiscardFolder(const std::string& folder) {
   return synced;
 }
 
+absl::Status TakeBackFolder(const std::string& folder) {
+  OPTSTATE_RETURN_IF_ERROR(Rename(OldFolder(folder), folder));
+  return storage::SyncFolder(ParentOf(folder));
+}
+
 absl::StatusOr<v1::SleepManifest> PutToSleep(
     const SleepPlace& place, const std::function<absl::Status()>& sync_records,
     CopyControl* control) {

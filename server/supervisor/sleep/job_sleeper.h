@@ -102,6 +102,8 @@ absl::Status MarkAsleep(const std::string& job_directory,
 // Has the folder be no job's any more, durably; returns its new path, for the
 // caller to remove.
 absl::StatusOr<std::string> DiscardFolder(const std::string& folder);
+// Undoes that: the folder is the job's again.
+absl::Status TakeBackFolder(const std::string& folder);
 
 }  // namespace optstate::supervisor
 

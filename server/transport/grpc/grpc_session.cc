@@ -1,5 +1,7 @@
 #include "server/transport/grpc/grpc_session.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -164,28 +166,39 @@ absl::StatusOr<v1::AttachReply> GrpcSession::Attach(
   // The claim precedes the file: the rank's previous session removes its own
   // file.
   OPTSTATE_RETURN_IF_ERROR(handler_.Claim(plan));
+  absl::StatusOr<v1::AttachReply> attached = AttachClaimed(&plan);
+  if (attached.ok()) return attached;
+  // A file that was made for this attach would stay until another engine is
+  // started, one more for each process that tries, and when the same client
+  // tries again its zeros would be taken for gradients. The claim outlasts it:
+  // the client may be on another connection already.
+  if (staging_.has_value() && !plan.gradients_present) {
+    ::unlink(job_->StagingPath(plan.rank, plan.client_instance).c_str());
+  }
+  staging_.reset();
+  handler_.Unclaim();
+  return attached;
+}
+
+absl::StatusOr<v1::AttachReply> GrpcSession::AttachClaimed(AttachPlan* plan) {
   auto staging =
-      job_->MakeStaging(plan.rank, plan.client_instance,
-                        plan.gradient_area_bytes, &plan.gradients_present);
+      job_->MakeStaging(plan->rank, plan->client_instance,
+                        plan->gradient_area_bytes, &plan->gradients_present);
   if (!staging.ok()) {
-    handler_.Unclaim();
     return Annotate(
         staging.status(),
-        absl::StrCat("staging area for the gradients of rank ", plan.rank));
+        absl::StrCat("staging area for the gradients of rank ", plan->rank));
   }
   staging_.emplace(*std::move(staging));
-  gradient_area_bytes_ = plan.gradient_area_bytes;
-  parameter_area_bytes_ = plan.parameter_area_bytes;
-  if (!plan.fetches_parameters) {
+  gradient_area_bytes_ = plan->gradient_area_bytes;
+  parameter_area_bytes_ = plan->parameter_area_bytes;
+  if (!plan->fetches_parameters) {
     const absl::Status opened = parameters_.Open(
-        std::move(plan.parameters), plan.parameter_area_bytes,
-        std::move(plan.run_stamps), plan.run_count, std::move(plan.parts));
-    if (!opened.ok()) {
-      handler_.Unclaim();
-      return Annotate(opened, "the job's parameters");
-    }
+        std::move(plan->parameters), plan->parameter_area_bytes,
+        std::move(plan->run_stamps), plan->run_count, std::move(plan->parts));
+    if (!opened.ok()) return Annotate(opened, "the job's parameters");
   }
-  return handler_.Attach(plan, staging_->data(), this);
+  return handler_.Attach(*plan, staging_->data(), this);
 }
 
 absl::Status GrpcSession::Stage(const v1::GradientChunk& chunk) {

@@ -63,6 +63,8 @@ class GrpcSession : public session::SessionListener {
   // Answers a request that has one reply, given before Handle() returns.
   v1::SessionReply Answer(const v1::SessionRequest& request);
   absl::StatusOr<v1::AttachReply> Attach(const v1::AttachRequest& request);
+  // Attaches a claimed rank; whatever was made for that stays after an error.
+  absl::StatusOr<v1::AttachReply> AttachClaimed(AttachPlan* plan);
   absl::Status Load(const v1::LoadRequest& request);
   absl::Status Fetch(const v1::FetchRequest& request, v1::FetchReply* reply);
   // Starts a request whose reply comes later.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <utility>
@@ -125,6 +126,25 @@ TEST_F(GrpcTransportTest, ASessionThatFetchesParametersIsSentNone) {
   v1::SessionRequest read;
   read.mutable_read_parameters();
   EXPECT_TRUE(absl::IsFailedPrecondition(first->Call(read)));
+}
+
+// Each process that tries would leave one more, and its zeros are not what a
+// rank has sent.
+TEST_F(GrpcTransportTest, ARefusedAttachLeavesNoStagingFile) {
+  auto peer = Connect(0);
+  ASSERT_TRUE(peer->Call(peer->RegisterRequest()).ok());
+  session::AttachSpec other;
+  other.rank = 0;
+  ASSERT_TRUE(job_.Attach(other).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(peer->Open()));
+  const std::string staging = job_.StagingPath(0, /*client_instance=*/0);
+  EXPECT_FALSE(std::filesystem::exists(staging));
+  job_.Detach(0);
+  const absl::Status opened = peer->Open();
+  ASSERT_TRUE(opened.ok()) << opened;
+  EXPECT_FALSE(peer->attach_reply.gradients_present());
+  EXPECT_TRUE(std::filesystem::exists(staging));
+  EXPECT_TRUE(peer->Push(1).ok());
 }
 
 TEST_F(GrpcTransportTest, HintsReachTheJob) {

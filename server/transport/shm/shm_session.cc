@@ -191,7 +191,10 @@ absl::StatusOr<v1::AttachReply> ShmSession::Attach(
                                        plan->group_count,
                                        pages_ ? &*pages_ : nullptr);
   OPTSTATE_RETURN_IF_ERROR(handler_.Claim(*plan));
-  return handler_.Attach(*plan, segments_->gradient_area(), writer_.get());
+  absl::StatusOr<v1::AttachReply> attached =
+      handler_.Attach(*plan, segments_->gradient_area(), writer_.get());
+  if (!attached.ok()) handler_.Unclaim();
+  return attached;
 }
 
 // Prepares the checks of pages that follow the attach.
