@@ -179,15 +179,15 @@ absl::StatusOr<DeviceParameters> ShareParameters(absl::string_view device,
                      ": records stay on other devices than the rank's"));
   }
   const auto index = static_cast<size_t>(found - devices.begin());
-  OPTSTATE_ASSIGN_OR_RETURN(
-      scheduler::DeviceParameters shared,
+  absl::StatusOr<scheduler::DeviceParameters> shared =
       job->executor->ShareParameters(index, sizes.parameter_bytes,
-                                     job->layout().run_count()));
+                                     job->layout().run_count());
+  if (!shared.ok()) return OfNode(shared.status());
   DeviceParameters parameters;
-  parameters.table = std::move(shared.table);
-  parameters.memory = std::move(shared.memory.file);
+  parameters.table = std::move(shared->table);
+  parameters.memory = std::move(shared->memory.file);
   parameters.device_index = static_cast<uint32_t>(index);
-  parameters.memory_bytes = shared.memory.bytes;
+  parameters.memory_bytes = shared->memory.bytes;
   return parameters;
 }
 
