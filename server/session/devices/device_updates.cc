@@ -164,6 +164,10 @@ absl::StatusOr<DeviceParameters> ShareParameters(absl::string_view device,
         "lies in parts that are too small to be copied alone. "
         "offload_fraction=0 has parameters there whole"));
   }
+  // As while the engine makes room for the next one, which has them stay again.
+  if (!storage::MayLag(*job->tier->control())) {
+    return absl::NotFoundError("no record of the job stays on a device now");
+  }
   const auto found = std::find_if(devices.begin(), devices.end(),
                                   [device](const accelerator::Device* each) {
                                     return each->info().id == device;
