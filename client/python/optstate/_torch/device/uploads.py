@@ -165,8 +165,7 @@ class Uploads:
         connections = self._session.info().connections
         if connections == self._connections:
             return False
-        if self._lanes:
-            self._release()
+        self._release()  # without lanes, too: one that failed to ask has left the memory held
         self._connections = connections
         return True
 
