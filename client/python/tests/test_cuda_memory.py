@@ -1,10 +1,11 @@
-"""The calls to the driver that map the daemon's memory, with a model of it: test_cuda.py makes them
-on a GPU."""
+"""The calls to CUDA's driver that map another process' memory, with a model of it: test_cuda.py
+makes them on a GPU."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import ctypes
+import types
 
 import pytest
 import torch
@@ -12,114 +13,142 @@ from optstate._torch.device import cuda_memory
 from optstate._torch.device.cuda_memory import CudaMemory
 from optstate._torch.device.interface import NotImported
 
-SIZE = 4096
-HANDLE = 7
-READ, READ_AND_WRITE = 1, 3
-DEVICE = torch.device("cuda", 1)
+SIZE = 4 << 20
+HANDLE, ADDRESS = 77, 1 << 40
+# Each call, and the one that undoes it.
+UNDOES = {
+    "cuMemImportFromShareableHandle": "cuMemRelease",
+    "cuMemAddressReserve": "cuMemAddressFree",
+    "cuMemMap": "cuMemUnmap",
+}
 
 
-class ModelOfDriver:
-    """Stands for libcuda.so.1, in which memory is where `memory` is."""
+class Driver:
+    """Notes the calls; some fail."""
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self._memory = memory
+    def __init__(self, **errors: int) -> None:
+        self.errors = errors
         self.calls: list[str] = []
-        self.refused: set[Any] = set()  # names of functions, and accesses
-        self.access: tuple[int, int, int] | None = None  # of the last call that was not refused
+        self.flags: list[int] = []
 
-    def _answer(self, name: str, what: Any) -> int:
-        self.calls.append(name)
-        return 801 if what in self.refused else 0  # CUDA_ERROR_NOT_SUPPORTED
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls.append(name)
+            if name == "cuMemSetAccess":
+                self.flags.append(
+                    ctypes.cast(arguments[2], ctypes.POINTER(cuda_memory._Access))[0].flags
+                )
+                read_only = self.errors.get("read_only", 0)
+                if read_only and self.flags[-1] == 1:
+                    return read_only
+            if name in self.errors:
+                return self.errors[name]
+            if name == "cuMemImportFromShareableHandle":
+                ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_ulonglong))[0] = HANDLE
+                assert arguments[1:] == (9, 1)
+            if name == "cuMemAddressReserve":
+                ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_ulonglong))[0] = ADDRESS
+            return 0
 
-    def cuMemImportFromShareableHandle(self, handle: Any, *how: int) -> int:  # noqa: N802
-        assert how == (5, 1)
-        handle._obj.value = HANDLE
-        return self._answer("import", "import")
+        return call
 
-    def cuMemAddressReserve(self, address: Any, size: int, *others: int) -> int:  # noqa: N802
-        assert (size, others) == (SIZE, (0, 0, 0))
-        error = self._answer("reserve", "reserve")
-        if not error:
-            address._obj.value = self._memory.data_ptr()
-        return error
+    @property
+    def held(self) -> list[str]:
+        """The calls that were not undone."""
+        return [
+            done
+            for done, undone in UNDOES.items()
+            if done not in self.errors and self.calls.count(done) != self.calls.count(undone)
+        ]
 
-    def cuMemMap(self, address: Any, size: int, *what: Any) -> int:  # noqa: N802
-        begin, handle, flags = what
-        assert address.value == self._memory.data_ptr() and handle.value == HANDLE
-        assert (size, begin, flags) == (SIZE, 0, 0)
-        return self._answer("map", "map")
 
-    def cuMemSetAccess(self, address: Any, size: int, access: Any, count: int) -> int:  # noqa: N802
-        assert (size, count) == (SIZE, 1)
-        location, flags = access._obj.location, access._obj.flags
-        self.access = (location.type, location.id, flags)
-        return self._answer("access", flags)
+class Values(dict):
+    """Stands for a tensor of the memory."""
 
-    def cuMemUnmap(self, address: Any, size: int) -> int:  # noqa: N802
-        return self._answer("unmap", "unmap")
-
-    def cuMemAddressFree(self, address: Any, size: int) -> int:  # noqa: N802
-        return self._answer("free", "free")
-
-    def cuMemRelease(self, handle: Any) -> int:  # noqa: N802
-        assert handle.value == HANDLE
-        return self._answer("release", "release")
-
-    def cuGetErrorString(self, error: int, text: Any) -> int:  # noqa: N802
-        text._obj.value = b"operation not supported"
-        return 0
+    def data_ptr(self) -> int:
+        return self["data"][0]
 
 
 @pytest.fixture
-def model(monkeypatch):
-    memory = torch.zeros(SIZE, dtype=torch.uint8)
-    found = ModelOfDriver(memory)
-    monkeypatch.setattr(cuda_memory, "_driver", lambda: found)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
-    monkeypatch.setattr(torch, "as_tensor", lambda interface, device: memory)
-    return found
+def use(monkeypatch):
+    def install(driver):
+        fake = types.SimpleNamespace(
+            cuda=types.SimpleNamespace(
+                current_device=lambda: 0,
+                current_stream=lambda: None,
+                device=lambda index: contextlib.nullcontext(),
+            ),
+            as_tensor=lambda interface, device: Values(interface.__cuda_array_interface__),
+            device=torch.device,
+            empty=torch.empty,
+            uint8=torch.uint8,
+        )
+        monkeypatch.setattr(cuda_memory, "torch", fake)
+        monkeypatch.setattr(cuda_memory, "_driver", lambda: driver)
+        return driver
+
+    return install
 
 
-def test_memory_is_mapped_to_be_read_and_given_back(model):
-    memory = CudaMemory(DEVICE, 5, SIZE)
-    assert memory.values.numel() == SIZE
-    assert model.calls == ["import", "reserve", "map", "access"]
-    assert model.access == (1, 1, READ)
+def test_memory_is_mapped_and_unmapped(use):
+    driver = use(Driver())
+    memory = CudaMemory(torch.device("cuda", 1), 9, SIZE)
+    assert memory.values["data"] == (ADDRESS, False)
+    assert memory.values["shape"] == (SIZE,)
+    assert driver.flags == [1]
+    assert driver.held == list(UNDOES)
     memory.close()
+    assert not driver.held
     memory.close()
-    assert memory.values.numel() == 0
-    assert model.calls[4:] == ["unmap", "free", "release"]
+    assert not driver.held
 
 
-def test_a_driver_that_maps_for_writing_alone(model):
-    model.refused = {READ}
-    memory = CudaMemory(DEVICE, 5, SIZE)
-    assert model.access == (1, 1, READ_AND_WRITE)
+def test_a_driver_that_maps_nothing_read_only(use):
+    driver = use(Driver(read_only=801))
+    memory = CudaMemory(torch.device("cuda", 1), 9, SIZE)
+    assert driver.flags == [1, 3]
     memory.close()
+    assert not driver.held
 
 
 @pytest.mark.parametrize(
-    "refused, given_back",
-    [
-        ({"import"}, []),
-        ({"reserve"}, ["release"]),
-        ({"map"}, ["free", "release"]),
-        ({READ, READ_AND_WRITE}, ["unmap", "free", "release"]),
-    ],
-    ids=["import", "reserve", "map", "access"],
+    "name",
+    ["cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"],
 )
-def test_a_refusal_is_said_and_leaves_nothing(model, refused, given_back):
-    model.refused = refused
-    with pytest.raises(NotImported, match="error 801, operation not supported"):
-        CudaMemory(DEVICE, 5, SIZE)
-    assert [each for each in model.calls if each in ("unmap", "free", "release")] == given_back
+def test_a_refusal_leaves_nothing_mapped(use, name):
+    driver = use(Driver(**{name: 801}))
+    with pytest.raises(NotImported, match=f"{name}: error 801"):
+        CudaMemory(torch.device("cuda", 1), 9, SIZE)
+    assert not driver.held
 
 
-def test_a_copy_is_not_taken_for_the_memory(model, monkeypatch):
-    """torch copies memory of another device, and a copy keeps its values."""
-    copied = torch.zeros(SIZE, dtype=torch.uint8)
-    monkeypatch.setattr(torch, "as_tensor", lambda interface, device: copied)
+def test_a_torch_that_takes_no_such_memory(use, monkeypatch):
+    driver = use(Driver())
+
+    def refuse(*_, **__):
+        raise TypeError("no")
+
+    monkeypatch.setattr(cuda_memory.torch, "as_tensor", refuse)
+    with pytest.raises(NotImported, match="torch takes no such memory: no"):
+        CudaMemory(torch.device("cuda", 1), 9, SIZE)
+    assert not driver.held
+
+
+def test_a_copy_is_not_taken_for_the_memory(use, monkeypatch):
+    """torch copies memory of another device, and a copy would keep its values."""
+    driver = use(Driver())
+    copied = Values(data=(2 * ADDRESS, False))
+    monkeypatch.setattr(cuda_memory.torch, "as_tensor", lambda interface, device: copied)
     with pytest.raises(NotImported, match="elsewhere than on cuda:1"):
-        CudaMemory(DEVICE, 5, SIZE)
-    assert model.calls[4:] == ["unmap", "free", "release"]
+        CudaMemory(torch.device("cuda", 1), 9, SIZE)
+    assert not driver.held
+
+
+def test_without_a_driver_it_says_so(monkeypatch):
+    def no_driver(name):
+        raise OSError(f"{name} is not there")
+
+    monkeypatch.setattr(cuda_memory.ctypes, "CDLL", no_driver)
+    cuda_memory._driver.cache_clear()
+    with pytest.raises(NotImported, match="libcuda.so.1 is not there"):
+        cuda_memory._driver()
