@@ -234,13 +234,16 @@ class CudaDevice final : public Device {
   }
   absl::StatusOr<DeviceAddress> AllocateShareable(uint64_t bytes) override {
     OPTSTATE_RETURN_IF_ERROR(Use());
-    return shared_.Allocate(bytes);
+    absl::StatusOr<DeviceAddress> memory = shared_.Allocate(bytes);
+    if (memory.ok()) return memory;
+    return Annotate(memory.status(), name_);
   }
   absl::StatusOr<ExportedMemory> Export(DeviceAddress memory) override {
     OPTSTATE_RETURN_IF_ERROR(Use());
     ExportedMemory exported;
-    OPTSTATE_ASSIGN_OR_RETURN(exported.file,
-                              shared_.Export(memory, &exported.bytes));
+    absl::StatusOr<UniqueFd> file = shared_.Export(memory, &exported.bytes);
+    if (!file.ok()) return Annotate(file.status(), name_);
+    exported.file = *std::move(file);
     exported.device = info_.id;
     return exported;
   }

@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 
 #include <utility>
 
@@ -203,8 +204,11 @@ absl::StatusOr<UniqueFd> CudaSharedMemory::Export(DeviceAddress memory,
   OPTSTATE_RETURN_IF_ERROR(
       Check(driver, driver.export_handle(&file, found->second.handle, kFile, 0),
             "cuMemExportToShareableHandle"));
+  UniqueFd exported(file);
+  // A program that the process starts would keep the memory.
+  ::fcntl(exported.get(), F_SETFD, FD_CLOEXEC);
   *bytes = found->second.bytes;
-  return UniqueFd(file);
+  return exported;
 }
 
 absl::StatusOr<DeviceAddress> CudaSharedMemory::Import(int file,

@@ -1,5 +1,7 @@
 #include "storage/accelerator/device_suite.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <iostream>
@@ -137,6 +139,7 @@ TEST_P(DeviceSuite, ExportedMemoryIsReadWhereItIsImported) {
   auto exported = device_->Export(*memory);
   ASSERT_TRUE(exported.ok()) << exported.status();
   EXPECT_TRUE(exported->file.ok());
+  EXPECT_EQ(::fcntl(exported->file.get(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
   EXPECT_GE(exported->bytes, kBytes);
   EXPECT_EQ(exported->device, device_->info().id);
   const auto importer = runtime_->Open(0);

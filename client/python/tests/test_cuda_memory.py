@@ -62,6 +62,13 @@ class Driver:
         ]
 
 
+class Values(dict):
+    """Stands for a tensor of the memory."""
+
+    def data_ptr(self) -> int:
+        return self["data"][0]
+
+
 @pytest.fixture
 def use(monkeypatch):
     def install(driver):
@@ -71,7 +78,7 @@ def use(monkeypatch):
                 current_stream=lambda: None,
                 device=lambda index: contextlib.nullcontext(),
             ),
-            as_tensor=lambda interface, device: interface.__cuda_array_interface__,
+            as_tensor=lambda interface, device: Values(interface.__cuda_array_interface__),
             device=torch.device,
             empty=torch.empty,
             uint8=torch.uint8,
@@ -123,6 +130,16 @@ def test_a_torch_that_takes_no_such_memory(use, monkeypatch):
 
     monkeypatch.setattr(cuda_memory.torch, "as_tensor", refuse)
     with pytest.raises(NotImported, match="torch takes no such memory: no"):
+        CudaMemory(torch.device("cuda", 1), 9, SIZE)
+    assert not driver.held
+
+
+def test_a_copy_is_not_taken_for_the_memory(use, monkeypatch):
+    """torch copies memory of another device, and a copy would keep its values."""
+    driver = use(Driver())
+    copied = Values(data=(2 * ADDRESS, False))
+    monkeypatch.setattr(cuda_memory.torch, "as_tensor", lambda interface, device: copied)
+    with pytest.raises(NotImported, match="elsewhere than on cuda:1"):
         CudaMemory(torch.device("cuda", 1), 9, SIZE)
     assert not driver.held
 

@@ -124,6 +124,15 @@ def test_copies_are_in_a_side_stream_that_keeps_the_devices_memory(model):
     assert rest[2:] == [("record", "stream 1", True), ("wait_event", 1)]
 
 
+def test_memory_that_was_imported_is_not_shown_to_torchs_allocator(model):
+    """Of cudaMallocAsync it is an error to record a stream for memory that is not its own."""
+    stream = CudaBackend().stream(torch.device("cuda", 1), "to_device")
+    stream.copy(Tensor(model, "parameter", True), Tensor(model, "imported", True))
+    stream.copy(Tensor(model, "parameter", True), Tensor(model, "host", False))
+    recorded = [name for call, name, *_ in model.calls if call == "record_stream"]
+    assert recorded == ["parameter", "parameter"]
+
+
 def test_a_device_has_one_stream_for_each_direction(model):
     backend = CudaBackend()
     pairs = [(torch.device("cuda", i), way) for i in (0, 1) for way in ("to_host", "to_device")]

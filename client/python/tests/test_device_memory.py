@@ -156,6 +156,35 @@ def test_an_engine_that_is_killed(seed, device_daemon, job):
         assert same(model, expected)
 
 
+def test_to_ask_may_take_another_connection(seed, device_daemon, job, monkeypatch):
+    """An engine that gives the memory up may be about to end: who asks it for more gets the next
+    engine, and what was registered are pages of the former one's parameters."""
+    expected = trained_on_host(device_daemon, f"{job}-host", torch.float32)
+    with emulated(seed) as device:
+        device.name = DEVICE
+        model = model_of()
+        optimizer = kept(model, device_daemon, job)
+        train(model, optimizer, range(2))
+        engines = [int(device_daemon.optctl("describe", "job", job)["engine_pid"])]
+        is_over = daemon_memory.DaemonMemory.is_over
+
+        def is_over_and_so_is_its_engine(self):
+            if not engines:
+                return is_over(self)
+            os.kill(engines.pop(), signal.SIGKILL)
+            return True
+
+        monkeypatch.setattr(daemon_memory.DaemonMemory, "is_over", is_over_and_so_is_its_engine)
+        before = device.registrations
+        train(model, optimizer, range(2, 3))
+        assert not engines
+        assert device.registrations > before  # in this very step
+        train(model, optimizer, range(3, STEPS))
+        optimizer.close()
+        assert same(model, expected)
+        assert not device.imported and not device.registered
+
+
 def test_an_operator_takes_the_memory_and_gives_it_back(seed, device_daemon, job):
     expected = trained_on_host(device_daemon, f"{job}-host", torch.float32, 3 * STEPS)
     with emulated(seed) as device:

@@ -164,6 +164,10 @@ absl::StatusOr<DeviceParameters> ShareParameters(absl::string_view device,
         "lies in parts that are too small to be copied alone. "
         "offload_fraction=0 has parameters there whole"));
   }
+  // As while the engine makes room for the next one, which has them stay again.
+  if (!storage::MayLag(*job->tier->control())) {
+    return absl::NotFoundError("no record of the job stays on a device now");
+  }
   const auto found = std::find_if(devices.begin(), devices.end(),
                                   [device](const accelerator::Device* each) {
                                     return each->info().id == device;
@@ -179,15 +183,15 @@ absl::StatusOr<DeviceParameters> ShareParameters(absl::string_view device,
                      ": records stay on other devices than the rank's"));
   }
   const auto index = static_cast<size_t>(found - devices.begin());
-  OPTSTATE_ASSIGN_OR_RETURN(
-      scheduler::DeviceParameters shared,
+  absl::StatusOr<scheduler::DeviceParameters> shared =
       job->executor->ShareParameters(index, sizes.parameter_bytes,
-                                     job->layout().run_count()));
+                                     job->layout().run_count());
+  if (!shared.ok()) return OfNode(shared.status());
   DeviceParameters parameters;
-  parameters.table = std::move(shared.table);
-  parameters.memory = std::move(shared.memory.file);
+  parameters.table = std::move(shared->table);
+  parameters.memory = std::move(shared->memory.file);
   parameters.device_index = static_cast<uint32_t>(index);
-  parameters.memory_bytes = shared.memory.bytes;
+  parameters.memory_bytes = shared->memory.bytes;
   return parameters;
 }
 

@@ -13,6 +13,8 @@
 #include "server/scheduler/gradient_log.h"
 #include "server/session/testing/room_fixture.h"
 #include "storage/accelerator/device_runtime.h"
+#include "storage/accelerator/emulated_faults.h"
+#include "storage/accelerator/emulated_runtime.h"
 #include "storage/format/control_file.h"
 
 namespace optstate::session {
@@ -55,8 +57,11 @@ class DeviceUpdatesTest : public ::testing::Test, protected RoomGround {
     rooms_ = std::make_unique<LowerRooms>(std::move(options));
   }
   void SetFailure(absl::Status failure) {
+    SetRuntime(std::make_unique<FailingRuntime>(std::move(failure)));
+  }
+  void SetRuntime(std::unique_ptr<accelerator::DeviceRuntime> runtime) {
     rooms_.reset();  // before its runtime
-    runtime_ = std::make_unique<FailingRuntime>(std::move(failure));
+    runtime_ = std::move(runtime);
     Job::Options options = JobOptions();
     options.device_runtime = runtime_.get();
     rooms_ = std::make_unique<LowerRooms>(std::move(options));
@@ -87,6 +92,7 @@ class DeviceUpdatesTest : public ::testing::Test, protected RoomGround {
     return description;
   }
 
+  accelerator::EmulatedFaults faults_;                   // outlive the runtime
   std::unique_ptr<accelerator::DeviceRuntime> runtime_;  // outlives the rooms
   std::unique_ptr<LowerRooms> rooms_;
 };
@@ -281,8 +287,7 @@ TEST_F(DeviceUpdatesTest, RanksOnADeviceGetItsParameters) {
   EXPECT_LE(updates.uses(1).shared_bytes(), shared->memory_bytes);
   ReleaseDevices(&job());
   EXPECT_EQ(Described().device_updates().uses(1).shared_bytes(), 0u);
-  EXPECT_TRUE(absl::IsFailedPrecondition(
-      ShareParameters("emulated-1", &job()).status()))
+  EXPECT_TRUE(absl::IsNotFound(ShareParameters("emulated-1", &job()).status()))
       << "nothing stays until updates are shared anew";
 }
 
@@ -292,6 +297,25 @@ TEST_F(DeviceUpdatesTest, ARankElsewhereIsToldWhy) {
   EXPECT_TRUE(absl::IsFailedPrecondition(elsewhere)) << elsewhere;
   EXPECT_THAT(elsewhere.message(), AllOf(HasSubstr("on device other"),
                                          HasSubstr("emulated-0, emulated-1")));
+}
+
+// A rank takes INTERNAL for a mistake of optstate, and UNAVAILABLE for a daemon
+// that has gone: a device is neither.
+TEST_F(DeviceUpdatesTest, ARankIsToldOfALostDevice) {
+  SetRuntime(
+      accelerator::MakeEmulatedRuntime({.devices = 2, .faults = &faults_}));
+  ASSERT_NO_FATAL_FAILURE(Register(Sharing(0, kBudget)));
+  accelerator::Device& device = *job().devices.devices()[1];
+  const auto memory = device.Allocate(64);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  const auto stream = device.MakeStream();
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  faults_.LoseAfter(0);
+  ASSERT_TRUE((*stream)->CopyOnDevice(*memory, *memory + 32, 32).ok());
+  ASSERT_TRUE(absl::IsInternal((*stream)->Wait()));
+  const absl::Status refused = ShareParameters("emulated-1", &job()).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("lost"));
 }
 
 TEST_F(DeviceUpdatesTest, PartsBetweenTilesOfTheCpuAreNotShared) {

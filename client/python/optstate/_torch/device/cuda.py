@@ -27,10 +27,11 @@ class CudaStream:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
-        # torch's allocator would otherwise give freed memory to the current stream at once.
-        for tensor in (target, source):
-            if tensor.is_cuda:
-                tensor.record_stream(self._stream)
+        # torch's allocator would otherwise give freed memory to the current stream at once. Where
+        # both are on the device the source was imported: not every allocator of torch takes memory
+        # that is none of its own (cudaMallocAsync).
+        own = target if target.is_cuda else source
+        own.record_stream(self._stream)
 
     def record(self) -> torch.cuda.Event:
         # Blocking: a waiting thread sleeps and leaves its core to the daemon.

@@ -126,9 +126,13 @@ class CudaMemory:
 
     def _tensor(self, device: torch.device) -> torch.Tensor:
         try:
-            return torch.as_tensor(_Interface(self._address.value, self._size), device=device)
+            values = torch.as_tensor(_Interface(self._address.value, self._size), device=device)
         except (RuntimeError, TypeError, ValueError) as error:
             raise NotImported(f"torch takes no such memory: {error}") from error
+        # A copy would keep the values of now: torch makes one of memory of another device.
+        if values.data_ptr() != self._address.value:
+            raise NotImported(f"torch finds the memory elsewhere than on {device}")
+        return values
 
     def close(self) -> None:
         self.values = torch.empty(0, dtype=torch.uint8)

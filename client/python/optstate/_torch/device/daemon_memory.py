@@ -51,9 +51,15 @@ class DaemonMemory:
             self._memory = self._backend.import_memory(
                 self._device, self._parameters.memory_file, self._parameters.memory_size
             )
-        except (errors.NotFoundError, errors.UnimplementedError) as error:
-            # No record stays on a device now; or the daemon is of an earlier build, or elsewhere.
-            self._may_come = isinstance(error, errors.NotFoundError)
+        except (
+            errors.NotFoundError,
+            errors.UnavailableError,
+            errors.UnimplementedError,
+        ) as error:
+            # No record stays on a device now; or the daemon drains, which its next answer says to
+            # whom that matters: the step is applied, and its parameters are in host memory; or it
+            # is of an earlier build, or elsewhere.
+            self._may_come = not isinstance(error, errors.UnimplementedError)
             logging.getLogger("optstate").debug("%s has no parameters: %s", self._device, error)
         except _REFUSALS as error:
             self.close()

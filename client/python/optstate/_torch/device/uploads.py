@@ -153,13 +153,19 @@ class Uploads:
 
     def refresh(self) -> bool:
         """Registers the memory anew when it may be another; returns whether it does."""
-        connections = self._session.info().connections
-        if connections == self._connections:
+        if self._session.info().connections == self._connections:
             for lane in self._lanes.values():
                 lane.refresh()
+        return self._drop_former()
+
+    def _drop_former(self) -> bool:
+        """Drops what belongs to a former connection. A call to the daemon may have taken a new
+        one, whose memory may be other pages at the same addresses: devices would go on to copy
+        from the pages that are registered."""
+        connections = self._session.info().connections
+        if connections == self._connections:
             return False
-        if self._lanes:
-            self._release()
+        self._release()  # without lanes, too: one that failed to ask has left the memory held
         self._connections = connections
         return True
 
@@ -175,12 +181,19 @@ class Uploads:
             lane = self._lanes[device] = _Lane(self._session, backend, device, self._memory)
         return lane
 
+    def _lanes_of(self, targets: Sequence[torch.Tensor]) -> list[_Lane]:
+        """Returns the lane of each target, all of this connection. Asks the session."""
+        while True:
+            lanes = [self.prepare(target) for target in targets]
+            if not self._drop_former():
+                return lanes
+
     def on_device(self, targets: Mapping[int, torch.Tensor]) -> set[int]:
         """Returns those of these parameters that the daemon has whole on their tensors' devices,
         where a copy of the next values takes next to no time. Asks the session."""
         by_lane: dict[_Lane, list[int]] = {}
-        for index, target in targets.items():
-            by_lane.setdefault(self.prepare(target), []).append(index)
+        for index, lane in zip(targets, self._lanes_of(list(targets.values()))):
+            by_lane.setdefault(lane, []).append(index)
         found: set[int] = set()
         for lane, indices in by_lane.items():
             offsets = lane.there.whole(indices)
@@ -191,10 +204,10 @@ class Uploads:
         """Starts the copies of whole parameters, from wherever the daemon has them. refresh() was
         called since the session was used last."""
         by_lane: dict[_Lane, list[_Wanted]] = {}
-        for index, target, source in wanted:
-            if source.numel():
-                entry = (index, target.detach(), source)
-                by_lane.setdefault(self.prepare(target), []).append(entry)
+        present = [each for each in wanted if each[2].numel()]
+        lanes = self._lanes_of([target for _, target, _ in present])
+        for lane, (index, target, source) in zip(lanes, present):
+            by_lane.setdefault(lane, []).append((index, target.detach(), source))
         for lane, entries in by_lane.items():
             lane.start_all(entries)
 
