@@ -57,8 +57,7 @@ template <class Block>
 OPTSTATE_HOST_DEVICE void DigestArray(const Block& block,
                                       const DigestTask& task, uint64_t* digest,
                                       DigestShared* shared) {
-  const uint64_t words =
-      (task.bytes + sizeof(uint32_t) - 1) / sizeof(uint32_t);
+  const uint64_t words = (task.bytes + sizeof(uint32_t) - 1) / sizeof(uint32_t);
   block.Run([&](uint32_t t) {
     uint64_t sum = 0;
     uint64_t weighted = 0;

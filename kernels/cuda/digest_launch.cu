@@ -1,10 +1,9 @@
-#include "kernels/cuda/digest_launch.h"
-
 #include <cstdint>
 
 #include "kernels/cuda/block_kernels.h"
 #include "kernels/cuda/cuda_block.h"
 #include "kernels/cuda/digest.h"
+#include "kernels/cuda/digest_launch.h"
 
 namespace optstate::kernels::cuda {
 namespace {
