@@ -102,10 +102,9 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     uint64_t resident_elements = 0;  // that have a place there
     uint64_t resident_bytes = 0;     // of their places
     uint64_t shared_bytes = 0;       // of their parameters, for ranks
-    // Of gradients that ranks had there, so that they were not copied there.
-    uint64_t gradient_bytes = 0;
-    // Those of gradients of which a rank had others there than in its gradient
-    // area: the CPU has updated them.
+    uint64_t gradient_bytes = 0;     // that ranks had there: not copied there
+    // The CPU has updated these, because a rank had other gradients there than
+    // in its gradient area.
     uint64_t refused_elements = 0;
     DeviceLoad::Work recent;
     // Why it did not do a batch, last.
