@@ -58,7 +58,7 @@ LayoutSpec MakeLayout() {
                          Parameter("d", 3 * kTileElements, DType::kBFloat16)}};
 }
 
-// What the rank has on its device.
+// The copies that the rank has on its device.
 enum class Copies : uint8_t {
   kNone,
   kRight,
@@ -180,7 +180,7 @@ TEST_F(DeviceGradientsTest, TheDeviceTakesThemFromTheRank) {
   EXPECT_EQ(Use().gradient_bytes(), bytes);
   EXPECT_EQ(Use().refused_elements(), 0u);
   CheckEqual();
-  // What is given up is not read any more, whatever the table says.
+  // Memory that is given up is not read any more, whatever the table says.
   const absl::Status given_up = session_->GiveUpGradients();
   ASSERT_TRUE(given_up.ok()) << given_up;
   for (int i = 0; i < 2; ++i) Step(Copies::kRight);

@@ -246,7 +246,7 @@ class Job final : public UpdateTasks {
     }
     return count;
   }
-  // What the rank has on its device in steps to come.
+  // The copies that the rank has on its device in steps to come.
   enum class Copies : uint8_t {
     kRight,
     kOfAnotherStep,  // it says so
