@@ -48,7 +48,7 @@ class DeviceGradientsTest : public testing::TestWithParam<Param> {
   }
   static uint64_t GradientBytes(Job& job) {
     uint64_t bytes = 0;
-    for (const Run& run : job.runs()) bytes += run.gradient_bytes();
+    for (const auto& run : job.runs()) bytes += run.gradient_bytes();
     return bytes;
   }
   static void CheckSettled(Job& job) {
