@@ -1,6 +1,7 @@
 /* The part of optstate's C API for a rank whose parameters are on a device on
  * which records of the job stay (device_budget): it copies the new parameters
- * from memory of that device, without a way through host memory. */
+ * from memory of that device, without a way through host memory, and lets the
+ * device take gradients from memory of the rank's there. */
 #ifndef OPTSTATE_CLIENT_C_API_DEVICES_H_
 #define OPTSTATE_CLIENT_C_API_DEVICES_H_
 
@@ -60,6 +61,41 @@ OPTSTATE_EXPORT int optstate_device_parameters_find_whole(
     const uint32_t* wanted, size_t count, uint64_t* offsets);
 OPTSTATE_EXPORT void optstate_device_parameters_free(
     optstate_device_parameters* parameters);
+
+typedef struct optstate_device_gradients optstate_device_gradients;
+
+/* Offers the engine memory of the device of this name, in which the rank has
+ * gradients besides its gradient area: a file that the driver has exported
+ * (cuMemExportToShareableHandle, a POSIX file descriptor), which stays the
+ * caller's, and its bytes. The engine reads the memory until other memory is
+ * offered, this is given up, or the session ends. NOT_FOUND: nothing of the job
+ * stays on a device, or its updates read sums of gradients; UNIMPLEMENTED: the
+ * wire copies; FAILED_PRECONDITION and others: why the engine takes none from
+ * there. All gradients are written to the gradient area as well, as always. It
+ * ends with optstate_device_gradients_free, also after the session. */
+OPTSTATE_EXPORT int optstate_device_gradients_share(
+    optstate_session* session, const char* device, int memory_file,
+    uint64_t memory_bytes, optstate_device_gradients** out);
+/* Says that the gradients of a step of these parameters, this rank's pieces of
+ * them, are in the memory at these offsets in bytes, with the bytes of the
+ * gradient area: before they are pushed. They stay until the step's outcome. */
+OPTSTATE_EXPORT int optstate_device_gradients_mark(
+    optstate_device_gradients* gradients, uint64_t step,
+    const uint32_t* parameters, const uint64_t* offsets, size_t count);
+/* Says that the memory has none of these: before their bytes change. */
+OPTSTATE_EXPORT int optstate_device_gradients_clear(
+    optstate_device_gradients* gradients, const uint32_t* parameters,
+    size_t count);
+/* Says whether the engine has that memory. It has not once the session has
+ * connected anew: then it is to be offered anew. */
+OPTSTATE_EXPORT int optstate_device_gradients_is_shared(
+    optstate_session* session, const optstate_device_gradients* gradients,
+    int32_t* is_shared);
+/* Gives up what the session has offered: nothing reads it any more. */
+OPTSTATE_EXPORT int optstate_device_gradients_give_up(
+    optstate_session* session);
+OPTSTATE_EXPORT void optstate_device_gradients_free(
+    optstate_device_gradients* gradients);
 
 #ifdef __cplusplus
 }

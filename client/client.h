@@ -44,6 +44,7 @@
 #include "absl/types/span.h"
 #include "client/session/load_digest.h"
 #include "client/session_types.h"
+#include "client/views/device_gradients.h"
 #include "client/views/device_parameters.h"
 #include "client/views/gradient_views.h"
 #include "client/views/parameter_views.h"
@@ -156,6 +157,21 @@ class Session {
   absl::Status FindWholeOnDevice(const DeviceParameters& parameters,
                                  absl::Span<const uint32_t> wanted,
                                  absl::Span<uint64_t> offsets) const;
+  // Offers the engine memory of a device in which the rank has gradients
+  // besides its gradient area: a file that the driver has exported, and its
+  // bytes, which are read until the session offers other memory, gives it up or
+  // ends. Returns the table in which the caller says what is there. NOT_FOUND:
+  // nothing of the job stays on a device, or updates read sums; UNIMPLEMENTED:
+  // the wire copies, or the daemon is older; other errors say why the engine
+  // takes none from there. The gradient area has all gradients, as always: from
+  // there a step is finished when the engine dies.
+  absl::StatusOr<std::unique_ptr<DeviceGradients>> ShareGradients(
+      absl::string_view device, int memory_file, uint64_t memory_bytes);
+  // Returns whether the engine of the present connection has that memory; else
+  // it is to be offered anew.
+  bool IsShared(const DeviceGradients& gradients) const;
+  // Gives up what was offered: nothing reads it when this returns.
+  absl::Status GiveUpGradients();
   // Returns whether the engine is known to be writing parameters of the step
   // whose commit is under way: some of the new values are there already.
   bool WritesParameters() const;

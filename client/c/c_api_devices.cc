@@ -1,4 +1,4 @@
-// Parameters that a rank copies from a device.
+// Parameters that a rank copies from a device, and gradients that it has there.
 #include "client/c_api_devices.h"
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include "client/c/c_api_call.h"
 #include "client/c/c_api_structs.h"
 #include "client/client.h"
+#include "client/views/device_gradients.h"
 #include "client/views/device_parameters.h"
 #include "proto/types/status_macros.h"
 
@@ -24,6 +25,10 @@ using client::WriteStruct;
 
 struct optstate_device_parameters {
   std::unique_ptr<client::DeviceParameters> parameters;
+};
+
+struct optstate_device_gradients {
+  std::unique_ptr<client::DeviceGradients> gradients;
 };
 
 extern "C" {
@@ -103,6 +108,59 @@ int optstate_device_parameters_find_whole(
 
 void optstate_device_parameters_free(optstate_device_parameters* parameters) {
   delete parameters;
+}
+
+int optstate_device_gradients_share(optstate_session* session,
+                                    const char* device, int memory_file,
+                                    uint64_t memory_bytes,
+                                    optstate_device_gradients** out) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(device, out, 1));
+    OPTSTATE_ASSIGN_OR_RETURN(
+        std::unique_ptr<client::DeviceGradients> gradients,
+        s.ShareGradients(device, memory_file, memory_bytes));
+    *out = new optstate_device_gradients{std::move(gradients)};
+    return absl::OkStatus();
+  });
+}
+
+int optstate_device_gradients_mark(optstate_device_gradients* gradients,
+                                   uint64_t step, const uint32_t* parameters,
+                                   const uint64_t* offsets, size_t count) {
+  return Guarded([&]() -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(gradients, gradients, 1));
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(parameters, offsets, count));
+    return gradients->gradients->Mark(step, {parameters, count},
+                                      {offsets, count});
+  });
+}
+
+int optstate_device_gradients_clear(optstate_device_gradients* gradients,
+                                    const uint32_t* parameters, size_t count) {
+  return Guarded([&]() -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(gradients, gradients, 1));
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(parameters, parameters, count));
+    return gradients->gradients->Clear({parameters, count});
+  });
+}
+
+int optstate_device_gradients_is_shared(
+    optstate_session* session, const optstate_device_gradients* gradients,
+    int32_t* is_shared) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(gradients, is_shared, 1));
+    *is_shared = s.IsShared(*gradients->gradients) ? 1 : 0;
+    return absl::OkStatus();
+  });
+}
+
+int optstate_device_gradients_give_up(optstate_session* session) {
+  return Guarded(session,
+                 [&](client::Session& s) { return s.GiveUpGradients(); });
+}
+
+void optstate_device_gradients_free(optstate_device_gradients* gradients) {
+  delete gradients;
 }
 
 }  // extern "C"

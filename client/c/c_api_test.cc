@@ -419,5 +419,37 @@ TEST_F(CApiTest, ParametersOfADeviceAreRefusedWithAReason) {
   optstate_session_close(session);
 }
 
+TEST_F(CApiTest, GradientsOnADeviceAreRefusedWithAReason) {
+  options_.job = "c-api-device-gradients";
+  optstate_session* session = nullptr;
+  ASSERT_EQ(optstate_session_open(&options_, &session), 0)
+      << optstate_last_error();
+  optstate_device_gradients* gradients = nullptr;
+  constexpr int kFile = 1;  // any
+  EXPECT_EQ(optstate_device_gradients_share(session, nullptr, kFile, 4096,
+                                            &gradients),
+            kInvalidArgument);
+  EXPECT_EQ(optstate_device_gradients_share(session, "emulated-0", kFile, 0,
+                                            &gradients),
+            kInvalidArgument);
+  EXPECT_THAT(optstate_last_error(), HasSubstr("no bytes"));
+  // The job has no device_budget.
+  EXPECT_EQ(optstate_device_gradients_share(session, "emulated-0", kFile, 4096,
+                                            &gradients),
+            static_cast<int>(absl::StatusCode::kNotFound));
+  EXPECT_EQ(gradients, nullptr);
+  EXPECT_THAT(optstate_last_error(), HasSubstr("device_budget"));
+  const uint32_t parameter = 0;
+  const uint64_t offset = 0;
+  EXPECT_EQ(optstate_device_gradients_mark(nullptr, 1, &parameter, &offset, 1),
+            kInvalidArgument);
+  EXPECT_EQ(optstate_device_gradients_clear(nullptr, &parameter, 1),
+            kInvalidArgument);
+  EXPECT_EQ(optstate_device_gradients_give_up(session), 0)
+      << optstate_last_error();
+  optstate_device_gradients_free(nullptr);
+  optstate_session_close(session);
+}
+
 }  // namespace
 }  // namespace optstate

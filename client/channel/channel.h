@@ -197,6 +197,21 @@ class Channel {
     return absl::UnimplementedError(
         absl::StrCat("over ", std::string(wire()), " parameters are copied"));
   }
+  // Offers memory of a device that has the rank's gradients, by the fds of its
+  // table and of the memory, until the connection ends; -1, and no bytes: what
+  // was offered is given up. See v1::ShareGradientsRequest, and its reply for
+  // the errors. UNIMPLEMENTED: the wire or the engine takes no such memory.
+  struct GradientsOffer {
+    int table = -1;
+    int memory = -1;
+    uint64_t memory_bytes = 0;
+  };
+  virtual absl::Status ShareGradients(absl::string_view /*device*/,
+                                      const GradientsOffer& /*offer*/,
+                                      absl::Time /*deadline*/) {
+    return absl::UnimplementedError(
+        absl::StrCat("over ", std::string(wire()), " gradients are copied"));
+  }
 
   // Says what becomes of a prepared step; WaitCommit waits for the outcome.
   virtual absl::Status StartDecision(const StepVerdict& verdict,

@@ -21,6 +21,15 @@ void AddUse(const v1::DeviceUse& use, Table& table) {
     table.AddRow({"    for ranks", absl::StrCat(HumanBytes(use.shared_bytes()),
                                                 " for their parameters")});
   }
+  if (use.gradient_bytes() > 0 || use.refused_elements() > 0) {
+    std::string text = absl::StrCat(HumanBytes(use.gradient_bytes()),
+                                    " of gradients, which ranks had there");
+    if (use.refused_elements() > 0) {
+      absl::StrAppend(&text, "; OTHERS than in host memory: ",
+                      HumanCount(use.refused_elements()), " elements");
+    }
+    table.AddRow({"    from ranks", text});
+  }
   table.AddRow(
       {"    updated", absl::StrCat(HumanCount(use.elements()), " elements")});
   table.AddRow(

@@ -331,6 +331,39 @@ absl::Status Session::FindWholeOnDevice(const DeviceParameters& parameters,
       parameters.FindWhole(wanted, channel_->run_stamps(), offsets));
 }
 
+absl::StatusOr<std::unique_ptr<DeviceGradients>> Session::ShareGradients(
+    absl::string_view device, int memory_file, uint64_t memory_bytes) {
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckIdle()));
+  if (memory_bytes == 0) {
+    return AnnotateWithJob(
+        absl::InvalidArgumentError("memory of a device has no bytes"));
+  }
+  std::unique_ptr<DeviceGradients> gradients;
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(Persist([&]() -> absl::Status {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        gradients, DeviceGradients::Make(setup_->layout, setup_->partition,
+                                         memory_bytes, connections_));
+    return channel_->ShareGradients(device,
+                                    {.table = gradients->table_file(),
+                                     .memory = memory_file,
+                                     .memory_bytes = memory_bytes},
+                                    StepDeadline());
+  })));
+  return gradients;
+}
+
+bool Session::IsShared(const DeviceGradients& gradients) const {
+  return gradients.connection() == connections_ && channel_->connected();
+}
+
+absl::Status Session::GiveUpGradients() {
+  OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckIdle()));
+  return AnnotateWithJob(Persist([&] {
+    return channel_->ShareGradients("", Channel::GradientsOffer(),
+                                    StepDeadline());
+  }));
+}
+
 bool Session::IsOfThisConnection(const DeviceParameters& parameters) const {
   return parameters.connection() == connections_ && channel_->connected();
 }

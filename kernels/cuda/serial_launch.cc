@@ -50,4 +50,12 @@ bool UpdateWholeSerially(SerialBlock::Order order, OptimizerKind kind,
   });
 }
 
+uint64_t DigestSerially(SerialBlock::Order order, const DigestTask& task) {
+  static_assert(kDigestThreads == kBlockThreads);
+  DigestShared shared;
+  uint64_t digest = 0;
+  DigestArray(SerialBlock(order), task, &digest, &shared);
+  return digest;
+}
+
 }  // namespace optstate::kernels::cuda

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "kernels/cuda/digest.h"
 #include "kernels/cuda/serial_block.h"
 #include "kernels/cuda/tile_task.h"
 #include "kernels/cuda/whole_task.h"
@@ -21,6 +22,9 @@ bool UpdateSerially(SerialBlock::Order order, OptimizerKind kind,
 // Likewise for LaunchWhole.
 bool UpdateWholeSerially(SerialBlock::Order order, OptimizerKind kind,
                          absl::Span<const WholeTask> tasks, uint32_t rounds);
+
+// Likewise for LaunchDigest of digest_launch.h; of one array.
+uint64_t DigestSerially(SerialBlock::Order order, const DigestTask& task);
 
 }  // namespace optstate::kernels::cuda
 

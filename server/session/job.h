@@ -203,6 +203,11 @@ class Job {
   // has changed then.
   virtual absl::StatusOr<DeviceParameters> ShareParameters(
       absl::string_view device) = 0;
+  // Has the device of this name take gradients of an attached rank from the
+  // rank's memory there, until the rank is detached. Errors: those of
+  // v1::ShareGradientsReply; none are taken from there then.
+  virtual absl::Status ShareGradients(uint32_t rank, absl::string_view device,
+                                      DeviceGradients gradients) = 0;
 
   // Returns ALREADY_EXISTS when the rank is attached, or is away within a step
   // and its process runs (names its pid).

@@ -212,11 +212,19 @@ absl::StatusOr<UniqueFd> JobImpl::OpenRunStamps() const {
 absl::StatusOr<DeviceParameters> JobImpl::ShareParameters(
     absl::string_view device) {
   JobCall lock(&job_.lock);
-  OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
-  OPTSTATE_RETURN_IF_ERROR(job_.failure);
+  OPTSTATE_RETURN_IF_ERROR(CheckMayShare(job_));
   OPTSTATE_RETURN_IF_ERROR(job_.CheckHasParameterArea());
-  if (job_.recovery.has_value()) return job_.StillRecovering();
   return session::ShareParameters(device, &job_);
+}
+
+absl::Status JobImpl::ShareGradients(uint32_t rank, absl::string_view device,
+                                     DeviceGradients gradients) {
+  JobCall lock(&job_.lock);
+  OPTSTATE_RETURN_IF_ERROR(CheckMayShare(job_));
+  OPTSTATE_RETURN_IF_ERROR(ranks_.CheckAttached(rank));
+  const std::byte* const area = ranks_.session(rank).spec.gradient_area;
+  return session::ShareGradients({rank, area, device}, std::move(gradients),
+                                 &job_);
 }
 
 absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {

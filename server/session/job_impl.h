@@ -73,6 +73,8 @@ class JobImpl final : public Job {
   absl::StatusOr<UniqueFd> OpenRunStamps() const override;
   absl::StatusOr<DeviceParameters> ShareParameters(
       absl::string_view device) override;
+  absl::Status ShareGradients(uint32_t rank, absl::string_view device,
+                              DeviceGradients gradients) override;
 
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;

@@ -161,6 +161,14 @@ struct DeviceParameters {
   uint64_t memory_bytes = 0;
 };
 
+// The files by which a device takes a rank's gradients from the rank's memory
+// there; see v1::ShareGradientsRequest.
+struct DeviceGradients {
+  UniqueFd table;
+  UniqueFd memory;
+  uint64_t memory_bytes = 0;  // 0: the former are given up
+};
+
 // Its spans need to be valid during the call alone.
 using CommitSpec =
     StepCommit<absl::Span<const Hyperparams>, absl::Span<const uint32_t>>;

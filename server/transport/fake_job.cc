@@ -70,6 +70,23 @@ absl::StatusOr<session::DeviceParameters> FakeJob::ShareParameters(
   return shared;
 }
 
+absl::Status FakeJob::ShareGradients(uint32_t rank, absl::string_view device,
+                                     session::DeviceGradients gradients) {
+  if (device != kDevice) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the only device is ", kDevice));
+  }
+  if (gradients.memory_bytes > 0) {
+    for (const UniqueFd* const file : {&gradients.table, &gradients.memory}) {
+      OPTSTATE_RETURN_IF_ERROR(
+          shm::PeerSegment::Check(file->get(), gradients.memory_bytes));
+    }
+  }
+  absl::MutexLock lock(&mutex_);
+  ranks_.at(rank).shared_gradient_bytes = gradients.memory_bytes;
+  return absl::OkStatus();
+}
+
 void FakeJob::AwaitWorkAhead(uint32_t rank) {
   absl::MutexLock lock(&mutex_);
   const auto worked = [this, rank] {

@@ -51,6 +51,7 @@ class FakeJob : public session::Job {
     std::optional<uint64_t> commit_request;
     bool worked_ahead = false;
     std::optional<uint64_t> ending_request;
+    uint64_t shared_gradient_bytes = 0;  // on kDevice
   };
 
   // Returns a copy of the rank's record, for the test.
@@ -93,6 +94,10 @@ class FakeJob : public session::Job {
   static constexpr uint64_t kDeviceBytes = 8192;
   absl::StatusOr<session::DeviceParameters> ShareParameters(
       absl::string_view device) override;
+  // Takes memory that is a sealed segment of so many bytes.
+  absl::Status ShareGradients(uint32_t rank, absl::string_view device,
+                              session::DeviceGradients gradients) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<session::AttachResult> Attach(
       const session::AttachSpec& spec) override;
   void Detach(uint32_t rank) override;

@@ -159,6 +159,15 @@ TEST_P(DeviceSuite, ExportedMemoryIsReadWhereItIsImported) {
     ASSERT_TRUE((*reader)->Wait().ok());
     EXPECT_EQ(to.bytes(), written);
   }
+  // It is copied to other memory of the importer's, as a batch of updates does.
+  const auto own = (*importer)->Allocate(kBytes);
+  ASSERT_TRUE(own.ok()) << own.status();
+  const auto shown = Fill(*memory, &from, &random_, stream.get());
+  ASSERT_TRUE((*reader)->CopyOnDevice(*own, *imported, kBytes).ok());
+  ASSERT_TRUE((*reader)->CopyToHost(to.data(), *own, kBytes).ok());
+  ASSERT_TRUE((*reader)->Wait().ok());
+  EXPECT_EQ(to.bytes(), shown);
+  (*importer)->Free(*own);
   // It outlives the process that made it, or what that has freed.
   const auto last = Fill(*memory, &from, &random_, stream.get());
   device_->Free(*memory);

@@ -38,10 +38,11 @@ fake() {
 fake kernels/cuda/device_kernels_test 'echo "[       OK ] A.B (1 ms)"; kill -SEGV $$'
 fake storage/accelerator/device_suite_test 'echo "[  FAILED  ] A.B (1 ms)"; exit 1'
 fake server/scheduler/executors/device_update_executor_test 'exit 0'
+fake server/scheduler/executors/device_gradients_test 'exit 0'
 fake server/scheduler/executors/device_residents_test 'exit 0'
 fake tests/gpu/device_job_test 'sleep 100077 & wait'
 run_all failing --kit "$TEST_TMPDIR/fake" --only kernels,runtime,executor,job,speed --limit-s 10
-expect 1 '1 passed, 6 failed, 0 skipped'
+expect 1 '1 passed, 7 failed, 0 skipped'
 for text in 'ended by signal 11' 'first failure: A.B' 'no test ran' 'took too long' 'the kit lacks'; do
   grep -q "$text" "$TEST_TMPDIR/failing/printed"
 done

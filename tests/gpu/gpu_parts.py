@@ -22,6 +22,7 @@ FILES = (
     "kernels/cuda/ptx_test",
     "kernels/cuda/sass_test",
     "server/optstated",
+    "server/scheduler/executors/device_gradients_test",
     "server/scheduler/executors/device_residents_test",
     "server/scheduler/executors/device_update_executor_test",
     "storage/accelerator/device_suite_test",
@@ -121,7 +122,11 @@ def make_parts(
             "gtest",
             [
                 [f"server/scheduler/executors/{test}", f"--gtest_filter={executor}"]
-                for test in ("device_update_executor_test", "device_residents_test")
+                for test in (
+                    "device_update_executor_test",
+                    "device_residents_test",
+                    "device_gradients_test",
+                )
             ],
         ),
         Part(

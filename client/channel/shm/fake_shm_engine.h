@@ -127,6 +127,7 @@ class FakeShmEngine {
         SetupOfTest().layout.parameter_area_bytes());
     attached.mutable_attach()->set_phase(v1::JOB_PHASE_READY);
     attached.mutable_attach()->set_shares_parameters(shares_parameters);
+    attached.mutable_attach()->set_shares_gradients(shares_gradients);
     shm::Frame frame = Receive();
     ASSERT_EQ(frame.fds.size(), 1);
     v1::SessionRequest request;
@@ -193,6 +194,18 @@ class FakeShmEngine {
     Send(reply.SerializeAsString(), fds);
     return request.share_parameters().device();
   }
+  // Answers the rank's offer of memory of a device; returns the offer, and says
+  // how many fds came with it.
+  v1::ShareGradientsRequest AnswerShareGradients(const v1::SessionReply& reply,
+                                                 size_t* fds) {
+    const shm::Frame frame = Receive();
+    v1::SessionRequest request;
+    EXPECT_TRUE(request.ParseFromString(frame.payload));
+    EXPECT_TRUE(request.has_share_gradients());
+    *fds = frame.fds.size();
+    Send(reply.SerializeAsString(), {});
+    return request.share_gradients();
+  }
   // Answers the rank's detach.
   void TakeDetach() {
     v1::SessionRequest request;
@@ -210,6 +223,7 @@ class FakeShmEngine {
   // The reply to a register, and an action that comes before it.
   bool pages_may_follow = false;
   bool shares_parameters = false;  // in the reply to an attach
+  bool shares_gradients = false;   // likewise
   std::function<void()> on_register = [] {};
   // The field of the rank's attach request.
   bool pages_follow = false;

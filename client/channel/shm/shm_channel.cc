@@ -195,6 +195,7 @@ absl::StatusOr<v1::AttachReply> ShmChannel::Attach(absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(CheckFetches(setup_, reply.attach()));
   OPTSTATE_RETURN_IF_ERROR(MapSegments(std::move(fds)));
   shares_parameters_ = reply.attach().shares_parameters();
+  shares_gradients_ = reply.attach().shares_gradients();
   return std::move(*reply.mutable_attach());
 }
 

@@ -64,6 +64,9 @@ class ShmChannel final : public Channel {
   absl::Status Abort(uint64_t step, absl::Time deadline) override;
   absl::StatusOr<DeviceParameters::Shared> ShareParameters(
       absl::string_view device, absl::Time deadline) override;
+  absl::Status ShareGradients(absl::string_view device,
+                              const GradientsOffer& offer,
+                              absl::Time deadline) override;
   absl::Status StartDecision(const StepVerdict& verdict,
                              absl::Time deadline) override;
   bool has_outstanding_commit() const override { return commit_ != nullptr; }
@@ -157,6 +160,7 @@ class ShmChannel final : public Channel {
   StableMapping run_stamps_;
   bool has_run_stamps_ = false;     // of the present connection
   bool shares_parameters_ = false;  // likewise: see v1::AttachReply
+  bool shares_gradients_ = false;   // likewise
   std::optional<shm::RingProducer<shm::Submission>> producer_;
   std::optional<shm::RingConsumer<shm::Completion>> consumer_;
 

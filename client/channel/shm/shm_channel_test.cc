@@ -286,5 +286,67 @@ TEST_F(ShmChannelTest, MemoryWithoutATableEndsTheConnection) {
   EXPECT_FALSE(channel->connected());
 }
 
+TEST_F(ShmChannelTest, GradientsOnADeviceAreOfferedWithTheirTable) {
+  ShmChannel* const channel = ChannelTo([](FakeShmEngine& engine) {
+    engine.shares_gradients = true;
+    engine.Admit();
+    size_t fds = 0;
+    v1::SessionReply reply;
+    reply.mutable_share_gradients();
+    v1::ShareGradientsRequest offer = engine.AnswerShareGradients(reply, &fds);
+    EXPECT_EQ(offer.device(), "gpu-1");
+    EXPECT_EQ(offer.memory_bytes(), 8192u);
+    EXPECT_EQ(fds, 2u);
+    *reply.mutable_share_gradients()->mutable_refused() =
+        ToProto(absl::NotFoundError("nothing stays there"));
+    engine.AnswerShareGradients(reply, &fds);
+    reply.mutable_share_gradients()->clear_refused();
+    offer = engine.AnswerShareGradients(reply, &fds);
+    EXPECT_EQ(offer.memory_bytes(), 0u);
+    EXPECT_EQ(fds, 0u);
+    engine.TakeDetach();
+  });
+  ASSERT_TRUE(channel->Connect(false, Soon()).ok());
+  const Channel::GradientsOffer offer = {
+      .table = 1, .memory = 2, .memory_bytes = 8192};
+  const absl::Status taken = channel->ShareGradients("gpu-1", offer, Soon());
+  EXPECT_TRUE(taken.ok()) << taken;
+  const absl::Status refused = channel->ShareGradients("gpu-1", offer, Soon());
+  EXPECT_TRUE(absl::IsNotFound(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("nothing stays there"));
+  EXPECT_TRUE(
+      channel->ShareGradients("", Channel::GradientsOffer(), Soon()).ok());
+  EXPECT_TRUE(channel->connected());
+  EXPECT_TRUE(channel->Disconnect().ok());
+}
+
+TEST_F(ShmChannelTest, AnEarlierEngineIsOfferedNoGradients) {
+  ShmChannel* const channel = ChannelTo([](FakeShmEngine& engine) {
+    engine.shares_parameters = true;
+    engine.Admit();
+    engine.TakeDetach();
+  });
+  ASSERT_TRUE(channel->Connect(false, Soon()).ok());
+  const absl::Status refused = channel->ShareGradients(
+      "gpu-1", {.table = 1, .memory = 2, .memory_bytes = 8192}, Soon());
+  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("earlier build"));
+  EXPECT_TRUE(channel->Disconnect().ok());
+}
+
+TEST_F(ShmChannelTest, AnAnswerToSomethingElseEndsTheConnection) {
+  ShmChannel* const channel = ChannelTo([](FakeShmEngine& engine) {
+    engine.shares_gradients = true;
+    engine.Admit();
+    size_t fds = 0;
+    engine.AnswerShareGradients({}, &fds);
+  });
+  ASSERT_TRUE(channel->Connect(false, Soon()).ok());
+  const absl::Status wrong = channel->ShareGradients(
+      "gpu-1", {.table = 1, .memory = 2, .memory_bytes = 8192}, Soon());
+  EXPECT_TRUE(absl::IsInternal(wrong)) << wrong;
+  EXPECT_FALSE(channel->connected());
+}
+
 }  // namespace
 }  // namespace optstate::client

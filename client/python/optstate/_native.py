@@ -381,6 +381,18 @@ _PROTOTYPES = {
         (c_void_p, c_void_p, c_void_p, c_size_t, c_void_p),
     ),
     "optstate_device_parameters_free": (None, (c_void_p,)),
+    "optstate_device_gradients_share": (
+        c_int,
+        (c_void_p, c_char_p, c_int, c_uint64, POINTER(c_void_p)),
+    ),
+    "optstate_device_gradients_mark": (
+        c_int,
+        (c_void_p, c_uint64, c_void_p, c_void_p, c_size_t),
+    ),
+    "optstate_device_gradients_clear": (c_int, (c_void_p, c_void_p, c_size_t)),
+    "optstate_device_gradients_is_shared": (c_int, (c_void_p, c_void_p, POINTER(c_int32))),
+    "optstate_device_gradients_give_up": (c_int, (c_void_p,)),
+    "optstate_device_gradients_free": (None, (c_void_p,)),
     "optstate_push": (c_int, (c_void_p, c_uint64, c_uint32, c_uint32, c_uint32)),
     "optstate_push_gradients": (
         c_int,

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import fcntl
 import mmap
+import os
 import random
 import threading
 import warnings
@@ -30,6 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _PATIENCE_S = 60
 _EAGER = 0.3  # the part of copies that are not late
+# Seals: SHRINK, GROW, FUTURE_WRITE and SEAL: others may read the file, and nothing else.
+_SEALS = 0x2 | 0x4 | 0x10 | 0x1
 
 
 class EmulatedEvent:
@@ -126,6 +130,8 @@ class EmulatedStream:
         if self._backend.random.random() < _EAGER:
             self.record().finish()
         self._backend.copies[self._name] += 1
+        if self._name == "to_host" and self._backend.is_exported(address, size):
+            self._backend.copies["for_daemon"] += 1
         if self._name == "to_device" and self._backend.is_imported(address, size):
             self._backend.copies["on_device"] += 1
 
@@ -160,6 +166,29 @@ class EmulatedMemory:
         self.values = torch.empty(0, dtype=torch.uint8)  # and the mapping goes with it
 
 
+class EmulatedExport:
+    """Memory of an emulated device that the daemon may map; see interface.ExportedMemory."""
+
+    def __init__(self, backend: EmulatedBackend, size: int) -> None:
+        self._backend = backend
+        self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.file = os.memfd_create("gradients", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.posix_fallocate(self.file, 0, self.size)
+        mapping = mmap.mmap(self.file, self.size)
+        fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _SEALS)
+        self.values = torch.frombuffer(mapping, dtype=torch.uint8)
+        self.address = self.values.data_ptr()
+        backend.exported.append(self)
+
+    def close(self) -> None:
+        end = self.address + self.size
+        if any(self.address <= begin < end for _, begin, _ in self._backend.under_way):
+            self._backend.faults.append("memory is freed while a copy is under way")
+        self._backend.exported.remove(self)
+        self.values = torch.empty(0, dtype=torch.uint8)  # and the mapping goes with it
+        os.close(self.file)
+
+
 class EmulatedBackend:
     """See interface.Backend.
 
@@ -169,6 +198,7 @@ class EmulatedBackend:
     refuses: why register() fails; None: it does not.
     name: of the device, for the daemon; None: it has none.
     refuses_import: why import_memory() fails; None: it does not.
+    refuses_export: why export_memory() fails; None: it does not.
     """
 
     def __init__(self, seed: int) -> None:
@@ -178,6 +208,8 @@ class EmulatedBackend:
         self.refuses: str | None = None
         self.name: str | None = None
         self.refuses_import: str | None = None
+        self.refuses_export: str | None = None
+        self.exported: list[EmulatedExport] = []
         self.imported: list[EmulatedMemory] = []
         self.imports = 0
         self.faults: list[str] = []
@@ -222,6 +254,18 @@ class EmulatedBackend:
         self.imports += 1
         return EmulatedMemory(self, file, size)
 
+    def export_memory(self, device: torch.device, size: int) -> EmulatedExport:
+        if self.refuses_export is not None:
+            raise NotImported(self.refuses_export)
+        return EmulatedExport(self, size)
+
+    def is_exported(self, address: int, size: int) -> bool:
+        """Returns whether this is memory of a device, which the rank shares."""
+        return any(
+            each.address <= address and address + size <= each.address + each.size
+            for each in self.exported
+        )
+
     def is_imported(self, address: int, size: int) -> bool:
         """Returns whether this is memory of a device, which the daemon has."""
         return any(
@@ -231,7 +275,7 @@ class EmulatedBackend:
 
     def reaches(self, address: int, size: int) -> bool:
         """Returns whether copies reach this memory without the CPU."""
-        if self.is_imported(address, size):
+        if self.is_imported(address, size) or self.is_exported(address, size):
             return True
         there = [(begin, count) for begin, (count, _) in self.registered.items()]
         there += [(each.data_ptr(), each.numel()) for each in self._pinned]

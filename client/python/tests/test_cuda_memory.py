@@ -1,23 +1,30 @@
-"""The calls to CUDA's driver that map another process' memory, with a model of it: test_cuda.py
+"""The calls to CUDA's driver that share memory between processes, with a model of it: test_cuda.py
 makes them on a GPU."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import types
 
 import pytest
 import torch
 from optstate._torch.device import cuda_memory
-from optstate._torch.device.cuda_memory import CudaMemory
+from optstate._torch.device.cuda_memory import CudaExport, CudaMemory
 from optstate._torch.device.interface import NotImported
 
 SIZE = 4 << 20
+PAGE = 2 << 20
 HANDLE, ADDRESS = 77, 1 << 40
 # Each call, and the one that undoes it.
 UNDOES = {
     "cuMemImportFromShareableHandle": "cuMemRelease",
+    "cuMemAddressReserve": "cuMemAddressFree",
+    "cuMemMap": "cuMemUnmap",
+}
+EXPORT_UNDOES = {
+    "cuMemCreate": "cuMemRelease",
     "cuMemAddressReserve": "cuMemAddressFree",
     "cuMemMap": "cuMemUnmap",
 }
@@ -27,6 +34,8 @@ class Driver:
     """Notes the calls; some fail."""
 
     def __init__(self, **errors: int) -> None:
+        self.undoes = UNDOES
+        self.created: tuple[int, ...] = ()
         self.errors = errors
         self.calls: list[str] = []
         self.flags: list[int] = []
@@ -46,6 +55,17 @@ class Driver:
             if name == "cuMemImportFromShareableHandle":
                 ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_ulonglong))[0] = HANDLE
                 assert arguments[1:] == (9, 1)
+            if name == "cuMemGetAllocationGranularity":
+                ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_size_t))[0] = PAGE
+            if name == "cuMemCreate":
+                ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_ulonglong))[0] = HANDLE
+                asked = ctypes.cast(arguments[2], ctypes.POINTER(cuda_memory._Properties))[0]
+                where = asked.location
+                self.created = (arguments[1], asked.type, asked.handle_types, where.type, where.id)
+            if name == "cuMemExportToShareableHandle":
+                assert arguments[1].value == HANDLE and arguments[2:] == (1, 0)
+                file = ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_int))
+                file[0] = os.open(os.devnull, os.O_RDONLY)
             if name == "cuMemAddressReserve":
                 ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_ulonglong))[0] = ADDRESS
             return 0
@@ -57,7 +77,7 @@ class Driver:
         """The calls that were not undone."""
         return [
             done
-            for done, undone in UNDOES.items()
+            for done, undone in self.undoes.items()
             if done not in self.errors and self.calls.count(done) != self.calls.count(undone)
         ]
 
@@ -119,6 +139,48 @@ def test_a_refusal_leaves_nothing_mapped(use, name):
     driver = use(Driver(**{name: 801}))
     with pytest.raises(NotImported, match=f"{name}: error 801"):
         CudaMemory(torch.device("cuda", 1), 9, SIZE)
+    assert not driver.held
+
+
+def exporting(**errors: int) -> Driver:
+    driver = Driver(**errors)
+    driver.undoes = EXPORT_UNDOES
+    return driver
+
+
+def test_memory_is_allocated_for_another_process(use):
+    driver = use(exporting())
+    memory = CudaExport(torch.device("cuda", 1), PAGE + 1)
+    assert driver.created == (2 * PAGE, 1, 1, 1, 1)
+    assert memory.size == 2 * PAGE
+    assert memory.values["data"] == (ADDRESS, False)
+    assert driver.flags == [3]  # this process writes it
+    os.fstat(memory.file)
+    file = memory.file
+    assert driver.held == list(EXPORT_UNDOES)
+    memory.close()
+    assert not driver.held
+    with pytest.raises(OSError):
+        os.fstat(file)
+    memory.close()
+    assert not driver.held
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cuMemGetAllocationGranularity",
+        "cuMemCreate",
+        "cuMemAddressReserve",
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuMemExportToShareableHandle",
+    ],
+)
+def test_a_refused_export_leaves_nothing_allocated(use, name):
+    driver = use(exporting(**{name: 801}))
+    with pytest.raises(NotImported, match=f"{name}: error 801"):
+        CudaExport(torch.device("cuda", 1), SIZE)
     assert not driver.held
 
 

@@ -3,6 +3,8 @@
 #include "storage/accelerator/cuda_runtime.h"
 
 #ifdef OPTSTATE_HAS_CUDA
+#include "kernels/cuda/digest.h"
+#include "kernels/cuda/digest_launch.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/tile_task.h"
 #include "kernels/cuda/whole_task.h"
@@ -51,6 +53,17 @@ class Cuda final : public DeviceKernels {
     return accelerator::StatusOfCuda(error,
                                      "launch of updates of whole parameters");
   }
+
+  absl::Status Digest(accelerator::DeviceAddress tasks, uint32_t count,
+                      accelerator::DeviceAddress digests,
+                      accelerator::DeviceStream* stream) const override {
+    const cudaError_t error = kernels::cuda::LaunchDigest(
+        tasks.ForKernel<const kernels::cuda::DigestTask>(), count,
+        digests.ForKernel<uint64_t>(),
+        static_cast<cudaStream_t>(stream->native_handle()));
+    if (error == cudaSuccess) return absl::OkStatus();
+    return accelerator::StatusOfCuda(error, "launch of digests");
+  }
 };
 
 #else
@@ -70,6 +83,11 @@ class Cuda final : public DeviceKernels {
       OptimizerKind /*kind*/, accelerator::DeviceAddress /*tasks*/,
       uint32_t /*count*/, uint32_t /*rounds*/,
       accelerator::DeviceStream* /*stream*/) const override {
+    return accelerator::StatusOfCuda(0, "");
+  }
+  absl::Status Digest(accelerator::DeviceAddress /*tasks*/, uint32_t /*count*/,
+                      accelerator::DeviceAddress /*digests*/,
+                      accelerator::DeviceStream* /*stream*/) const override {
     return accelerator::StatusOfCuda(0, "");
   }
 };

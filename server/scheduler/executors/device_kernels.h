@@ -38,6 +38,13 @@ class DeviceKernels {
                                    accelerator::DeviceAddress tasks,
                                    uint32_t count, uint32_t rounds,
                                    accelerator::DeviceStream* stream) const = 0;
+
+  // Enqueues the digests of `count` arrays: `tasks` has as many
+  // kernels::cuda::DigestTask, and `digests` gets a uint64_t for each. All else
+  // is as above.
+  virtual absl::Status Digest(accelerator::DeviceAddress tasks, uint32_t count,
+                              accelerator::DeviceAddress digests,
+                              accelerator::DeviceStream* stream) const = 0;
 };
 
 // Returns the kernels of emulated devices, which live as long as the process:

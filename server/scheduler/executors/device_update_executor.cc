@@ -148,7 +148,8 @@ DeviceUpdateExecutor::MakeResidentRing(accelerator::Device* device,
   for (Slot& slot : ring.batches) {
     slot.device = index;
     OPTSTATE_ASSIGN_OR_RETURN(
-        slot.batch, ResidentBatch::Make(device, records, batch_bytes));
+        slot.batch,
+        ResidentBatch::Make(device, records, &gradients_, batch_bytes));
   }
   return ring;
 }
@@ -456,10 +457,15 @@ void DeviceUpdateExecutor::NoteFailure(size_t device,
 }
 
 void DeviceUpdateExecutor::CountBatch(size_t device, const UpdateBatch& batch) {
+  const uint64_t refused = batch.refused_elements();
+  const uint64_t elements = batch.elements() - refused;
   const absl::MutexLock lock(&mu_);
-  counters_.device_elements += batch.elements();
+  counters_.device_elements += elements;
+  counters_.cpu_elements += refused;
   DeviceCounters& counters = counters_.devices[device];
-  counters.elements += batch.elements();
+  counters.elements += elements;
+  counters.gradient_bytes += batch.bytes_there();
+  counters.refused_elements += refused;
   counters.bytes_to_device += batch.bytes_to_device();
   counters.bytes_to_host += batch.bytes_to_host();
 }

@@ -22,6 +22,7 @@
 #include "server/scheduler/executors/held_tasks.h"
 #include "server/scheduler/executors/resident_batch.h"
 #include "server/scheduler/executors/resident_records.h"
+#include "server/scheduler/executors/shared_gradients.h"
 #include "server/scheduler/executors/update_batch.h"
 #include "server/scheduler/executors/update_executor.h"
 #include "server/scheduler/executors/whole_batch.h"
@@ -101,6 +102,10 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     uint64_t resident_elements = 0;  // that have a place there
     uint64_t resident_bytes = 0;     // of their places
     uint64_t shared_bytes = 0;       // of their parameters, for ranks
+    uint64_t gradient_bytes = 0;     // that ranks had there: not copied there
+    // The CPU has updated these, because a rank had other gradients there than
+    // in its gradient area.
+    uint64_t refused_elements = 0;
     DeviceLoad::Work recent;
     // Why it did not do a batch, last.
     absl::Status failure;
@@ -154,6 +159,9 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   absl::StatusOr<DeviceParameters> ShareParameters(size_t device,
                                                    uint64_t bytes,
                                                    uint64_t run_count);
+  // The gradients that ranks have on devices, which are those given to Share().
+  // Changed between two passes.
+  SharedGradients& gradients() { return gradients_; }
   // Settles all, and gives up the places of records that stay on devices, and
   // the log. Returns false when there were none.
   bool Release();
@@ -251,7 +259,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   void UpdateByCpu(const HeldTasks& held);
   void Observe(uint64_t step, uint64_t run) const;
   void NoteFailure(size_t device, const absl::Status& failure);
-  // Counts what a device has done.
+  // Counts what a device has done, and what of it was refused.
   void CountBatch(size_t device, const UpdateBatch& batch);
   void CountCpu(uint64_t elements);
   // Notes that a task of the devices' part has become the CPU's.
@@ -270,6 +278,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   double cpu_fraction_ = 1;
   OptimizerKind optimizer_ = OptimizerKind::kAdamW;
   bool is_whole_ = false;  // tasks are of whole parameters
+  SharedGradients gradients_;
   // The first one has records of the host, the others, one for each device,
   // those that stay there. Empty: the CPU does all.
   std::vector<Ring> rings_;

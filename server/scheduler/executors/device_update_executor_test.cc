@@ -330,6 +330,11 @@ class NoKernels final : public DeviceKernels {
                            accelerator::DeviceStream*) const override {
     return absl::InternalError("not asked for");
   }
+  absl::Status Digest(accelerator::DeviceAddress, uint32_t,
+                      accelerator::DeviceAddress,
+                      accelerator::DeviceStream*) const override {
+    return absl::InternalError("not asked for");
+  }
 };
 
 TEST_F(DeviceUpdateExecutorShareTest, WithoutAKernelTheOptimizerIsRefused) {

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "kernels/cuda/digest.h"
 #include "kernels/cuda/serial_launch.h"
 #include "kernels/cuda/tile_task.h"
 #include "kernels/cuda/whole_task.h"
@@ -16,6 +17,7 @@ namespace optstate::scheduler {
 namespace {
 
 using accelerator::EmulatedMemory;
+using kernels::cuda::DigestTask;
 using kernels::cuda::SerialBlock;
 using kernels::cuda::TileTask;
 using kernels::cuda::WholeTask;
@@ -33,6 +35,12 @@ struct WholeArguments {
   const WholeTask* tasks;
   uint32_t count;
   uint32_t rounds;
+};
+
+struct DigestArguments {
+  const DigestTask* tasks;
+  uint32_t count;
+  uint64_t* digests;
 };
 
 // The device's addresses of a task, found in the memory that emulates it.
@@ -164,6 +172,27 @@ absl::Status UpdateParameters(const EmulatedMemory& memory,
   return absl::OkStatus();
 }
 
+// Runs on the stream's thread.
+absl::Status DigestArrays(const EmulatedMemory& memory, const void* arguments) {
+  const auto& digest = *static_cast<const DigestArguments*>(arguments);
+  const DigestTask* const tasks =
+      memory.Find(digest.tasks, digest.count * sizeof(DigestTask));
+  uint64_t* const digests =
+      memory.Find(digest.digests, digest.count * sizeof(uint64_t));
+  if (tasks == nullptr || digests == nullptr) return IllegalAddress(0);
+  for (uint32_t i = 0; i < digest.count; ++i) {
+    DigestTask task = tasks[i];
+    task.data =
+        memory.Find(static_cast<const std::byte*>(task.data), task.bytes);
+    if (task.data == nullptr) return IllegalAddress(i);
+    // The order of the threads in a block is any.
+    const auto order =
+        i % 2 == 0 ? SerialBlock::Order::kUp : SerialBlock::Order::kDown;
+    digests[i] = kernels::cuda::DigestSerially(order, task);
+  }
+  return absl::OkStatus();
+}
+
 class Emulated final : public DeviceKernels {
  public:
   absl::Status CanUpdate(OptimizerKind kind) const override {
@@ -196,6 +225,15 @@ class Emulated final : public DeviceKernels {
                                       count, rounds};
     return static_cast<accelerator::EmulatedStream*>(stream->native_handle())
         ->Launch(UpdateParameters, &arguments, sizeof(arguments));
+  }
+
+  absl::Status Digest(accelerator::DeviceAddress tasks, uint32_t count,
+                      accelerator::DeviceAddress digests,
+                      accelerator::DeviceStream* stream) const override {
+    const DigestArguments arguments = {tasks.ForKernel<const DigestTask>(),
+                                       count, digests.ForKernel<uint64_t>()};
+    return static_cast<accelerator::EmulatedStream*>(stream->native_handle())
+        ->Launch(DigestArrays, &arguments, sizeof(arguments));
   }
 };
 

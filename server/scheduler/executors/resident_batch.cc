@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/memory/memory.h"
+#include "kernels/cuda/digest.h"
 #include "kernels/cuda/tile_task.h"
 #include "proto/types/dtype.h"
 #include "proto/types/status_macros.h"
@@ -12,13 +13,20 @@
 namespace optstate::scheduler {
 namespace {
 
+using kernels::cuda::DigestTask;
 using kernels::cuda::TileTask;
 
 constexpr uint64_t kFactorsOffset = ResidentBatch::kTilesMax * sizeof(TileTask);
 constexpr uint64_t kPointersOffset =
     kFactorsOffset + ResidentBatch::kTilesMax * sizeof(kernels::UpdateFactors);
-constexpr uint64_t kParametersOffset =
+constexpr uint64_t kDigestTasksOffset =
     kPointersOffset + ResidentBatch::kTilesMax * sizeof(void*);
+constexpr uint64_t kDigestsOffset =
+    kDigestTasksOffset + ResidentBatch::kTilesMax * sizeof(DigestTask);
+constexpr uint64_t kParametersOffset =
+    kDigestsOffset + ResidentBatch::kTilesMax * sizeof(uint64_t);
+static_assert(kDigestTasksOffset % alignof(DigestTask) == 0);
+static_assert(kDigestsOffset % alignof(uint64_t) == 0);
 static_assert(kParametersOffset % BatchMemory::kAlignBytes == 0);
 // Records on their way to their places are few, but for the first step.
 constexpr uint64_t kRecordsBytes = uint64_t{8} << 20;
@@ -39,8 +47,10 @@ uint64_t ResidentBatch::HostBytes(uint64_t bytes) {
 }
 
 ResidentBatch::ResidentBatch(std::unique_ptr<BatchMemory> memory,
-                             ResidentRecords* records, uint64_t bytes)
+                             ResidentRecords* records,
+                             const SharedGradients* gradients, uint64_t bytes)
     : records_(*records),
+      gradients_(*gradients),
       bytes_(bytes),
       records_offset_(RecordsOffset(bytes)),
       memory_(std::move(memory)) {
@@ -50,12 +60,14 @@ ResidentBatch::ResidentBatch(std::unique_ptr<BatchMemory> memory,
 }
 
 absl::StatusOr<std::unique_ptr<ResidentBatch>> ResidentBatch::Make(
-    accelerator::Device* device, ResidentRecords* records, uint64_t bytes) {
+    accelerator::Device* device, ResidentRecords* records,
+    const SharedGradients* gradients, uint64_t bytes) {
   bytes = BatchMemory::Aligned(bytes);
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<BatchMemory> memory,
                             BatchMemory::Make(device, HostBytes(bytes),
                                               RecordsOffset(bytes) + bytes));
-  return absl::WrapUnique(new ResidentBatch(std::move(memory), records, bytes));
+  return absl::WrapUnique(
+      new ResidentBatch(std::move(memory), records, gradients, bytes));
 }
 
 void ResidentBatch::Clear() {
@@ -64,6 +76,10 @@ void ResidentBatch::Clear() {
   elements_ = 0;
   factors_ = 0;
   own_masters_ = 0;
+  digests_ = 0;
+  bytes_there_ = 0;
+  device_only_bytes_ = 0;
+  refused_elements_.store(0, std::memory_order_relaxed);
   parameters_end_ = kParametersOffset;
   gradients_end_ = 0;
   records_end_ = 0;
@@ -92,8 +108,13 @@ bool ResidentBatch::Add(size_t slot, const UpdateTask& task,
   }
   const uint64_t parameter_bytes =
       BatchMemory::Aligned(task.view.numel * SizeInBytes(key.parameter));
-  const uint64_t entry_bytes =
-      GradientLog::EntryBytes(tile->log_bytes.gradient);
+  const uint64_t gradient_bytes = tile->log_bytes.gradient;
+  const accelerator::DeviceAddress there =
+      gradients_.Find(tile->device, task.parameter, task.step,
+                      task.view.gradients[0], gradient_bytes);
+  const uint64_t entry_bytes = there.is_null()
+                                   ? GradientLog::EntryBytes(gradient_bytes)
+                                   : BatchMemory::Aligned(gradient_bytes);
   const bool is_there =
       tile->is_resident &&
       tile->device_step == task.stamp->load(std::memory_order_relaxed);
@@ -111,7 +132,15 @@ bool ResidentBatch::Add(size_t slot, const UpdateTask& task,
                     .parameter_at = parameters_end_,
                     .gradient_at = gradients_end_,
                     .record_at = is_there ? kIsThere : records_end_,
-                    .entry = nullptr});
+                    .entry = nullptr,
+                    .there = there,
+                    .digest = digests_,
+                    .log_digest = 0});
+  if (!there.is_null()) {
+    ++digests_;
+    bytes_there_ += gradient_bytes;
+    device_only_bytes_ += entry_bytes;
+  }
   parameters_end_ += parameter_bytes;
   gradients_end_ += entry_bytes;
   records_end_ += record_bytes;
@@ -162,8 +191,15 @@ void ResidentBatch::Gather(size_t i, WorkerUndo* undo) {
   }
   auto** const pointers =
       reinterpret_cast<const void**>(HostAt(kPointersOffset));
-  pointers[i] = DeviceAt<std::byte>(records_offset_ + tile.gradient_at +
-                                    sizeof(GradientLog::Entry));
+  const uint64_t gradient_at = records_offset_ + tile.gradient_at +
+                               (tile.there.is_null() ? sizeof(*tile.entry) : 0);
+  pointers[i] = DeviceAt<std::byte>(gradient_at);
+  if (!tile.there.is_null()) {
+    reinterpret_cast<DigestTask*>(HostAt(kDigestTasksOffset))[tile.digest] = {
+        DeviceAt<const void>(gradient_at), place.log_bytes.gradient};
+    tile.log_digest = kernels::cuda::DigestOf(tile.entry->gradient(),
+                                              place.log_bytes.gradient);
+  }
   kernels::TileView view = place.on_device;
   view.parameter = DeviceAt<void>(tile.parameter_at);
   view.gradients = {DeviceAt<const void*>(kPointersOffset + i * sizeof(void*)),
@@ -180,12 +216,22 @@ absl::Status ResidentBatch::Submit(const DeviceKernels& kernels) {
   OPTSTATE_RETURN_IF_ERROR(CopyGradients());
   if (records_end_ > 0) OPTSTATE_RETURN_IF_ERROR(CopyRecords());
   memory_->Mark(BatchMemory::Point::kCopied);
+  if (digests_ > 0) {
+    OPTSTATE_RETURN_IF_ERROR(kernels.Digest(device + kDigestTasksOffset,
+                                            digests_, device + kDigestsOffset,
+                                            &stream));
+  }
   OPTSTATE_RETURN_IF_ERROR(kernels.Update(key_.optimizer, key_.options, device,
                                           static_cast<uint32_t>(size()),
                                           device + kFactorsOffset, &stream));
   memory_->Mark(BatchMemory::Point::kComputed);
   OPTSTATE_RETURN_IF_ERROR(CopyParametersToRanks());
   OPTSTATE_RETURN_IF_ERROR(CopyParametersBack());
+  if (digests_ > 0) {
+    OPTSTATE_RETURN_IF_ERROR(stream.CopyToHost(HostAt(kDigestsOffset),
+                                               device + kDigestsOffset,
+                                               digests_ * sizeof(uint64_t)));
+  }
   return memory_->MarkEnd();
 }
 
@@ -201,6 +247,10 @@ absl::Status ResidentBatch::CopyGradients() {
                                                HostAt(kPointersOffset),
                                                tiles_.size() * sizeof(void*)));
   for (size_t i = 0; i < tiles_.size();) {
+    if (!tiles_[i].there.is_null()) {
+      ++i;
+      continue;
+    }
     const uint64_t to = tiles_[i].gradient_at;
     const auto* const from =
         reinterpret_cast<const std::byte*>(tiles_[i].entry);
@@ -208,12 +258,47 @@ absl::Status ResidentBatch::CopyGradients() {
     do {
       bytes += GradientLog::EntryBytes(tiles_[i].tile->log_bytes.gradient);
       ++i;
-    } while (i < tiles_.size() && reinterpret_cast<const std::byte*>(
-                                      tiles_[i].entry) == from + bytes);
+    } while (i < tiles_.size() && tiles_[i].there.is_null() &&
+             reinterpret_cast<const std::byte*>(tiles_[i].entry) ==
+                 from + bytes);
     OPTSTATE_RETURN_IF_ERROR(
         stream.CopyToDevice(device + (records_offset_ + to), from, bytes));
   }
+  return digests_ > 0 ? CopyGradientsThere() : absl::OkStatus();
+}
+
+// The rank may write its memory at any time: what is copied here is checked,
+// and used, and nothing else.
+absl::Status ResidentBatch::CopyGradientsThere() {
+  accelerator::DeviceStream& stream = *memory_->stream();
+  const accelerator::DeviceAddress device = memory_->device();
+  OPTSTATE_RETURN_IF_ERROR(stream.CopyToDevice(device + kDigestTasksOffset,
+                                               HostAt(kDigestTasksOffset),
+                                               digests_ * sizeof(DigestTask)));
+  for (size_t i = 0; i < tiles_.size();) {
+    const accelerator::DeviceAddress from = tiles_[i].there;
+    if (from.is_null()) {
+      ++i;
+      continue;
+    }
+    const uint64_t to = tiles_[i].gradient_at;
+    uint64_t bytes = 0;
+    do {
+      bytes += tiles_[i].tile->log_bytes.gradient;
+      ++i;
+    } while (i < tiles_.size() && tiles_[i].there == from + bytes &&
+             tiles_[i].gradient_at == to + bytes);
+    OPTSTATE_RETURN_IF_ERROR(
+        stream.CopyOnDevice(device + (records_offset_ + to), from, bytes));
+  }
   return absl::OkStatus();
+}
+
+bool ResidentBatch::HasGradientOfLog(const Tile& tile) const {
+  if (tile.there.is_null()) return true;
+  const auto* const digests =
+      reinterpret_cast<const uint64_t*>(HostAt(kDigestsOffset));
+  return digests[tile.digest] == tile.log_digest;
 }
 
 absl::Status ResidentBatch::CopyRecords() {
@@ -306,13 +391,18 @@ uint64_t ResidentBatch::bytes_to_host() const {
 
 uint64_t ResidentBatch::bytes_to_device() const {
   return tiles_.size() * (sizeof(TileTask) + sizeof(void*)) +
-         factors_ * sizeof(kernels::UpdateFactors) + gradients_end_ +
-         records_end_;
+         factors_ * sizeof(kernels::UpdateFactors) + gradients_end_ -
+         device_only_bytes_ + digests_ * sizeof(DigestTask) + records_end_;
 }
 
-void ResidentBatch::WriteBack(size_t i, WorkerUndo* /*undo*/) {
+void ResidentBatch::WriteBack(size_t i, WorkerUndo* undo) {
   const Tile& tile = tiles_[i];
   ResidentTile& place = *tile.tile;
+  if (!HasGradientOfLog(tile)) {
+    gradients_.Distrust(tile.gradient);
+    refused_elements_.fetch_add(place.host.numel, std::memory_order_relaxed);
+    return UpdateByCpu(i, undo);
+  }
   std::memcpy(tile.parameter, HostAt(tile.parameter_at),
               place.host.numel * SizeInBytes(place.key.parameter));
   place.device_step = step_;

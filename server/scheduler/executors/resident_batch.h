@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_SERVER_SCHEDULER_EXECUTORS_RESIDENT_BATCH_H_
 #define OPTSTATE_SERVER_SCHEDULER_EXECUTORS_RESIDENT_BATCH_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "server/scheduler/executors/batch_memory.h"
 #include "server/scheduler/executors/device_kernels.h"
 #include "server/scheduler/executors/resident_records.h"
+#include "server/scheduler/executors/shared_gradients.h"
 #include "server/scheduler/executors/update_batch.h"
 #include "server/scheduler/executors/update_executor.h"
 #include "server/scheduler/gradient_log.h"
@@ -26,8 +28,14 @@ namespace optstate::scheduler {
 // parameters back, and to where ranks on the device get them, if they do. A
 // record that is not there yet is copied to its place first.
 //
+// A gradient that its rank has on the device is copied there from that memory
+// instead. The log has it all the same: the digest of the copy, which the
+// device computes, has to be that of the log's bytes, or else the CPU does the
+// task.
+//
 // The memory of the host and that of the device begin alike:
-//   [tasks | factors | addresses of gradients | parameters]
+//   [tasks | factors | addresses of gradients | tasks of digests | digests |
+//    parameters]
 // Behind that the host has room for records on their way to their places, and
 // the device for gradients. Parameters have the order of masters in the
 // records' places, so that both are copied in few pieces.
@@ -38,10 +46,11 @@ class ResidentBatch final : public UpdateBatch {
   static constexpr size_t kTilesMax = 4096;
 
   // Takes memory for so many bytes of parameters, and as many of gradients.
-  // `device` and `records` outlive the batch. RESOURCE_EXHAUSTED: the device
-  // lacks memory; other errors are those of the device.
+  // The others outlive the batch. RESOURCE_EXHAUSTED: the device lacks memory;
+  // other errors are those of the device.
   static absl::StatusOr<std::unique_ptr<ResidentBatch>> Make(
-      accelerator::Device* device, ResidentRecords* records, uint64_t bytes);
+      accelerator::Device* device, ResidentRecords* records,
+      const SharedGradients* gradients, uint64_t bytes);
   // Returns the memory of the host that it takes.
   static uint64_t HostBytes(uint64_t bytes);
   ResidentBatch(const ResidentBatch&) = delete;
@@ -56,6 +65,10 @@ class ResidentBatch final : public UpdateBatch {
   uint64_t bytes() const override { return HostBytes(bytes_); }
   uint64_t bytes_to_device() const override;
   uint64_t bytes_to_host() const override;
+  uint64_t bytes_there() const override { return bytes_there_; }
+  uint64_t refused_elements() const override {
+    return refused_elements_.load(std::memory_order_relaxed);
+  }
 
   void Gather(size_t i, WorkerUndo* undo) override;
   void SetTimed(bool is_timed) override { memory_->SetTimed(is_timed); }
@@ -75,15 +88,21 @@ class ResidentBatch final : public UpdateBatch {
     void* parameter;        // of the job
     uint32_t factors;       // its place among those of the batch
     uint64_t parameter_at;  // offset of the new one in both memories
-    uint64_t gradient_at;   // offset of its entry among those of the device
+    // Offset, among the gradients of the device, of its entry, or, when a rank
+    // has it there, of the gradient.
+    uint64_t gradient_at;
     // Offset of the record on its way to its place; kIsThere: it is there.
     uint64_t record_at;
     const GradientLog::Entry* entry;  // once it is gathered
+    // Where its rank has the gradient on the device; null: the log's is copied.
+    accelerator::DeviceAddress there;
+    uint32_t digest;      // its place among those of the batch
+    uint64_t log_digest;  // of the log's gradient, once it is gathered
   };
   static constexpr uint64_t kIsThere = ~uint64_t{0};
 
   ResidentBatch(std::unique_ptr<BatchMemory> memory, ResidentRecords* records,
-                uint64_t bytes);
+                const SharedGradients* gradients, uint64_t bytes);
   std::byte* HostAt(uint64_t offset) const { return memory_->HostAt(offset); }
   template <typename T>
   T* DeviceAt(uint64_t offset) const {
@@ -97,6 +116,9 @@ class ResidentBatch final : public UpdateBatch {
   template <typename Visit>
   absl::Status ForEachArray(const Tile& tile, const Visit& visit) const;
   absl::Status CopyGradients();
+  absl::Status CopyGradientsThere();
+  // Returns whether the device has updated the tile with the log's gradient.
+  bool HasGradientOfLog(const Tile& tile) const;
   absl::Status CopyRecords();
   absl::Status CopyParametersBack();
   absl::Status CopyParametersToRanks();
@@ -108,6 +130,7 @@ class ResidentBatch final : public UpdateBatch {
   bool IsOwnMasterAt(size_t i, const std::byte* there) const;
 
   ResidentRecords& records_;
+  const SharedGradients& gradients_;
   const uint64_t bytes_;
   const uint64_t records_offset_;  // behind the parameters
   const std::unique_ptr<BatchMemory> memory_;
@@ -120,6 +143,10 @@ class ResidentBatch final : public UpdateBatch {
   uint64_t gradients_end_ = 0;
   uint64_t records_end_ = 0;
   size_t own_masters_ = 0;  // tiles whose parameter is the master
+  uint32_t digests_ = 0;    // tiles whose gradient a rank has there
+  uint64_t bytes_there_ = 0;
+  uint64_t device_only_bytes_ = 0;  // of gradients_end_, not copied to there
+  std::atomic<uint64_t> refused_elements_{0};
 };
 
 }  // namespace optstate::scheduler

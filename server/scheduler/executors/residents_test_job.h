@@ -25,10 +25,14 @@
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
+#include "proto/types/partition.h"
+#include "proto/types/status_macros.h"
 #include "proto/types/sub_groups.h"
 #include "server/scheduler/executors/device_kernels.h"
 #include "server/scheduler/executors/device_update_executor.h"
 #include "server/scheduler/executors/resident_records.h"
+#include "server/scheduler/executors/shared_gradients.h"
+#include "server/scheduler/executors/shared_gradients_writer.h"
 #include "server/scheduler/executors/shared_parameters.h"
 #include "server/scheduler/executors/shared_parameters_reader.h"
 #include "server/scheduler/executors/update_executor.h"
@@ -110,13 +114,16 @@ struct Run {
   const kernels::UpdateKernel* kernel = nullptr;
   std::unique_ptr<Record> tested;
   std::unique_ptr<Record> wanted;  // updated by the CPU's kernel alone
-  std::vector<float> gradient;     // room for any dtype
+  absl::Span<float> gradient;      // room for any dtype
   kernels::UpdateFactors factors;
   int64_t step_count = 0;
   bool is_visited = false;  // in this step
   uint64_t wanted_stamp = 0;
   std::atomic<uint64_t> stamp{0};
   uint64_t numel() const { return tested->view().numel; }
+  uint64_t gradient_bytes() const {
+    return numel() * SizeInBytes(key.gradient);
+  }
   bool IsIn(uint64_t begin, uint64_t end) const {
     const uint64_t at = tested->view().flat_begin;
     return begin <= at && at < end;
@@ -145,6 +152,7 @@ class Job final : public UpdateTasks {
       : param_(param),
         setup_(setup),
         random_(seed),
+        area_(kRuns * kTileElements),
         runs_(kRuns),
         position_of_slot_(kSlots, kPositions),
         pool_(kWorkers, /*spin=*/false),
@@ -195,6 +203,7 @@ class Job final : public UpdateTasks {
       Advance(&run);
       run.wanted_stamp = step_;
     }
+    CopyGradients();
     EXPECT_TRUE(executor_->Update({0, kPositions, kPositions}, this).ok());
     EXPECT_EQ(position_of_slot_, std::vector<size_t>(kSlots, kPositions));
     for (Run& run : runs_) {
@@ -237,6 +246,30 @@ class Job final : public UpdateTasks {
     }
     return count;
   }
+  // The copies that the rank has on its device in steps to come.
+  enum class Copies : uint8_t {
+    kRight,
+    kOfAnotherStep,  // it says so
+    kWrong,          // it says that they are right
+  };
+  void SetCopies(Copies copies) { copies_ = copies; }
+  // Has the rank copy its gradients to a device as well from now on, until the
+  // process dies.
+  absl::Status ShareGradients(size_t device) {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        writer_, GradientsWriter::Make(*ranks_runtime_->Open(device), kRuns));
+    OPTSTATE_ASSIGN_OR_RETURN(SharedGradients::Shared shared, writer_->Share());
+    shared.device = devices_[device].get();
+    shared.device_index = device;
+    shared.area = reinterpret_cast<const std::byte*>(area_.data());
+    RankPartition partition;
+    for (uint32_t i = 0; i < kRuns; ++i) {
+      partition.pieces.push_back(
+          {i, 0, runs_[i].numel(), i * kTileElements * sizeof(float)});
+    }
+    partition.gradient_area_bytes = area_.size() * sizeof(float);
+    return executor_->gradients().Map(std::move(shared), partition);
+  }
   // Brings a range of the flat space up to date, as passes do that pin
   // sub-groups, and checks it.
   void MakeCurrent(uint64_t begin, uint64_t end, bool is_written) {
@@ -272,6 +305,7 @@ class Job final : public UpdateTasks {
   // Lets the process die, and another one go on, which begins as ReplayLog().
   void Restart() {
     readers_.clear();
+    writer_.reset();
     executor_.reset();
     devices_.clear();
     GradientLog log(this->log());
@@ -305,6 +339,7 @@ class Job final : public UpdateTasks {
       gradient = run.gradient.data();
       UpdateTask task;
       task.run = static_cast<uint64_t>(&run - runs_.data());
+      task.parameter = static_cast<uint32_t>(task.run);
       task.step = step_;
       task.view = run.tested->view();
       task.view.gradients = absl::MakeConstSpan(&gradient, 1);
@@ -335,10 +370,9 @@ class Job final : public UpdateTasks {
     const uint64_t flat_begin = i * 7 % kRuns * kTileElements;
     run.wanted = std::make_unique<Record>(run.key, numel, flat_begin);
     run.tested = std::make_unique<Record>(run.key, numel, flat_begin);
-    run.gradient.resize(numel);
+    run.gradient = absl::MakeSpan(area_).subspan(i * kTileElements, numel);
     ++room_.tiles;
-    room_.step_bytes +=
-        GradientLog::EntryBytes(numel * SizeInBytes(run.key.gradient));
+    room_.step_bytes += GradientLog::EntryBytes(run.gradient_bytes());
     room_.master_bytes += LinesOf(4 * numel) * sizeof(Line);
     record_bytes_ += ResidentRecords::RecordBytes(run.key, run.tested->view());
   }
@@ -377,6 +411,17 @@ class Job final : public UpdateTasks {
     view.gradients = absl::MakeConstSpan(&gradient, 1);
     run->kernel->apply(run->factors, view);
   }
+  void CopyGradients() {
+    if (writer_ == nullptr) return;
+    for (uint32_t i = 0; i < kRuns; ++i) {
+      if (!runs_[i].is_visited) continue;
+      const auto* const gradient =
+          reinterpret_cast<const std::byte*>(runs_[i].gradient.data());
+      writer_->Copy(i, {gradient, runs_[i].gradient_bytes()},
+                    copies_ == Copies::kRight);
+      writer_->Mark(i, copies_ == Copies::kOfAnotherStep ? step_ - 1 : step_);
+    }
+  }
   void CheckRecords(uint64_t begin, uint64_t end) {
     for (Run& run : runs_) {
       EXPECT_TRUE(!run.IsIn(begin, end) ||
@@ -395,6 +440,7 @@ class Job final : public UpdateTasks {
   const Param& param_;
   const Setup setup_;
   std::mt19937_64 random_;
+  std::vector<float> area_;  // of gradients, a tile for each run
   std::vector<Run> runs_;
   std::vector<size_t> position_of_slot_;  // kPositions: none
   uint64_t step_ = 0;
@@ -409,6 +455,8 @@ class Job final : public UpdateTasks {
   std::unique_ptr<DeviceUpdateExecutor> executor_;
   const std::unique_ptr<accelerator::DeviceRuntime> ranks_runtime_;
   std::vector<std::unique_ptr<SharedReader>> readers_;  // by device
+  std::unique_ptr<GradientsWriter> writer_;  // null: nothing is shared
+  Copies copies_ = Copies::kRight;
 };
 
 inline kernels::UpdateKernelKey KeyOf(OptimizerKind kind, DType dtype,

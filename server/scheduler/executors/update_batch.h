@@ -45,6 +45,11 @@ class UpdateBatch {
   virtual uint64_t bytes() const = 0;
   virtual uint64_t bytes_to_device() const = 0;
   virtual uint64_t bytes_to_host() const = 0;
+  // Returns the bytes of gradients that were on the device already.
+  virtual uint64_t bytes_there() const { return 0; }
+  // Returns the elements of tasks that WriteBack() has had the CPU do, because
+  // the gradient on the device was another one.
+  virtual uint64_t refused_elements() const { return 0; }
 
   // Makes what the update of task i reads ready to be copied.
   virtual void Gather(size_t i, WorkerUndo* undo) = 0;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/executors/device_update_executor.h"
+#include "server/scheduler/executors/shared_gradients.h"
 #include "server/session/devices/resident_sizes.h"
 #include "server/session/durability/job_storage.h"
 #include "spdlog/spdlog.h"
@@ -36,6 +37,8 @@ void DescribeUse(const accelerator::Device& device,
   use->set_resident_elements(counters.resident_elements);
   use->set_resident_bytes(counters.resident_bytes);
   use->set_shared_bytes(counters.shared_bytes);
+  use->set_gradient_bytes(counters.gradient_bytes);
+  use->set_refused_elements(counters.refused_elements);
   use->set_bytes_to_device(counters.bytes_to_device);
   use->set_bytes_to_host(counters.bytes_to_host);
   use->set_elements_per_s(counters.recent.ElementsPerSecond());
@@ -63,6 +66,38 @@ absl::Status OfNode(const absl::Status& status) {
     return status;
   }
   return absl::FailedPreconditionError(status.message());
+}
+
+// Returns the place of a rank's device among those on which records stay.
+absl::StatusOr<size_t> DeviceOfRank(absl::string_view device,
+                                    const JobContext& job) {
+  OPTSTATE_RETURN_IF_ERROR(job.device_failure);
+  const absl::Span<accelerator::Device* const> devices = job.devices.devices();
+  if (ResidentSizesOf(job.shape->description, devices.size()).parameter_bytes ==
+      0) {
+    return absl::NotFoundError(
+        "no record of the job stays on a device: it has no device_budget, or "
+        "the CPU updates all");
+  }
+  // As while the engine makes room for the next one, which has them stay again.
+  if (!storage::MayLag(*job.tier->control())) {
+    return absl::NotFoundError("no record of the job stays on a device now");
+  }
+  const auto found = std::find_if(devices.begin(), devices.end(),
+                                  [device](const accelerator::Device* each) {
+                                    return each->info().id == device;
+                                  });
+  if (found != devices.end()) {
+    return static_cast<size_t>(found - devices.begin());
+  }
+  std::vector<std::string> ids;
+  for (const accelerator::Device* each : devices) {
+    ids.push_back(each->info().id);
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("the rank is on device ", device,
+                   ", and those of the daemon are ", absl::StrJoin(ids, ", "),
+                   ": records stay on other devices than the rank's"));
 }
 
 absl::Status TryToShare(const v1::StorageSettings& storage, JobContext* job) {
@@ -145,17 +180,18 @@ absl::Status ShareUpdates(const v1::StorageSettings& storage, JobContext* job) {
   return status;
 }
 
+absl::Status CheckMayShare(const JobContext& job) {
+  OPTSTATE_RETURN_IF_ERROR(job.CheckRegistered());
+  OPTSTATE_RETURN_IF_ERROR(job.failure);
+  return job.recovery.has_value() ? job.StillRecovering() : absl::OkStatus();
+}
+
 absl::StatusOr<DeviceParameters> ShareParameters(absl::string_view device,
                                                  JobContext* job) {
+  const absl::StatusOr<size_t> index = DeviceOfRank(device, *job);
+  if (absl::IsNotFound(index.status())) return index.status();
   OPTSTATE_RETURN_IF_ERROR(job->device_failure);
-  const absl::Span<accelerator::Device* const> devices = job->devices.devices();
   const JobDescription& description = job->shape->description;
-  const ResidentSizes sizes = ResidentSizesOf(description, devices.size());
-  if (sizes.parameter_bytes == 0) {
-    return absl::NotFoundError(
-        "no record of the job stays on a device: it has no device_budget, or "
-        "the CPU updates all");
-  }
   if (const double fraction = OffloadFractionOf(description.storage);
       fraction > 0) {
     return absl::NotFoundError(absl::StrCat(
@@ -164,35 +200,51 @@ absl::StatusOr<DeviceParameters> ShareParameters(absl::string_view device,
         "lies in parts that are too small to be copied alone. "
         "offload_fraction=0 has parameters there whole"));
   }
-  // As while the engine makes room for the next one, which has them stay again.
-  if (!storage::MayLag(*job->tier->control())) {
-    return absl::NotFoundError("no record of the job stays on a device now");
-  }
-  const auto found = std::find_if(devices.begin(), devices.end(),
-                                  [device](const accelerator::Device* each) {
-                                    return each->info().id == device;
-                                  });
-  if (found == devices.end()) {
-    std::vector<std::string> ids;
-    for (const accelerator::Device* each : devices) {
-      ids.push_back(each->info().id);
-    }
-    return absl::FailedPreconditionError(
-        absl::StrCat("the rank is on device ", device,
-                     ", and those of the daemon are ", absl::StrJoin(ids, ", "),
-                     ": records stay on other devices than the rank's"));
-  }
-  const auto index = static_cast<size_t>(found - devices.begin());
+  OPTSTATE_RETURN_IF_ERROR(index.status());
+  const ResidentSizes sizes =
+      ResidentSizesOf(description, job->devices.devices().size());
   absl::StatusOr<scheduler::DeviceParameters> shared =
-      job->executor->ShareParameters(index, sizes.parameter_bytes,
+      job->executor->ShareParameters(*index, sizes.parameter_bytes,
                                      job->layout().run_count());
   if (!shared.ok()) return OfNode(shared.status());
   DeviceParameters parameters;
   parameters.table = std::move(shared->table);
   parameters.memory = std::move(shared->memory.file);
-  parameters.device_index = static_cast<uint32_t>(index);
+  parameters.device_index = static_cast<uint32_t>(*index);
   parameters.memory_bytes = shared->memory.bytes;
   return parameters;
+}
+
+absl::Status ShareGradients(const RankOnDevice& rank, DeviceGradients gradients,
+                            JobContext* job) {
+  job->executor->gradients().Unmap(rank.rank);
+  if (gradients.memory_bytes == 0) return absl::OkStatus();
+  OPTSTATE_ASSIGN_OR_RETURN(const size_t index,
+                            DeviceOfRank(rank.device, *job));
+  const JobDescription& description = job->shape->description;
+  if (description.accumulate ||
+      (job->is_replicated() && job->shape->partitions.size() > 1)) {
+    return absl::NotFoundError(
+        "updates read sums of gradients, of micro-steps or of ranks, which "
+        "the engine has in host memory");
+  }
+  const DeviceUpdateExecutor::Counters counters = job->executor->counters();
+  if (index >= counters.devices.size() || counters.devices[index].is_lost) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the engine has lost device ", index));
+  }
+  scheduler::SharedGradients::Shared shared;
+  shared.rank = rank.rank;
+  shared.device = job->devices.devices()[index];
+  shared.device_index = index;
+  shared.memory.file = std::move(gradients.memory);
+  shared.memory.bytes = gradients.memory_bytes;
+  shared.memory.device = std::string(rank.device);
+  shared.table = std::move(gradients.table);
+  shared.area = rank.area;
+  shared.parameter_count = job->parameter_count();
+  return OfNode(job->executor->gradients().Map(
+      std::move(shared), job->shape->partitions[rank.rank]));
 }
 
 void DescribeDeviceUpdates(const JobContext& job, v1::Job* description) {

@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_SERVER_SESSION_DEVICES_DEVICE_UPDATES_H_
 #define OPTSTATE_SERVER_SESSION_DEVICES_DEVICE_UPDATES_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -42,9 +43,24 @@ absl::Status ShareUpdates(const v1::StorageSettings& storage, JobContext* job);
 // there, before the files change or go. ShareUpdates() lets them stay again.
 void ReleaseDevices(JobContext* job);
 
+// Returns an error when the job has no layout, has failed, or finishes the step
+// of a former engine: then nothing is shared with ranks.
+absl::Status CheckMayShare(const JobContext& job);
+
 // See Job. Between two passes.
 absl::StatusOr<DeviceParameters> ShareParameters(absl::string_view device,
                                                  JobContext* job);
+
+// The rank, its gradient area, and the device that it is on.
+struct RankOnDevice {
+  uint32_t rank = 0;
+  const std::byte* area = nullptr;
+  absl::string_view device;
+};
+
+// See Job. Between two passes.
+absl::Status ShareGradients(const RankOnDevice& rank, DeviceGradients gradients,
+                            JobContext* job);
 
 // Fills in what operators see; leaves it alone when the CPU is to update all.
 void DescribeDeviceUpdates(const JobContext& job, v1::Job* description);

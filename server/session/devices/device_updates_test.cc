@@ -1,5 +1,9 @@
 #include "server/session/devices/device_updates.h"
 
+#include <fcntl.h>
+
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -9,6 +13,9 @@
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/shm/device_gradients.h"
+#include "proto/shm/sealed_segment.h"
+#include "proto/types/unique_fd.h"
 #include "server/scheduler/executors/device_update_executor.h"
 #include "server/scheduler/gradient_log.h"
 #include "server/session/testing/room_fixture.h"
@@ -331,6 +338,75 @@ TEST_F(DeviceUpdatesTest, WithoutABudgetNoParametersAreShared) {
   const absl::Status refused = ShareParameters("emulated-0", &job()).status();
   EXPECT_TRUE(absl::IsNotFound(refused)) << refused;
   EXPECT_THAT(refused.message(), HasSubstr("device_budget"));
+}
+
+// Returns memory of an emulated device, and a table, as a rank offers them.
+DeviceGradients OfferOf(uint64_t parameters) {
+  const auto runtime = accelerator::MakeEmulatedRuntime({});
+  const auto device = *runtime->Open(0);
+  auto exported = *device->Export(*device->AllocateShareable(4096));
+  const shm::SealedSegment table = *shm::SealedSegment::Create(
+      "table", shm::DeviceGradientsBytes(parameters));
+  auto* const header =
+      reinterpret_cast<shm::DeviceGradientsHeader*>(table.data());
+  header->magic = shm::kDeviceGradientsMagic;
+  header->version = shm::kDeviceGradientsVersion;
+  header->segment_bytes = table.size();
+  header->parameter_count = parameters;
+  DeviceGradients offer;
+  offer.memory = std::move(exported.file);
+  offer.memory_bytes = exported.bytes;
+  offer.table = UniqueFd(::fcntl(table.fd(), F_DUPFD_CLOEXEC, 0));
+  return offer;
+}
+
+TEST_F(DeviceUpdatesTest, ARankGivesTheGradientsThatItHasOnADevice) {
+  ASSERT_NO_FATAL_FAILURE(Register(Sharing(0, kBudget)));
+  const std::byte area[64] = {};
+  const scheduler::SharedGradients& gradients = job().executor->gradients();
+  const absl::Status taken =
+      ShareGradients({1, area, "emulated-1"}, OfferOf(2), &job());
+  EXPECT_TRUE(taken.ok()) << taken;
+  EXPECT_FALSE(gradients.empty());
+  // Live changes of what stays leave the rank's memory alone.
+  ReleaseDevices(&job());
+  ASSERT_TRUE(ShareUpdates(job().shape->description.storage, &job()).ok());
+  EXPECT_FALSE(gradients.empty());
+  // It is given up, also by an offer that is refused.
+  EXPECT_TRUE(
+      ShareGradients({1, area, "emulated-1"}, DeviceGradients(), &job()).ok());
+  EXPECT_TRUE(gradients.empty());
+  ASSERT_TRUE(ShareGradients({1, area, "emulated-1"}, OfferOf(2), &job()).ok());
+  const absl::Status elsewhere =
+      ShareGradients({1, area, "other"}, OfferOf(2), &job());
+  EXPECT_TRUE(absl::IsFailedPrecondition(elsewhere)) << elsewhere;
+  EXPECT_THAT(elsewhere.message(), HasSubstr("on device other"));
+  EXPECT_TRUE(gradients.empty());
+  const absl::Status wrong =
+      ShareGradients({1, area, "emulated-0"}, OfferOf(3), &job());
+  EXPECT_TRUE(absl::IsInvalidArgument(wrong)) << wrong;
+  EXPECT_THAT(wrong.message(), HasSubstr("3 parameters"));
+}
+
+TEST_F(DeviceUpdatesTest, WhereNothingStaysNoGradientsAreTaken) {
+  ASSERT_NO_FATAL_FAILURE(Register(Sharing(0)));
+  const std::byte area[64] = {};
+  const absl::Status refused =
+      ShareGradients({0, area, "emulated-0"}, OfferOf(2), &job());
+  EXPECT_TRUE(absl::IsNotFound(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("device_budget"));
+}
+
+TEST_F(DeviceUpdatesTest, SumsAreNotOnADevice) {
+  RegisterSpec spec = SpecOf(Sharing(0, kBudget));
+  spec.accumulate = true;
+  const auto registered = rooms_->Register(spec);
+  ASSERT_TRUE(registered.ok()) << registered.status();
+  const std::byte area[64] = {};
+  const absl::Status refused =
+      ShareGradients({0, area, "emulated-0"}, OfferOf(2), &job());
+  EXPECT_TRUE(absl::IsNotFound(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("sums"));
 }
 
 // A job without a layout has no executor and no store.

@@ -116,6 +116,7 @@ void RankAttachments::DetachLocked(uint32_t rank, bool for_good) {
     BeginLoss(rank, in_step);
   }
   rounds_.Leave(rank, "was lost");
+  if (job_.executor != nullptr) job_.executor->gradients().Unmap(rank);
   // The next session that attaches gives its own gradient area.
   if (ranks_.gradient_area(rank) == area) ranks_.gradient_area(rank) = nullptr;
   if (job_.options.keeper != nullptr && !is_needed_by_next) {

@@ -152,6 +152,10 @@ v1::SessionReply GrpcSession::Answer(const v1::SessionRequest& request) {
       status = absl::UnimplementedError(
           "share_parameters needs a session over shared memory");
       break;
+    case v1::SessionRequest::kShareGradients:
+      status = absl::UnimplementedError(
+          "share_gradients needs a session over shared memory");
+      break;
     default:
       status = absl::InternalError("not a request with one reply");
   }

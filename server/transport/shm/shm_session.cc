@@ -156,6 +156,7 @@ absl::Status ShmSession::AnswerAttach(shm::Frame frame,
   if (!attached.ok()) return Send(reply, {});
   *reply.mutable_attach() = *std::move(attached);
   reply.mutable_attach()->set_shares_parameters(!plan.fetches_parameters);
+  reply.mutable_attach()->set_shares_gradients(true);
   std::vector<int> fds = {segments_->completion_fd()};
   if (plan.fetches_parameters) return Send(reply, fds);
   fds.push_back(plan.parameters.get());
@@ -241,6 +242,33 @@ absl::Status ShmSession::AnswerShareParameters(
   return Send(reply, {shared->table.get(), shared->memory.get()});
 }
 
+// A refusal is no error of the session, whose gradient area has all gradients.
+absl::Status ShmSession::AnswerShareGradients(
+    shm::Frame frame, const v1::SessionRequest& request) {
+  const v1::ShareGradientsRequest& body = request.share_gradients();
+  const size_t expected = body.memory_bytes() == 0 ? 0 : 2;
+  if (frame.fds.size() != expected) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("share_gradients of ", body.memory_bytes(),
+                     " bytes came with ", frame.fds.size(), " fds, expected ",
+                     expected, ": a table and a memory, or none for no bytes"));
+  }
+  session::DeviceGradients gradients;
+  gradients.memory_bytes = body.memory_bytes();
+  if (expected == 2) {
+    gradients.table = std::move(frame.fds[0]);
+    gradients.memory = std::move(frame.fds[1]);
+  }
+  const absl::Status shared = environment_.job->ShareGradients(
+      handler_.rank(), body.device(), std::move(gradients));
+  v1::SessionReply reply;
+  reply.set_request_id(request.request_id());
+  *reply.mutable_status() = ToProto(absl::OkStatus());
+  v1::ShareGradientsReply& answer = *reply.mutable_share_gradients();
+  if (!shared.ok()) *answer.mutable_refused() = ToProto(shared);
+  return Send(reply, {});
+}
+
 absl::Status ShmSession::WatchPeer() {
   OPTSTATE_ASSIGN_OR_RETURN(socket_watch_,
                             environment_.watcher->Watch(socket_.get(), [this] {
@@ -296,11 +324,14 @@ absl::Status ShmSession::AnswerSocket() {
       return AnswerDetach(request);
     case v1::SessionRequest::kShareParameters:
       return AnswerShareParameters(request);
+    case v1::SessionRequest::kShareGradients:
+      return AnswerShareGradients(std::move(frame), request);
     default:
       return absl::InvalidArgumentError(absl::StrCat(
           RequestName(request),
-          " on the socket of an attached session; it takes ",
-          "detach and share_parameters, the rest goes through ", "the ring"));
+          " on the socket of an attached session; it takes detach, "
+          "share_parameters and share_gradients, the rest goes through the "
+          "ring"));
   }
 }
 

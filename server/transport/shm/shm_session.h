@@ -73,6 +73,8 @@ class ShmSession {
                             const v1::SessionRequest& request);
   absl::Status AnswerDetach(const v1::SessionRequest& request);
   absl::Status AnswerShareParameters(const v1::SessionRequest& request);
+  absl::Status AnswerShareGradients(shm::Frame frame,
+                                    const v1::SessionRequest& request);
   absl::StatusOr<v1::AttachReply> Attach(shm::Frame frame,
                                          const v1::AttachRequest& request,
                                          AttachPlan* plan);

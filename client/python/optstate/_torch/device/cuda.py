@@ -7,9 +7,11 @@ import threading
 
 import torch
 
-from optstate._torch.device.cuda_memory import CudaMemory
-from optstate._torch.device.interface import NotRegistered
+from optstate._torch.device.cuda_memory import CudaExport, CudaMemory
+from optstate._torch.device.interface import NotImported, NotRegistered
 
+# The part of a device's memory that gradients for the daemon leave free to the script.
+_LEFT_FREE = 0.1
 # cudaHostRegisterPortable: for all devices of the process; cudaHostRegisterReadOnly.
 _PORTABLE, _READ_ONLY = 0x01, 0x08
 
@@ -84,6 +86,16 @@ class CudaBackend:
 
     def import_memory(self, device: torch.device, file: int, size: int) -> CudaMemory:
         return CudaMemory(device, file, size)
+
+    def export_memory(self, device: torch.device, size: int) -> CudaExport:
+        # torch has what the script has used so far, free or not.
+        free, total = torch.cuda.mem_get_info(device)
+        if free - size < _LEFT_FREE * total:
+            raise NotImported(
+                f"{size >> 20} MiB of memory would be taken there, of which {free >> 20} MiB are"
+                f" free: {_LEFT_FREE:.0%} of {total >> 20} MiB are left to the script"
+            )
+        return CudaExport(device, size)
 
     def _call(self, name: str, *arguments: int) -> str | None:
         """Calls the runtime; returns the text of its error, or None."""

@@ -1,19 +1,23 @@
-"""Memory of a GPU that another process has exported, mapped by the driver's own functions: CUDA's
-runtime, and torch, have none for this."""
+"""Memory of a GPU that processes share, by the driver's own functions: CUDA's runtime, and torch,
+have none for this."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
+from collections.abc import Sequence
 
 import torch
 
 from optstate._torch.device.interface import NotImported
 
+_PINNED = 1  # CU_MEM_ALLOCATION_TYPE_PINNED
 _LOCATION_DEVICE = 1  # CU_MEM_LOCATION_TYPE_DEVICE
+_MINIMUM = 0  # CU_MEM_ALLOC_GRANULARITY_MINIMUM
 _HANDLE_FILE = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 # CU_MEM_ACCESS_FLAGS_PROT_READ, which not every driver takes, and _READWRITE.
-_ACCESSES = (1, 3)
+_READ, _READ_WRITE = 1, 3
 
 _address = ctypes.c_ulonglong
 _FUNCTIONS = {
@@ -21,6 +25,23 @@ _FUNCTIONS = {
         ctypes.POINTER(ctypes.c_ulonglong),
         ctypes.c_void_p,
         ctypes.c_int,
+    ),
+    "cuMemGetAllocationGranularity": (
+        ctypes.POINTER(ctypes.c_size_t),
+        ctypes.c_void_p,
+        ctypes.c_int,
+    ),
+    "cuMemCreate": (
+        ctypes.POINTER(ctypes.c_ulonglong),
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+        ctypes.c_ulonglong,
+    ),
+    "cuMemExportToShareableHandle": (
+        ctypes.c_void_p,
+        ctypes.c_ulonglong,
+        ctypes.c_int,
+        ctypes.c_ulonglong,
     ),
     "cuMemAddressReserve": (
         ctypes.POINTER(_address),
@@ -52,6 +73,18 @@ class _Access(ctypes.Structure):
     """A CUmemAccessDesc."""
 
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+class _Properties(ctypes.Structure):
+    """A CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("metadata", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
 
 
 @functools.cache
@@ -90,31 +123,26 @@ class _Interface:
         }
 
 
-class CudaMemory:
-    """See interface.ImportedMemory."""
+class _SharedMemory:
+    """Memory with a handle of the driver's, as a tensor of bytes."""
 
-    def __init__(self, device: torch.device, file: int, size: int) -> None:
-        index = torch.cuda.current_device() if device.index is None else device.index
+    def __init__(self, size: int) -> None:
         self._size = size
         self._handle = ctypes.c_ulonglong()
         self._address = _address()
         self._is_mapped = False
-        with torch.cuda.device(index):
-            torch.cuda.current_stream()  # the device has a context from now on
-            _call("cuMemImportFromShareableHandle", ctypes.byref(self._handle), file, _HANDLE_FILE)
-            try:
-                self._map(index)
-                self.values = self._tensor(torch.device("cuda", index))
-            except BaseException:
-                self.close()
-                raise
+        self.values: torch.Tensor
 
-    def _map(self, index: int) -> None:
+    def _map(self, index: int, accesses: Sequence[int]) -> None:
         _call("cuMemAddressReserve", ctypes.byref(self._address), self._size, 0, 0, 0)
         _call("cuMemMap", self._address, self._size, 0, self._handle, 0)
         self._is_mapped = True
+        self._allow(index, accesses)
+        self.values = self._tensor(torch.device("cuda", index))
+
+    def _allow(self, index: int, accesses: Sequence[int]) -> None:
         refusal: NotImported | None = None
-        for flags in _ACCESSES:
+        for flags in accesses:
             access = _Access(_Location(_LOCATION_DEVICE, index), flags)
             try:
                 _call("cuMemSetAccess", self._address, self._size, ctypes.byref(access), 1)
@@ -145,3 +173,66 @@ class CudaMemory:
             driver.cuMemRelease(self._handle)
         self._is_mapped = False
         self._address, self._handle = _address(), ctypes.c_ulonglong()
+
+
+def _index_of(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+class CudaMemory(_SharedMemory):
+    """See interface.ImportedMemory."""
+
+    def __init__(self, device: torch.device, file: int, size: int) -> None:
+        super().__init__(size)
+        index = _index_of(device)
+        with torch.cuda.device(index):
+            torch.cuda.current_stream()  # the device has a context from now on
+            _call("cuMemImportFromShareableHandle", ctypes.byref(self._handle), file, _HANDLE_FILE)
+            try:
+                self._map(index, (_READ, _READ_WRITE))
+            except BaseException:
+                self.close()
+                raise
+
+
+class CudaExport(_SharedMemory):
+    """See interface.ExportedMemory."""
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        index = _index_of(device)
+        properties = _Properties(_PINNED, _HANDLE_FILE, _Location(_LOCATION_DEVICE, index))
+        with torch.cuda.device(index):
+            torch.cuda.current_stream()  # the device has a context from now on
+            page = ctypes.c_size_t()
+            _call(
+                "cuMemGetAllocationGranularity",
+                ctypes.byref(page),
+                ctypes.byref(properties),
+                _MINIMUM,
+            )
+            super().__init__(-(-size // page.value) * page.value)
+            self.size = self._size
+            self.file = -1
+            _call(
+                "cuMemCreate", ctypes.byref(self._handle), self._size, ctypes.byref(properties), 0
+            )
+            try:
+                self._map(index, (_READ_WRITE,))
+                file = ctypes.c_int(-1)
+                _call(
+                    "cuMemExportToShareableHandle",
+                    ctypes.byref(file),
+                    self._handle,
+                    _HANDLE_FILE,
+                    0,
+                )
+                self.file = file.value
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        super().close()
+        file, self.file = self.file, -1
+        if file >= 0:
+            os.close(file)

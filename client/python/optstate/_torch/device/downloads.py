@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 
 from optstate._torch.device import backends
+from optstate._torch.device.daemon_memory import DaemonMemory
+from optstate._torch.device.gradient_memory import GradientMemory, shared
 from optstate._torch.device.host_memory import HostMemory
 from optstate._torch.device.interface import Backend, Event, Stream
 from optstate._torch.device.staging import SLOT_BYTES, StagingRing
@@ -17,6 +20,18 @@ from optstate.session import Piece, Session
 
 # Copies of this many bytes have one event, so that small gradients do not cost one each.
 BATCH_BYTES = 4 << 20
+# How often it is looked what of a daemon's memory on a device is a rank's: after the first steps.
+_TRIES = 3
+
+
+class KeptParameters(Protocol):
+    """What the daemon has of parameters on devices; see IndirectCopies."""
+
+    def memory_on(self, device: torch.device) -> DaemonMemory | None:
+        """Returns the daemon's memory there, another one after each change; None: it has none."""
+
+    def kept_on(self, device: torch.device) -> list[int]:
+        """Returns the parameters, ascending, that it has there whole. Asks the session."""
 
 
 class _Batch:
@@ -35,30 +50,45 @@ class _Lane:
     """The copies of one device, which are done in order."""
 
     def __init__(self, backend: Backend, device: torch.device, memory: HostMemory) -> None:
+        self.backend = backend
         self.stream: Stream = backend.stream(device, "to_host")
         self._memory = memory
         self._ring = None if memory.is_registered else StagingRing(backend)
         self._open: _Batch | None = None
         self._batches: collections.deque[_Batch] = collections.deque()
         self._arrived: list[int] = []
+        # Where gradients are for the daemon's records on the device, if they are.
+        self.there: GradientMemory | None = None
+        self.seen: DaemonMemory | None = None  # for which that was made, or tried
+        self.tries = 0  # that are left
 
     def start(self, index: int, target: torch.Tensor, source: torch.Tensor, may_wait: bool) -> bool:
         """Starts a gradient's copy; False, and nothing is started, when it would have to wait."""
         if self._ring is None:
             batch = self._open = self._open or _Batch()
-            self.stream.copy(target, source)
             batch.sources.append(source)
+            self.stream.copy(target, self._copied_there(index, source))
             batch.complete.append(index)
             self._count(batch, source)
             return True
         if not may_wait and not self._has_room(source):
             return False
+        source = self._copied_there(index, source)
         elements = SLOT_BYTES // source.element_size()
         for begin in range(0, source.numel(), elements):
             self._stage(target[begin : begin + elements], source[begin : begin + elements])
         assert self._open is not None or self._batches
         (self._open or self._batches[-1]).complete.append(index)
         return True
+
+    def _copied_there(self, index: int, source: torch.Tensor) -> torch.Tensor:
+        """Starts a gradient's copy for the daemon's records on the device, if it has a place there.
+        Returns what is to be copied to the host: then the daemon has the same bytes twice."""
+        place = None if self.there is None else self.there.take(index)
+        if place is None:
+            return source
+        self.stream.copy(place, source)
+        return place
 
     def _has_room(self, source: torch.Tensor) -> bool:
         """Returns whether the gradient fits into what is left of an open buffer, or a free one."""
@@ -193,6 +223,42 @@ class Downloads:
                         started.add(index)
             return started
 
+    def refresh(self, kept: KeptParameters) -> None:
+        """Has gradients of parameters that the daemon keeps on a device be there for it, from the
+        next copy on. No copy is under way. Asks the session."""
+        with self._lock:
+            for device, lane in self._lanes.items():
+                memory = kept.memory_on(device)
+                if memory is not lane.seen:
+                    lane.seen, lane.tries = memory, _TRIES
+                    if lane.there is not None:
+                        lane.there.end()
+                        lane.there = None
+                if memory is not None and lane.tries:
+                    lane.tries -= 1
+                    self._share(device, lane, kept.kept_on(device))
+
+    def _share(self, device: torch.device, lane: _Lane, indices: Iterable[int]) -> None:
+        pieces = [self._owned[index] for index in indices if index in self._owned]
+        pieces = [piece for piece in pieces if piece.numel]
+        if pieces:
+            lane.tries = 0
+            lane.there = shared(self._session, lane.backend, device, pieces, self._dtypes)
+
+    def mark(self, step: int, indices: Sequence[int]) -> None:
+        """Tells the daemon that these have arrived, before they are pushed."""
+        with self._lock:
+            for lane in self._lanes.values():
+                if lane.there is not None:
+                    lane.there.mark(step, indices)
+
+    def forget(self) -> None:
+        """Tells the daemon that no device has a gradient for it: the step is over, or dropped."""
+        with self._lock:
+            for lane in self._lanes.values():
+                if lane.there is not None:
+                    lane.there.forget()
+
     def _lane(self, gradient: torch.Tensor) -> _Lane:
         device = backends.device_of(gradient)
         lane = self._lanes.get(device)
@@ -252,5 +318,8 @@ class Downloads:
         """Ends before the gradient area is unmapped. Does nothing in a forked child."""
         if not self._session.is_forked:
             self.drop()
+            for lane in self._lanes.values():
+                if lane.there is not None:
+                    lane.there.close()
             self._memory.release()
         self._lanes, self._targets = {}, {}

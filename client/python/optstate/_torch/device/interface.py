@@ -12,7 +12,7 @@ class NotRegistered(Exception):
 
 
 class NotImported(Exception):
-    """The daemon's memory of a device could not be mapped; the text says why."""
+    """Memory of a device could not be shared with the daemon; the text says why."""
 
 
 class Event(Protocol):
@@ -59,6 +59,20 @@ class ImportedMemory(Protocol):
         """Unmaps it; no copy may be under way."""
 
 
+class ExportedMemory(Protocol):
+    """Memory of a device that the daemon may map. It is there as long as either has it mapped, also
+    when this process dies."""
+
+    values: torch.Tensor
+    """All of it, as bytes on the device."""
+    file: int
+    """The driver's file of it, for the daemon; this object's."""
+    size: int
+
+    def close(self) -> None:
+        """Frees it; no copy of this process may be under way."""
+
+
 class Backend(Protocol):
     """One kind of accelerator. Threads: safe."""
 
@@ -83,3 +97,7 @@ class Backend(Protocol):
     def import_memory(self, device: torch.device, file: int, size: int) -> ImportedMemory:
         """Maps `size` bytes of memory of the device that the daemon has exported as a file, which
         stays the caller's. NotImported: the driver refuses."""
+
+    def export_memory(self, device: torch.device, size: int) -> ExportedMemory:
+        """Allocates at least `size` bytes of memory of the device that the daemon may map.
+        NotImported: the driver refuses, or too little would be left to the script."""

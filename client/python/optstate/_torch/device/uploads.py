@@ -200,6 +200,12 @@ class Uploads:
             found.update(i for i, offset in zip(indices, offsets) if offset != NOWHERE)
         return found
 
+    def memory_on(self, device: torch.device) -> DaemonMemory | None:
+        """Returns the daemon's memory on a device, from which parameters are copied; None: it has
+        none, as far as is known."""
+        lane = self._lanes.get(device)
+        return lane.there if lane is not None and lane.there.is_there else None
+
     def start_all(self, wanted: Iterable[_Wanted]) -> None:
         """Starts the copies of whole parameters, from wherever the daemon has them. refresh() was
         called since the session was used last."""

@@ -56,8 +56,10 @@ class DeviceGradients:
         for indices in self._downloads.all_arrived():
             self._push(step, micro_step, indices)
         self._is_busy = False
+        self._downloads.refresh(self._copies)
 
     def _push(self, step: int, micro_step: int, indices: Sequence[int]) -> None:
+        self._downloads.mark(step, indices)
         for first, count in runs_of(indices):
             self._session.push(step, micro_step, first, count)
 
@@ -66,6 +68,7 @@ class DeviceGradients:
         if self._is_busy:
             self._downloads.drop()
             self._is_busy = False
+        self._downloads.forget()
 
     def close(self) -> None:
         """Ends before the session closes. Idempotent."""

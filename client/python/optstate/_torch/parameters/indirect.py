@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from optstate._torch.device import backends
 from optstate._torch.device.backends import backend_of
+from optstate._torch.device.daemon_memory import DaemonMemory
 from optstate._torch.device.uploads import Uploads
 from optstate._torch.shards import local_of
+from optstate.device_parameters import NOWHERE
 from optstate.session import Session
 
 # A smaller parameter comes with all others when the step is over.
@@ -177,6 +180,24 @@ class IndirectCopies:
             direct[1] + array.array("Q", [0]) * len(wanted),
             self._parts.take,
         )
+
+    def memory_on(self, device: torch.device) -> DaemonMemory | None:
+        """Returns the daemon's memory on a device, another one after each change; None: it has
+        none, as far as is known."""
+        return None if self._uploads is None else self._uploads.memory_on(device)
+
+    def kept_on(self, device: torch.device) -> list[int]:
+        """Returns the parameters, ascending, that the daemon has whole there, of those that are on
+        the device themselves. Asks the session."""
+        memory = self.memory_on(device)
+        if memory is None:
+            return []
+        indices = [
+            index
+            for index in sorted(self._had)
+            if backends.device_of(local_of(self._parameters[index])) == device
+        ]
+        return [i for i, at in zip(indices, memory.whole(indices)) if at != NOWHERE]
 
     def _made_uploads(self) -> Uploads:
         if self._uploads is None:
