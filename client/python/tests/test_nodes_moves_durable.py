@@ -155,9 +155,14 @@ def _without_nodes(connection, rank, endpoint, job):
     return None
 
 
-@pytest.mark.parametrize("stop", [("begin", 1), ("finish_load", 1), ("begin_at", 1)])
+@pytest.mark.parametrize(
+    "stop",
+    [("begin", 1), ("finish_load", 1), ("begin_at", 1), ("delete_left", 2)],
+    ids=lambda stop: "-".join(map(str, stop)),
+)
 def test_another_script_while_a_job_is_made_of_several_parcels(stop, nodes, daemon, job):
-    """The node that stays has both parts in parcels, and makes its job of them as they are."""
+    """The node that stays has both parts in parcels, and makes its job of them as they are. The
+    last time it is made, and one of the two is deleted."""
     expected = moves.unmoved(daemon, job, "zero")
     _train_to_2(nodes, 1, job, "zero")
     ranks.run(_leave, 2, moves.endpoints(nodes), job, "zero")
