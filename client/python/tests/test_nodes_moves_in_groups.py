@@ -245,3 +245,28 @@ def _refuses(connection, rank, endpoints, job):
 def test_a_job_that_all_nodes_would_leave(nodes, job):
     for step, said in ranks.run(_refuses, 4, moves.endpoints(nodes), job):
         assert step == 2 and "all nodes leave" in said
+
+
+def _made_up(*_args, **_kwargs):
+    raise optstate.ResourceExhaustedError("made up")
+
+
+def _cannot_send(connection, rank, endpoints, job):
+    """The daemons of one job refuse what was changed: no rank of any job leaves, or waits."""
+    model, optimizer = _open(rank, endpoints, APART, job, {})
+    _take_step(model, optimizer, rank, APART, 0)
+    stage, node = APART[rank]
+    with pytest.MonkeyPatch.context() as patch:
+        if stage == 0:
+            patch.setattr(optimizer._served, "send_changes", _made_up)
+        with pytest.raises(optstate.ResourceExhaustedError, match="made up"):
+            optimizer.hand_over(leaves=node == 1)
+    _take_step(model, optimizer, rank, APART, 1)
+    step = optimizer.committed_step
+    optimizer.close()
+    return step
+
+
+def test_a_job_that_cannot_leave(nodes, job):
+    assert ranks.run(_cannot_send, 4, moves.endpoints(nodes), job) == [2] * 4
+    assert moves.jobs(nodes) == [_jobs(job)] * 2
