@@ -143,6 +143,8 @@ class Mover:
             verdicts = resolution.resolve(positions, names, kinds)
         except resolution.Unresolvable as error:
             raise errors.FailedPreconditionError(f'job "{address.job}": {error}') from None
+        if all(each.held.part is None for each in choice.sources):  # it was on one node
+            verdicts = resolution.dropping_unnoted(verdicts, positions)
         if not verdicts:
             return False
         by_node = {choice.sources[place].node: verdict for place, verdict in verdicts.items()}
