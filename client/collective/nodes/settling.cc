@@ -202,6 +202,15 @@ absl::Status Bring(const Places& places, const SessionOptions& options,
   }
 }
 
+// Makes of a verdict to commit a step whose norm is not noted one to drop it.
+void DropUnnoted(const NodePositions& positions,
+                 std::map<size_t, Verdict>* verdicts) {
+  for (auto& [node, verdict] : *verdicts) {
+    const bool is_noted = positions[node]->prepared->norm.has_value();
+    if (verdict == Verdict::kCommit && !is_noted) verdict = Verdict::kAbort;
+  }
+}
+
 // Checks that the ranks of each node name one job.
 absl::Status CheckJobs(Collective& collective, const Places& places,
                        const std::string& job) {
@@ -230,13 +239,17 @@ absl::Status SettleNodes(Collective& collective, const Places& places,
   for (int round = 0; round < kRoundsMax; ++round) {
     OPTSTATE_ASSIGN_OR_RETURN(const NodePositions positions,
                               AskAll(collective, places, options, kinds));
-    const absl::StatusOr<std::map<size_t, Verdict>> verdicts =
+    absl::StatusOr<std::map<size_t, Verdict>> verdicts =
         Resolve(positions, places.nodes(), kinds);
     if (!verdicts.ok()) {
       return Annotate(verdicts.status(),
                       absl::StrCat("job \"", options.job, "\""));
     }
     if (verdicts->empty()) return absl::OkStatus();
+    // A node that is alone here may be one of several, which has not clipped
+    // the step yet: its layout is seen only later. If it is not, no rank was
+    // told that a step was taken which is still prepared.
+    if (!kinds.empty() && !IsSplit(kinds)) DropUnnoted(positions, &*verdicts);
     OPTSTATE_RETURN_IF_ERROR(
         AgreeOn(collective, Bring(places, options, positions, *verdicts)));
   }

@@ -14,7 +14,8 @@ namespace optstate::client {
 // the verdicts, and asks again until nothing is prepared. Collective.
 //
 // `options`: of the session that this rank is going to open. `kinds`: of the
-// nodes, see Resolve(); empty: all nodes hold all parameters.
+// nodes, see Resolve(); empty: all nodes hold all parameters. Of one node alone
+// with a kind, a prepared step whose norm is not noted is dropped.
 //
 // FAILED_PRECONDITION: the nodes cannot be brought to one step, or ranks of one
 // node name different jobs. ABORTED: other ranks still take steps of the job.

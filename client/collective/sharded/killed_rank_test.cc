@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/client.h"
+#include "client/collective/sharded/shared_out.h"
 #include "client/collective/sharded/shared_out_fixture.h"
 #include "client/collective/testing/ending_collective.h"
 #include "client/collective/testing/ranks.h"
@@ -202,6 +204,36 @@ TEST_F(KilledRankTest, AStepThatOneNodeHasTakenIsTakenByAll) {
     EXPECT_FALSE(taken->prepared);
   });
   EXPECT_GT(brought, 0u);
+}
+
+// Ranks are started on one node alone, by mistake: it cannot tell before it
+// attaches that it lacks parameters, and must not take a step without the norm
+// of those.
+TEST_F(KilledRankTest, ANodeThatSettlesAloneTakesNoStepThatIsNotNoted) {
+  uint64_t un_noted = 0;
+  uint64_t noted = 0;
+  KillEverywhere([&](const Remains& left) {
+    const bool is_noted = left.AreAllPrepared(/*is_clipped=*/true);
+    if (!is_noted && !left.AreAllPrepared(/*is_clipped=*/false)) return;
+    const absl::StatusOr<Collectives> alone = MakeTcpRanks(1);
+    ASSERT_TRUE(alone.ok()) << alone.status();
+    ExpectAllOk(OnRanks(*alone, [&](Collective& each) -> absl::Status {
+      OPTSTATE_ASSIGN_OR_RETURN(
+          const std::unique_ptr<SharedOut> shared,
+          SharedOut::Make(&each, PlacesOf(each, 1), layout_, how_));
+      SessionOptions options = OptionsOf(0);
+      shared->Place(&options);
+      return shared->Settle(options);
+    }));
+    const absl::StatusOr<JobPosition> position = FindPosition(AddressOf(0));
+    ASSERT_TRUE(position.ok()) << position.status();
+    EXPECT_FALSE(position->prepared.has_value());
+    const uint64_t step = left.made.commit.step;
+    EXPECT_EQ(position->committed_step, is_noted ? step : step - 1);
+    ++(is_noted ? noted : un_noted);
+  });
+  EXPECT_GT(un_noted, 0u);
+  EXPECT_GT(noted, 0u);
 }
 
 // The others end between this rank's preparation and its vote.

@@ -356,8 +356,11 @@ absl::Status SharedOut::Stage(
   OPTSTATE_RETURN_IF_ERROR(FindNorm(commit));
   const absl::Status pushed = Push(session, commit.step);
   const absl::Status all_pushed = AgreeOn(collective_, pushed);
-  // The step may be taken again, with other gradients.
-  if (!all_pushed.ok() && pushed.ok()) session.Abort(commit.step).IgnoreError();
+  // The step may be taken again, with other gradients. An interrupted push may
+  // have reached the daemon, which would ignore the next one as a repeat.
+  if (!all_pushed.ok() && (pushed.ok() || absl::IsCancelled(pushed))) {
+    session.Abort(commit.step).IgnoreError();
+  }
   return all_pushed;
 }
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 import dataclasses
 
 import nodes_moves as moves
+import optstate
 import pytest
 import ranks
 from daemon import start_daemon_with_disks
 from optstate._torch.nodes.moves import durability
 from optstate._torch.nodes.moves.holdings import address_of
 from optstate._torch.nodes.positions import position_of
+from training import small_model
 
 # A step would be durable long after the tests, but for what they and the moves do.
 SELDOM = "every 1000"
@@ -46,9 +48,9 @@ def _durabilities(nodes, job):
     return [durability.durability_in(each) for each in found]
 
 
-def _train_to_2(nodes, per_node, job):
+def _train_to_2(nodes, per_node, job, kind="fsdp"):
     """The step is durable."""
-    moves.run(moves.endpoints(nodes), per_node, job, until=2, durability=SELDOM)
+    moves.run(moves.endpoints(nodes), per_node, job, kind, until=2, durability=SELDOM)
     for each in nodes:
         each.run_optctl("set", "job", job, f"durability={SELDOM}")
 
@@ -126,11 +128,11 @@ def test_power_that_is_lost_while_one_node_becomes_two(stop, nodes, daemon, job)
     assert moves.jobs(nodes) == [[job], [job]]
 
 
-def _leave(connection, rank, endpoints, job):
+def _leave(connection, rank, endpoints, job, kind="fsdp"):
     """The second node leaves at step 3, and hands its part over."""
-    model, optimizer = moves.make(rank, endpoints, 1, job, "fsdp", "AdamW", {"durability": SELDOM})
+    model, optimizer = moves.make(rank, endpoints, 1, job, kind, "AdamW", {"durability": SELDOM})
     for step in range(optimizer.committed_step, 3):
-        moves.take_step(model, optimizer, "fsdp", "AdamW", step)
+        moves.take_step(model, optimizer, kind, "AdamW", step)
     assert optimizer.hand_over(leaves=rank == 1)
 
 
@@ -143,6 +145,36 @@ def test_power_that_is_lost_after_a_node_has_left(nodes, daemon, job):
     assert nodes[1].jobs() == []
     begun, *found = moves.run([nodes[0].shm], 2, job, durability=SELDOM)
     assert begun == 3 and tuple(found) == expected
+
+
+def _without_nodes(connection, rank, endpoint, job):
+    try:
+        optstate.AdamW(small_model().named_parameters(), job=job, endpoint=endpoint)
+    except optstate.OptstateError as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [("begin", 1), ("finish_load", 1), ("begin_at", 1), ("delete_left", 2)],
+    ids=lambda stop: "-".join(map(str, stop)),
+)
+def test_another_script_while_a_job_is_made_of_several_parcels(stop, nodes, daemon, job):
+    """The node that stays has both parts in parcels, and makes its job of them as they are. The
+    last time it is made, and one of the two is deleted."""
+    expected = moves.unmoved(daemon, job, "zero")
+    _train_to_2(nodes, 1, job, "zero")
+    ranks.run(_leave, 2, moves.endpoints(nodes), job, "zero")
+    node = nodes[0]
+    assert len(node.jobs()) == 2 and job not in node.jobs()
+    stopping = moves.Stop(*stop, rank=0)
+    moves.kill_while_moving([node.shm], 2, job, stopping, "zero", durability=SELDOM)
+    [(kind, text)] = ranks.run(_without_nodes, 1, node.shm, job)
+    assert kind == "FailedPreconditionError" and "was moving to this node" in text
+    begun, *found = moves.run([node.shm], 2, job, "zero", durability=SELDOM)
+    assert begun == 3 and tuple(found) == expected
+    assert node.jobs() == [job]
 
 
 def _earlier_build(connection, rank, endpoints, job):

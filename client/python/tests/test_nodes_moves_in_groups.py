@@ -163,6 +163,37 @@ def test_a_step_that_was_under_way_is_settled_by_all_jobs(where, resumed_at, nod
     assert _run(nodes, APART, job) == (resumed_at, expected)
 
 
+def _without_others(connection, rank, endpoint, job):
+    """One of the jobs, which is started by itself; returns its step."""
+    os.environ["OPTSTATE_NODE"] = "node0"
+    optimizer = optstate.AdamW(
+        _of_stage(small_model(), 0),
+        lr=0.01,
+        job=f"{job}-0",
+        endpoint=endpoint,
+        across_nodes="sharded",
+        max_norm=MAX_NORM,
+    )
+    step = optimizer.committed_step
+    optimizer.close()
+    return step
+
+
+@pytest.mark.parametrize(
+    ("where", "resumed_at"), [(on_nodes.stops_when_prepared, 2), (on_nodes.stops_when_noted, 3)]
+)
+def test_a_job_that_is_started_without_the_others(where, resumed_at, nodes, daemon, job):
+    """It does not take a step that is not clipped yet, and all go on together."""
+    expected = _unmoved(daemon, job)
+    arguments = (moves.endpoints(nodes), HOME, job, moves.UNTIL, None, None, where)
+    with ranks.running(_train, 2, *arguments) as running:
+        for rank in range(2):
+            assert running.hear(rank) == "stopped"
+        running.kill(0, 1)
+    assert ranks.run(_without_others, 1, nodes[0].shm, job) == [resumed_at]
+    assert _run(nodes, APART, job) == (resumed_at, expected)
+
+
 STOPS = [("begin", 1), ("load_nothing", 1), ("finish_load", 2), ("begin_at", 1)]
 
 
@@ -245,3 +276,28 @@ def _refuses(connection, rank, endpoints, job):
 def test_a_job_that_all_nodes_would_leave(nodes, job):
     for step, said in ranks.run(_refuses, 4, moves.endpoints(nodes), job):
         assert step == 2 and "all nodes leave" in said
+
+
+def _made_up(*_args, **_kwargs):
+    raise optstate.ResourceExhaustedError("made up")
+
+
+def _cannot_send(connection, rank, endpoints, job):
+    """The daemons of one job refuse what was changed: no rank of any job leaves, or waits."""
+    model, optimizer = _open(rank, endpoints, APART, job, {})
+    _take_step(model, optimizer, rank, APART, 0)
+    stage, node = APART[rank]
+    with pytest.MonkeyPatch.context() as patch:
+        if stage == 0:
+            patch.setattr(optimizer._served, "send_changes", _made_up)
+        with pytest.raises(optstate.ResourceExhaustedError, match="made up"):
+            optimizer.hand_over(leaves=node == 1)
+    _take_step(model, optimizer, rank, APART, 1)
+    step = optimizer.committed_step
+    optimizer.close()
+    return step
+
+
+def test_a_job_that_cannot_leave(nodes, job):
+    assert ranks.run(_cannot_send, 4, moves.endpoints(nodes), job) == [2] * 4
+    assert moves.jobs(nodes) == [_jobs(job)] * 2

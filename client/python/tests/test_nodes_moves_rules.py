@@ -116,13 +116,44 @@ RESTORED = TRAINED._replace(run="anew")
         ([Holding(FIRST, (_parcel(0, 4, source="c", loads=1),)), Holding(SECOND)], "a", 2, 1),
         # The jobs are whole, and parcels are partly deleted.
         ([Holding(_held(0, 8, run="b", count=1, digest=0), HALVES[:1])], "b", 1, 1),
+        # So is one of one node that was made of several; it has gone on, or came from the disk.
+        ([Holding(_alone(), HALVES[1:], NOTE)], "made", 1, 1),
+        ([Holding(_alone(step=0), (_parcel(4, 8, number=2, step=0),), NOTE)], "made", 1, 1),
+        ([Holding(_alone(step=9, norm=2.0), HALVES[1:], NOTE)], "made", 1, 1),
+        ([Holding(_alone(run="c"), HALVES[1:], NOTE)], "c", 1, 1),
+        # Parcels of a job of one node that is known by nothing were never all whole.
+        (
+            [
+                Holding(_alone(run="c"), HALVES[:1]),
+                Holding(None, (_parcel(4, 8, number=2, loads=1),)),
+            ],
+            "c",
+            1,
+            2,
+        ),
+        # A parcel that was deleted at an earlier step is there again, beside a later one.
+        (
+            [
+                Holding(
+                    _held(0, 4, step=9),
+                    (
+                        _parcel(4, 8, run="a", number=2, step=9),
+                        _parcel(0, 4, run="a", step=3, source="c"),
+                    ),
+                )
+            ],
+            "a",
+            2,
+            1,
+        ),
     ],
 )
 def test_where_the_state_is(found, run, sources, debris):
     choice = choose("gpt", [f"node{i}" for i in range(len(found))], found, len(found))
-    assert choice is not None and choice.run == run and choice.step in (2, 3, 9)
+    assert choice is not None and choice.run == run and choice.step in (0, 2, 3, 9)
     assert (len(choice.sources), len(choice.debris)) == (sources, debris)
     assert not set(choice.sources) & set(choice.debris)
+    assert {each.held.step for each in choice.sources} == {choice.step}
 
 
 @pytest.mark.parametrize(
@@ -174,6 +205,15 @@ def test_where_the_state_is(found, run, sources, debris):
             ],
             "nothing says",
         ),
+        # One that nothing says to be made of the parcels that are left, or that is not whole.
+        ([Holding(_alone(), HALVES[1:])], "does not belong"),
+        ([Holding(_alone(run="c", norm=1.0), HALVES[1:], NOTE)], "does not belong"),
+        ([Holding(_alone(run="c", step=9), HALVES[1:], NOTE)], "does not belong"),
+        ([Holding(_alone(run="c", durable=WHILE_MOVING), HALVES[1:], NOTE)], "does not belong"),
+        ([Holding(_alone(), HALVES[1:], MakingNote("c", "made"))], "does not belong"),
+        ([Holding(_alone(step=0), HALVES[1:], NOTE)], "does not belong"),
+        # The parcels are all whole and not all here.
+        ([Holding(_alone(run="c"), HALVES[:1]), Holding()], "does not belong"),
         # A parcel of another run, or one that is ahead.
         ([Holding(FIRST, (_parcel(0, 4, source="c"),)), Holding(SECOND)], "does not belong"),
         ([Holding(FIRST, (_parcel(0, 4, step=4),)), Holding(SECOND)], "does not belong"),

@@ -208,6 +208,19 @@ def test_a_job_that_has_moved_is_not_compared_with_other_jobs():
             resolve(*positions)
 
 
+def test_a_job_that_is_alone_takes_no_step_that_it_was_to_clip_with_others():
+    def verdicts(prepared):
+        positions = [Position(Step(7, 9), prepared)]
+        found = resolution.resolve(positions, ["a"])
+        return resolution.dropping_unnoted(found, positions)
+
+    assert verdicts(None) == {}
+    assert verdicts(Step(8, 11)) == {0: Verdict.ABORT}
+    assert verdicts(Step(8, 11, True)) == {0: Verdict.SKIP}
+    # Others may have taken it.
+    assert verdicts(Step(8, 11, norm=NodesNorm(2.0, 0.5))) == {0: Verdict.COMMIT}
+
+
 def test_the_rules():
     names = ["a", "b"]
     mine, other = Step(8, 9), Step(8, 10)

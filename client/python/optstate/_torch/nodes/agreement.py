@@ -111,6 +111,11 @@ class NodeAgreement:
         return self._kinds is not None and len(set(self._kinds)) > 1
 
     @property
+    def _is_alone(self) -> bool:
+        """Whether the job is a sharded one on one node, without others in norm_group."""
+        return self.moves_state and not self._places.several and not self.spans_jobs
+
+    @property
     def is_undecided(self) -> bool:
         """Whether take() refuses all further steps, on all ranks."""
         return self.is_split and self._undecided != 0
@@ -141,6 +146,8 @@ class NodeAgreement:
                 verdicts = self._resolve(found)
             except resolution.Unresolvable as error:
                 raise errors.FailedPreconditionError(f'job "{spec.job}": {error}') from None
+            if self._is_alone:
+                verdicts = resolution.dropping_unnoted(verdicts, found)
             if verdicts:
                 self.bring(spec, found, verdicts)
                 continue

@@ -202,6 +202,22 @@ def resolve_present(
     return {present[place]: verdict for place, verdict in verdicts.items()}
 
 
+def dropping_unnoted(
+    verdicts: dict[int, Verdict], positions: Sequence[Position | None]
+) -> dict[int, Verdict]:
+    """Returns the verdicts about a job that takes its steps by itself, in one phase: one that it
+    has prepared it was to take with other jobs (norm_group), whose norm clips it. Where that is not
+    noted nobody has taken the step, and it is dropped.
+    """
+    found = dict(verdicts)
+    for node, verdict in verdicts.items():
+        position = positions[node]
+        assert position is not None and position.prepared is not None
+        if verdict is Verdict.COMMIT and position.prepared.norm is None:
+            found[node] = Verdict.ABORT
+    return found
+
+
 def noted_norm(positions: Sequence[Position | None]) -> NodesNorm | None:
     """Returns the norm that some node has noted for the latest step of the nodes."""
     steps = [step for p in positions if p for step in (p.committed, p.prepared) if step]

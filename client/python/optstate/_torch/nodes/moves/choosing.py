@@ -80,9 +80,9 @@ def choose(
     parcels = [Source(node, each) for node, here in enumerate(found) for each in here.parcels]
     if not parcels and all(not each.held.position.loads_finished for each in jobs):
         return None
-    run = _run_of_parcels(job, names, parcels)
-    if run is not None:
-        chosen = [each for each in parcels if each.held.run == run and each.held.is_whole]
+    chosen = _whole_parcels(job, names, parcels)
+    if chosen:
+        run = chosen[0].held.run
         debris = _beside_parcels(job, names, chosen, jobs, found)
         is_local = count_of_nodes == 1 or all(run in each.ready for each in found)
         stays = False
@@ -98,7 +98,7 @@ def choose(
                 f" delete job {job})"
             )
     unused = [each for each in parcels if each not in chosen]
-    debris += _unused(job, names, run, chosen, unused)
+    debris += _unused(job, names, run, chosen, unused, found)
     return Choice(run, tuple(chosen), tuple(debris), stays, is_local)
 
 
@@ -125,21 +125,23 @@ def _lacking(sources: Sequence[Source]) -> list[str]:
     return [name for name in regions.names if name in lacking]
 
 
-def _run_of_parcels(job: str, names: Sequence[str], parcels: Sequence[Source]) -> str | None:
-    by_run: dict[str, list[Source]] = {}
+def _whole_parcels(job: str, names: Sequence[str], parcels: Sequence[Source]) -> list[Source]:
+    """Returns the parcels of one run, and of one step, that have everything; empty: none have."""
+    by_run: dict[tuple[str, int], list[Source]] = {}
     for each in parcels:
         if each.held.is_whole:
-            by_run.setdefault(each.held.run, []).append(each)
-    whole = {run: of_run for run, of_run in by_run.items() if not _lacking(of_run)}
+            # A part may be handed over at a later step than that at which the run came here.
+            by_run.setdefault((each.held.run, each.held.step), []).append(each)
+    whole = {key: of_run for key, of_run in by_run.items() if not _lacking(of_run)}
     made_of = {_mark_source(each) for of_run in whole.values() for each in of_run}
-    latest = [run for run in whole if run not in made_of]
+    latest = [of_run for (run, _), of_run in whole.items() if run not in made_of]
     if len(latest) > 1:
         raise Refused(
             f'the nodes have the state of job "{job}" more than once'
-            f" ({_said(names, [whole[run][0] for run in latest])}): delete the parcels of the run"
+            f" ({_said(names, [of_run[0] for of_run in latest])}): delete the parcels of the run"
             " that is not wanted (optctl delete job), and start the ranks again"
         )
-    return latest[0] if latest else None
+    return latest[0] if latest else []
 
 
 def _mark_source(parcel: Source) -> str:
@@ -309,6 +311,7 @@ def _unused(
     run: str,
     chosen: Sequence[Source],
     unused: Sequence[Source],
+    found: Sequence[Holding],
 ) -> list[Source]:
     """Returns parcels that are not needed, because the chosen ones or jobs have it all. Refused: a
     parcel could have something else."""
@@ -322,6 +325,8 @@ def _unused(
             continue
         belongs = bool(runs & {held.run, held.mark.source})
         belongs = belongs or any(_was_made_of(held.mark, each.held) for each in chosen)
+        belongs = belongs or any(_has_made(*each, held.mark, found) for each in chosen)
+        belongs = belongs or _was_broken_off(held.mark, unused)
         is_ahead = held.mark.step > step and not _was_given_up(held.mark, chosen, unused)
         if not belongs or is_ahead:
             raise Refused(
@@ -332,9 +337,29 @@ def _unused(
     return list(unused)
 
 
+def _has_made(node: int, held: HeldJob, mark: Mark, found: Sequence[Holding]) -> bool:
+    """Returns whether a job of one node, whose layout does not say it, is whole and was made of
+    parcels with this mark: some of them are deleted already."""
+    note, position = found[node].note, held.position
+    if held.mark is not None or held.part is not None or not position.loads_finished:
+        return False
+    if note is None or note.parcels != mark.part.run:
+        return False
+    if note.job == held.run:
+        return True
+    # Its daemon has restored it from disk; it was durable before any parcel was deleted.
+    is_at_step = position.committed.is_begun and 0 < position.committed.step == mark.step
+    return is_at_step and held.durability != WHILE_MOVING
+
+
+def _was_broken_off(mark: Mark, unused: Sequence[Source]) -> bool:
+    """Returns whether a parcel is one of those that were never all whole, and are all here: what
+    they were made of is as it was."""
+    of_run = [each for each in unused if each.held.run == mark.part.run]
+    return len(of_run) == mark.part.count and not all(each.held.is_whole for each in of_run)
+
+
 def _was_given_up(mark: Mark, chosen: Sequence[Source], unused: Sequence[Source]) -> bool:
     """Returns whether a parcel is one of those that were being made of the chosen jobs when all
-    lost their memory: all parcels are here, and some are half made."""
-    of_run = [each for each in unused if each.held.run == mark.part.run]
-    has_all = len(of_run) == mark.part.count and not all(each.held.is_whole for each in of_run)
-    return has_all and all(_came_back(each.held, mark) for each in chosen)
+    lost their memory."""
+    return _was_broken_off(mark, unused) and all(_came_back(each.held, mark) for each in chosen)

@@ -18,7 +18,7 @@ from optstate._torch.nodes.moves.durability import make_present_step_durable
 from optstate._torch.nodes.moves.holdings import HeldJob, find_holding
 from optstate._torch.nodes.moves.parcelling import Wish, check_movable, make_parcels
 from optstate._torch.nodes.places import Places
-from optstate._torch.nodes.together import Agreeing
+from optstate._torch.nodes.together import Agreeing, raised_on_all
 from optstate._torch.ranks import Ranks
 from optstate._torch.served import Served
 from optstate.session_spec import SessionSpec
@@ -112,14 +112,16 @@ def _leave(served: Served, attachment: Attachment, everyone: Agreeing) -> None:
     except Exception as failure:
         error = failure
     everyone.agree(error)
-    if served.replaced is not None:
-        served.replaced.drop_changed()
-    served.send_changes(attachment, groups)
-    served.detach(
-        f'job "{attachment.job}" was handed over to the nodes that stay: construct the optimizer'
-        " anew on them"
-    )
-    everyone.agree(None)  # every rank has left
+    # No rank waits for those of a job that refuses what was changed.
+    with raised_on_all(everyone):
+        if served.replaced is not None:
+            served.replaced.drop_changed()
+        served.send_changes(attachment, groups)
+    with raised_on_all(everyone):  # every rank has left
+        served.detach(
+            f'job "{attachment.job}" was handed over to the nodes that stay: construct the'
+            " optimizer anew on them"
+        )
 
 
 class _Parts:

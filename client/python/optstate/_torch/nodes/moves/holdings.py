@@ -341,10 +341,19 @@ def created_run(spec: SessionSpec) -> str:
 
 
 def has_whole_parcel(spec: SessionSpec) -> bool:
-    """Returns whether the node has a parcel of the job that is to become one of one node."""
-    name = parcel_of(spec.job, Part("", 1, 1))
+    """Returns whether the node has a parcel of the job that is to become one of one node, or is
+    making the job of several."""
+    if _is_registered(spec, parcel_of(spec.job, Part("", 1, 1))):
+        return True
+    # Parcels of several parts, whose names only the daemon's list tells, leave a note beside it.
+    if not _is_registered(spec, note_job_of(spec.job)):
+        return False
+    return bool(_around(spec.endpoint, spec.job, spec.connect_timeout_s).parcels)
+
+
+def _is_registered(spec: SessionSpec, job: str) -> bool:
     try:
-        found = find_position(address_of(spec.endpoint, name, spec.connect_timeout_s))
+        found = find_position(address_of(spec.endpoint, job, spec.connect_timeout_s))
     except errors.UnimplementedError:  # a daemon that knows no jobs of several nodes
         return False
     # One that never became durable is empty after a loss of power.

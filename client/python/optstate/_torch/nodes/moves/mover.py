@@ -143,6 +143,8 @@ class Mover:
             verdicts = resolution.resolve(positions, names, kinds)
         except resolution.Unresolvable as error:
             raise errors.FailedPreconditionError(f'job "{address.job}": {error}') from None
+        if all(each.held.part is None for each in choice.sources):  # it was on one node
+            verdicts = resolution.dropping_unnoted(verdicts, positions)
         if not verdicts:
             return False
         by_node = {choice.sources[place].node: verdict for place, verdict in verdicts.items()}
@@ -317,8 +319,11 @@ def _check_place(spec: SessionSpec, job: NewJob, step: int, numbers: Numbers) ->
             f'the loss scaler of job "{spec.job}" is at {job.scaler_state} after the job was moved,'
             f" and was at {numbers.scaler}: the job is removed"
         )
-    if job.committed_step != step:
+    # What the session says is what it was told.
+    position = position_of(spec)
+    found = None if position is None else (position.committed.step, position.loads_finished)
+    if found != (step, _LOADS_OF_MADE):
         raise errors.DataLossError(
-            f'job "{spec.job}" is at step {job.committed_step} after it was moved, and was at'
-            f" {step}: the job is removed"
+            f'job "{spec.job}" is at another step after it was moved (step and loads: {found}), and'
+            f" was at {step}: the job is removed"
         )
