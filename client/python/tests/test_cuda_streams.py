@@ -125,7 +125,7 @@ def test_copies_are_in_a_side_stream_that_keeps_the_devices_memory(model):
 
 
 def test_memory_that_was_imported_is_not_shown_to_torchs_allocator(model):
-    """Of cudaMallocAsync it is an error to record a stream for memory that is not its own."""
+    """With cudaMallocAsync it is an error to record a stream for memory that is not its own."""
     stream = CudaBackend().stream(torch.device("cuda", 1), "to_device")
     stream.copy(Tensor(model, "parameter", True), Tensor(model, "imported", True))
     stream.copy(Tensor(model, "parameter", True), Tensor(model, "host", False))

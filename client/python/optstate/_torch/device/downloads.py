@@ -25,7 +25,7 @@ _TRIES = 3
 
 
 class KeptParameters(Protocol):
-    """What the daemon has of parameters on devices; see IndirectCopies."""
+    """Parameters that the daemon has on devices; see IndirectCopies."""
 
     def memory_on(self, device: torch.device) -> DaemonMemory | None:
         """Returns the daemon's memory there, another one after each change; None: it has none."""

@@ -319,7 +319,7 @@ def _check_place(spec: SessionSpec, job: NewJob, step: int, numbers: Numbers) ->
             f'the loss scaler of job "{spec.job}" is at {job.scaler_state} after the job was moved,'
             f" and was at {numbers.scaler}: the job is removed"
         )
-    # What the session says is what it was told.
+    # The session says only what it was told.
     position = position_of(spec)
     found = None if position is None else (position.committed.step, position.loads_finished)
     if found != (step, _LOADS_OF_MADE):
