@@ -30,13 +30,13 @@ TEST_F(OptctlActTest, WhatWaitsForAStoppedEngineIsSaidInTime) {
     const char* says;
     int exit_code;
   } asked[] = {
-      {"--timeout 1 get params gpt", "engine of job \"gpt\": Deadline Exceeded",
+      {"--timeout 3 get params gpt", "engine of job \"gpt\": Deadline Exceeded",
        kExitUnreachable},
       // The daemon waits 2 s for the engine, and is silent meanwhile.
       {"--timeout 30 delete job gpt", "does not say whether ranks are attached",
        kExitRefused},
-      {"--timeout 1 recover gpt", "has not failed", kExitRefused},
-      {"--timeout 1 upgrade", "the upgrade has begun", kExitUnreachable},
+      {"--timeout 30 recover gpt", "has not failed", kExitRefused},
+      {"--timeout 3 upgrade", "the upgrade has begun", kExitUnreachable},
   };
   for (const auto& [arguments, says, exit_code] : asked) {
     const Ran ran = Optctl(arguments);
