@@ -23,7 +23,7 @@ bool UpdateSerially(SerialBlock::Order order, OptimizerKind kind,
 bool UpdateWholeSerially(SerialBlock::Order order, OptimizerKind kind,
                          absl::Span<const WholeTask> tasks, uint32_t rounds);
 
-// Likewise for LaunchDigest of digest_launch.h; of one array.
+// Runs what LaunchDigest of digest_launch.h does for one array, on the host.
 uint64_t DigestSerially(SerialBlock::Order order, const DigestTask& task);
 
 }  // namespace optstate::kernels::cuda

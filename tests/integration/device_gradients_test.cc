@@ -96,7 +96,9 @@ class DeviceGradientsTest : public testing::Test {
     uint64_t bytes = 0;
     for (const ParameterSpec& spec : session_->layout().parameters()) {
       offsets_.push_back(bytes);
-      bytes += static_cast<uint64_t>(spec.numel) * sizeof(float) + 64;
+      // Kernels load 16 bytes at once.
+      bytes +=
+          (static_cast<uint64_t>(spec.numel) * sizeof(float) + 79) / 16 * 16;
     }
     // As an emulated device has it: whole pages.
     bytes = (bytes + 4095) / 4096 * 4096;

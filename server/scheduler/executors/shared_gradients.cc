@@ -9,6 +9,13 @@
 
 namespace optstate::scheduler {
 
+namespace {
+
+// Kernels load so many bytes at once.
+constexpr uint64_t kAlignBytes = 16;
+
+}  // namespace
+
 SharedGradients::~SharedGradients() {
   while (!ranks_.empty()) Unmap(ranks_.back()->rank);
 }
@@ -98,6 +105,8 @@ accelerator::DeviceAddress SharedGradients::Find(size_t device_index,
         bytes > memory_bytes - place - in_piece) {
       return kNowhere;
     }
+    // A device that loads vectors from elsewhere is lost for the process.
+    if ((place + in_piece) % kAlignBytes != 0) return kNowhere;
     return rank->memory + (place + in_piece);
   }
   return kNowhere;

@@ -143,6 +143,17 @@ TEST_F(SharedGradientsTest, APlaceThatIsNotInTheMemoryDoesNotCount) {
   }
 }
 
+// A load of a vector from there would lose the device.
+TEST_F(SharedGradientsTest, APlaceThatIsNotAlignedDoesNotCount) {
+  ASSERT_TRUE(Map().ok());
+  for (const uint64_t place : {1026, 1032, 1039}) {
+    Put(1, place, kStep);
+    EXPECT_EQ(Find(1, 0), 0u) << place;
+  }
+  Put(1, 1040, kStep);
+  EXPECT_NE(Find(1, 0), 0u);
+}
+
 TEST_F(SharedGradientsTest, WhoHadOtherBytesIsNotAskedAgain) {
   ASSERT_TRUE(Map().ok());
   Put(1, 0, kStep);
