@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 #include "kernels/ops/host_device.h"
 
@@ -13,6 +12,7 @@ namespace optstate::kernels::cuda {
 // and misplaced copies, and is no defence against who wants it to be equal. It
 // is made of two exact sums over words of 32 bits, the second one weighted by
 // the place of the word, so that the order of additions is any.
+// kernels/cpu/digest.h has the host's.
 
 // The work of one block of threads in a launch over many arrays. The address is
 // the device's, and aligned to 4 bytes.
@@ -79,26 +79,6 @@ OPTSTATE_HOST_DEVICE void DigestArray(const Block& block,
     }
     *digest = DigestOfSums(sum, weighted);
   });
-}
-
-// Computes the same digest of an array in host memory, at any address.
-inline uint64_t DigestOf(const void* data, uint64_t bytes) {
-  const auto* const begin = static_cast<const std::byte*>(data);
-  uint64_t sum = 0;
-  uint64_t weighted = 0;
-  uint64_t number = 0;
-  for (uint64_t at = 0; at < bytes; at += sizeof(uint32_t)) {
-    const uint64_t left = bytes - at;
-    uint32_t word = 0;
-    if (left >= sizeof(word)) {
-      std::memcpy(&word, begin + at, sizeof(word));
-    } else {
-      std::memcpy(&word, begin + at, left);
-    }
-    sum += word;
-    weighted += ++number * word;
-  }
-  return DigestOfSums(sum, weighted);
 }
 
 }  // namespace optstate::kernels::cuda

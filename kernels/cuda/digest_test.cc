@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/cpu/digest.h"
+#include "kernels/cpu/targets.h"
 #include "kernels/cuda/serial_block.h"
 #include "kernels/cuda/serial_launch.h"
 #include "kernels/test_seed.h"
@@ -18,6 +20,7 @@ namespace optstate::kernels::cuda {
 namespace {
 
 using Order = SerialBlock::Order;
+using cpu::DigestOf;
 
 // The words are aligned; `bytes` of them count.
 std::vector<uint32_t> RandomWords(uint64_t bytes, std::mt19937_64* random) {
@@ -36,6 +39,10 @@ TEST_F(DigestTest, ThreadsAndHostAgree) {
        std::vector<uint64_t>{0, 1, 2, 3, 4, 6, 1022, 1024, 1026, 16384}) {
     const std::vector<uint32_t> words = RandomWords(bytes, &random_);
     const uint64_t expected = DigestOf(words.data(), bytes);
+    for (const cpu::Target target : cpu::SupportedTargets()) {
+      EXPECT_EQ(cpu::DigestOn(target, words.data(), bytes), expected)
+          << bytes << " bytes on " << cpu::TargetName(target);
+    }
     for (const Order order : {Order::kUp, Order::kDown}) {
       EXPECT_EQ(DigestSerially(order, {words.data(), bytes}), expected)
           << bytes << " bytes";

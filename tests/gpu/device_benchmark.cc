@@ -32,6 +32,7 @@
 #include "server/scheduler/executors/cpu_update_executor.h"
 #include "server/scheduler/executors/device_kernels.h"
 #include "server/scheduler/executors/device_update_executor.h"
+#include "server/scheduler/gradient_log.h"
 #include "server/scheduler/index_range.h"
 #include "server/scheduler/worker_undo.h"
 #include "server/scheduler/workers/worker_pool.h"
@@ -321,22 +322,35 @@ void BM_Copies(benchmark::State& state, size_t bytes) {
   state.counters["ratio"] = (Median(there) + Median(back)) / Median(batches);
 }
 
-// The records of a job on the host: AdamW in float32.
+// The records of a job on the host: AdamW with states in float32.
 class HostRecords final : public scheduler::UpdateTasks {
  public:
   static constexpr size_t kTiles = 64;  // of a record
 
-  explicit HostRecords(size_t records)
+  // Parameters and gradients have this type; float32 ones are their own
+  // masters.
+  HostRecords(DType dtype, size_t records)
       : numel_(records * kTiles * kTileElements),
-        kernel_(Take(kernels::FindUpdateKernel(key_))),
-        stamp_(0) {
-    for (auto& array : arrays_) array.assign(numel_, 0.01f);
+        stamps_(records * kTiles),
+        master_(2 * numel_),
+        exp_avg_(numel_, 0.01f),
+        exp_avg_sq_(numel_, 0.01f) {
+    key_.parameter = key_.gradient = dtype;
+    key_.master = dtype == DType::kFloat32 ? MasterFormat::kParameter
+                                           : MasterFormat::kFloat32;
+    if (dtype != DType::kFloat32) parameter_.resize(numel_ * SizeInBytes(dtype));
+    gradient_.resize(numel_ * SizeInBytes(dtype));
+    kernel_ = Take(kernels::FindUpdateKernel(key_));
     kernels::UpdateInput input;
     input.hyperparams = DefaultHyperparams(key_.optimizer);
     factors_ = kernel_->prepare(input);
   }
   size_t positions() const { return numel_ / kTiles / kTileElements; }
   size_t numel() const { return numel_; }
+  // In bfloat16.
+  absl::Span<std::byte> parameters() { return absl::MakeSpan(parameter_); }
+  // The passes from here on are of the next step.
+  void NextStep() { ++step_; }
 
   absl::Status Open(size_t slot, size_t position) override {
     positions_[slot] = position;
@@ -346,34 +360,41 @@ class HostRecords final : public scheduler::UpdateTasks {
       size_t slot,
       absl::FunctionRef<void(scheduler::UpdateTask&)> visit) override {
     for (size_t i = 0; i < kTiles; ++i) {
-      const size_t begin = (positions_[slot] * kTiles + i) * kTileElements;
-      const void* const gradients[] = {arrays_[0].data() + begin};
+      const size_t run = positions_[slot] * kTiles + i;
+      const size_t begin = run * kTileElements;
+      const size_t bytes = SizeInBytes(key_.parameter);
+      const void* const gradients[] = {gradient_.data() + begin * bytes};
       scheduler::UpdateTask task;
-      task.run = begin / kTileElements;
-      task.step = 1;
+      task.run = run;
+      task.step = step_;
       task.view.gradients = gradients;
-      task.view.parameter = task.view.master = arrays_[1].data() + begin;
-      task.view.state[0] = arrays_[2].data() + begin;
-      task.view.state[1] = arrays_[3].data() + begin;
+      task.view.master = master_.data() + begin;
+      task.view.parameter = parameter_.empty()
+                                ? task.view.master
+                                : parameter_.data() + begin * bytes;
+      task.view.state[0] = exp_avg_.data() + begin;
+      task.view.state[1] = exp_avg_sq_.data() + begin;
       task.view.numel = kTileElements;
       task.view.flat_begin = begin;
       task.key = &key_;
       task.kernel = kernel_;
       task.factors = &factors_;
-      task.stamp = &stamp_;
+      task.stamp = &stamps_[run];
       visit(task);
     }
   }
   void Close(size_t /*slot*/) override {}
 
  private:
-  const kernels::UpdateKernelKey key_;
+  kernels::UpdateKernelKey key_;
   const size_t numel_;
-  const kernels::UpdateKernel* const kernel_;
+  const kernels::UpdateKernel* kernel_ = nullptr;
   kernels::UpdateFactors factors_;
-  std::vector<float> arrays_[4];
-  size_t positions_[64] = {};
-  std::atomic<uint64_t> stamp_;
+  std::vector<std::atomic<uint64_t>> stamps_;
+  std::vector<float> master_, exp_avg_, exp_avg_sq_;
+  std::vector<std::byte> parameter_, gradient_;
+  size_t positions_[256] = {};
+  uint64_t step_ = 1;
 };
 
 // The ratio is that of the time of the CPU alone to that of both.
@@ -389,7 +410,7 @@ void BM_Hybrid(benchmark::State& state, double cpu_fraction, size_t records) {
   accelerator::Device* const devices[] = {used.device.get()};
   Check(executor.Share(cpu_fraction, OptimizerKind::kAdamW, devices,
                        used.kernels));
-  HostRecords tasks(records);
+  HostRecords tasks(DType::kFloat32, records);
   const scheduler::IndexRange all = {0, tasks.positions(), tasks.positions()};
   std::vector<double> both, alone;
   for (auto _ : state) {
@@ -400,6 +421,79 @@ void BM_Hybrid(benchmark::State& state, double cpu_fraction, size_t records) {
   state.counters["million_elements_per_s"] =
       static_cast<double>(tasks.numel()) / Median(both) / 1e6;
   state.counters["workers"] = workers;
+  state.counters["ratio"] = Median(alone) / Median(both);
+}
+
+// Memory that the device can read, as a job's file is.
+class Pages {
+ public:
+  explicit Pages(size_t bytes) : bytes_(bytes) {
+    void* const pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) Check(absl::ResourceExhaustedError("mmap"));
+    data_ = static_cast<std::byte*>(pages);
+    std::memset(data_, 0, bytes);
+  }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  ~Pages() { ::munmap(data_, bytes_); }
+  absl::Span<std::byte> all() const { return {data_, bytes_}; }
+
+ private:
+  const size_t bytes_;
+  std::byte* data_;
+};
+
+// Updates of records that stay on the device, in bfloat16 with masters. What a
+// trainer's passes leave time for is done between two steps, and not timed. The
+// ratio is that of the time of the CPU alone.
+void BM_Resident(benchmark::State& state, double cpu_fraction, size_t records) {
+  const int workers =
+      std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  scheduler::WorkerPool pool(workers, /*spin=*/false);
+  std::vector<scheduler::WorkerUndo> undo(static_cast<size_t>(workers));
+  scheduler::CpuUpdateExecutor cpu(&pool, absl::MakeSpan(undo),
+                                   /*observer=*/nullptr);
+  HostRecords tasks(DType::kBFloat16, records);
+  const uint64_t tiles = tasks.numel() / kTileElements;
+  const scheduler::GradientLog::Room room = {
+      .tiles = tiles,
+      .step_bytes =
+          tiles * scheduler::GradientLog::EntryBytes(2 * kTileElements)};
+  const Pages log(scheduler::GradientLog::BytesNeeded(room));
+  scheduler::DeviceUpdateExecutor executor(
+      {.pool = &pool, .undo = absl::MakeSpan(undo), .records_max = 256});
+  scheduler::DeviceUpdateExecutor::Residents residents;
+  residents.device_bytes = tasks.numel() * 3 * sizeof(float);
+  residents.host = {tasks.parameters(), log.all(), room};
+  accelerator::Device* const devices[] = {used.device.get()};
+  Check(executor.Share(cpu_fraction, OptimizerKind::kAdamW, devices,
+                       used.kernels, residents));
+  const scheduler::IndexRange all = {0, tasks.positions(), tasks.positions()};
+  const auto step = [&] {
+    tasks.NextStep();
+    Check(executor.Update(all, &tasks));
+  };
+  step();  // copies the records to their places
+  std::vector<double> both, ahead;
+  for (auto _ : state) {
+    ahead.push_back(SecondsOf([&] {
+      while (executor.WorkAhead()) {
+      }
+    }));
+    both.push_back(SecondsOf(step));
+  }
+  Check(executor.counters().failure);
+  executor.Release();
+  std::vector<double> alone;
+  for (int i = 0; i < 5; ++i) {
+    tasks.NextStep();
+    alone.push_back(SecondsOf([&] { Check(cpu.Update(all, &tasks)); }));
+  }
+  state.counters["ahead_ms"] = Median(ahead) * 1e3;
+  state.counters["alone_ms"] = Median(alone) * 1e3;
+  state.counters["million_elements_per_s"] =
+      static_cast<double>(tasks.numel()) / Median(both) / 1e6;
   state.counters["ratio"] = Median(alone) / Median(both);
 }
 
@@ -421,6 +515,10 @@ void RegisterAll() {
   for (const int percent : {0, 25, 50, 75}) {
     add(absl::StrCat("Hybrid/cpu_percent:", percent), BM_Hybrid,
         percent / 100.0, used.is_cuda ? size_t{256} : size_t{2});
+  }
+  for (const int percent : {0, 50}) {
+    add(absl::StrCat("Resident/cpu_percent:", percent), BM_Resident,
+        percent / 100.0, used.is_cuda ? size_t{1024} : size_t{2});
   }
 }
 

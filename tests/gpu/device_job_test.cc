@@ -170,7 +170,6 @@ TEST_P(DeviceJobTest, RandomLayoutsGiveTheBitsOfTheCpu) {
   RandomLayouts layouts;
   for (int i = 0; i < 8; ++i) {
     const LayoutSpec layout = layouts.Next(12);
-    if (!InfoOf(layout.optimizer).is_separable) continue;
     ExpectBitsOfTheCpu(layout, layouts.Uniform(0, 1 << 30),
                        {{.fraction = 0.3}, {}, {.fraction = 0}});
     if (layout.master_format == MasterFormat::kSplit) continue;

@@ -25,6 +25,8 @@ expect() {
 
 run_all dry --kit . --dry-run --limit-s 3000
 expect 0 '[1-9][0-9]* passed, 0 failed, [0-9]+ skipped'
+[[ -s $TEST_TMPDIR/dry/plot.svg ]]
+python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$TEST_TMPDIR/dry/plot.svg"
 
 run_all plain --kit .
 expect 0 '[0-9]+ passed, 0 failed, [1-9][0-9]* skipped'

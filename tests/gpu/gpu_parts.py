@@ -14,6 +14,7 @@ import xml.etree.ElementTree
 
 # The files of a kit, below its folder as they are below bazel-bin.
 FILES = (
+    "client/collective/nccl/nccl_device_test",
     "client/ctl/optctl",
     "kernels/cuda/_nvcc/launch/launch.pic.o",
     "kernels/cuda/_nvcc/launch/launch.ptx",
@@ -136,6 +137,14 @@ def make_parts(
             "gtest",
             [["tests/gpu/device_job_test", f"--gtest_filter=*/{device}"]],
         ),
+        Part(
+            "nccl",
+            "NCCL itself, with one rank",
+            60,
+            "gtest",
+            [["client/collective/nccl/nccl_device_test"]],
+            environment=nccl_environment(python),
+        ),
         python_part(kit, root, python, dry_run, scratch),
         training_part(kit, root, python, dry_run, scratch),
         Part(
@@ -163,12 +172,12 @@ def make_parts(
 def python_part(
     kit: pathlib.Path, root: pathlib.Path, python: str, dry_run: bool, scratch: pathlib.Path
 ) -> Part:
-    name = "test_devices.py" if dry_run else "test_cuda.py"
-    test = root / "client" / "python" / "tests" / name
+    names = ["test_devices.py"] if dry_run else ["test_cuda.py", "test_cuda_residents.py"]
+    tests = [root / "client" / "python" / "tests" / name for name in names]
     report = scratch / "pytest.xml"
     part = Part(
         "python",
-        f"PyTorch: {name}",
+        f"PyTorch: {', '.join(names)}",
         180,
         "pytest",
         [
@@ -180,7 +189,7 @@ def python_part(
                 "-p",
                 "no:cacheprovider",
                 f"--junitxml={report}",
-                str(test),
+                *map(str, tests),
             ]
         ],
         environment=python_environment(kit),
@@ -188,8 +197,8 @@ def python_part(
     )
     if not (kit / "python" / "optstate").is_dir():
         part.why_not = "the kit has no Python package"
-    elif not test.exists():
-        part.why_not = f"there is no {name} in client/python/tests"
+    elif missing := [test for test in tests if not test.exists()]:
+        part.why_not = f"there is no {missing[0]}"
     else:
         part.why_not = why_no_torch(python, dry_run)
     return part
@@ -225,6 +234,16 @@ def python_environment(kit: pathlib.Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
+
+
+def nccl_environment(python: str) -> dict[str, str]:
+    """NCCL of the packages that torch needs; without them the system's is looked for."""
+    asks = "import nvidia.nccl; print(next(iter(nvidia.nccl.__path__)))"
+    ran = subprocess.run([python, "-c", asks], capture_output=True, text=True, check=False)
+    library = pathlib.Path(ran.stdout.strip()) / "lib" / "libnccl.so.2"
+    if ran.returncode or not library.exists():
+        return {}
+    return {"OPTSTATE_NCCL_LIBRARY": str(library)}
 
 
 def why_no_torch(python: str, dry_run: bool) -> str:

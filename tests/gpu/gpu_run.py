@@ -15,14 +15,17 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
-import zipfile
 
 import gpu_parts
+import gpu_plot
 from gpu_parts import Part, Result
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Early versions of Python 3.9 and later lack them.
+HAS_FILTERS = hasattr(tarfile, "data_filter")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -104,8 +107,10 @@ def why_not_here(kit: pathlib.Path) -> str:
 
 
 def unpack(archive: pathlib.Path, folder: pathlib.Path) -> None:
-    with zipfile.ZipFile(archive) as kit:
-        kit.extractall(folder)
+    with tarfile.open(archive) as kit:
+        options = {"filter": "data"} if HAS_FILTERS else {}
+        kit.extractall(folder, **options)
+    # A program that comes from a wheel has lost its mode.
     for path in folder.rglob("*"):
         if path.is_file() and path.read_bytes()[:4] == b"\x7fELF":
             path.chmod(0o755)
@@ -192,6 +197,11 @@ def main() -> int:
                 )
             )
     print_table(results)
+    plot = out / "plot.svg"
+    shown = dict(machine, device="emulated") if arguments.dry_run else machine
+    gpu_plot.write_plot(results, shown, plot)
+    if plot.exists():
+        print(f"plot: {plot}")
     failed = sum(one.failed for one in results)
     print(f"results: {out}/results.json, {out}/logs")
     print(

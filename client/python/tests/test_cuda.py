@@ -14,14 +14,10 @@ import statistics
 import optstate
 import pytest
 import torch
-from daemon import Daemon
-from optstate._torch.device import backends, daemon_memory, gradient_memory, host_memory
+from optstate._torch.device import backends, host_memory
 from optstate._torch.device.cuda import CudaBackend
-from optstate._torch.device.daemon_memory import DaemonMemory
-from optstate._torch.device.gradient_memory import GradientMemory
 from optstate._torch.device.interface import NotRegistered
 from optstate._torch.tensors import equal_bits, memory_view
-from optstate.errors import FailedPreconditionError
 from training import loss_of, small_model
 
 pytestmark = pytest.mark.skipif(
@@ -164,71 +160,6 @@ def test_where_the_driver_registers_nothing(monkeypatch, caplog, overlap):
         pair.step()
     assert sum("it refuses" in each.message for each in caplog.records) == 2
     pair.close()
-
-
-@pytest.fixture(scope="module")
-def cuda_daemon():
-    running = Daemon("--devices", "cuda")
-    yield running
-    running.stop()
-
-
-@OVERLAP
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_parameters_of_records_that_stay_on_the_device(
-    cuda_daemon, monkeypatch, caplog, dtype, overlap
-):
-    """They are copied there, where the driver shares memory between processes."""
-    copied = []
-    values = DaemonMemory.values
-
-    def counted(self, place, dtype):
-        copied.append(place.end - place.begin)
-        return values(self, place, dtype)
-
-    monkeypatch.setattr(DaemonMemory, "values", counted)
-    monkeypatch.setattr(daemon_memory, "_said", set())
-    options = {"offload_fraction": 0.0, "device_budget": "1GiB", "overlap": overlap}
-    try:
-        pair = Pair(SHAPES, dtype, endpoint=cuda_daemon.shm, **options)
-    except FailedPreconditionError as error:
-        pytest.skip(f"the daemon has no device: {error}")
-    for _ in range(STEPS):
-        pair.step()
-    pair.close()
-    refusals = [each.message for each in caplog.records if "host memory" in each.message]
-    if refusals:
-        pytest.skip(f"parameters came through host memory: {refusals}")
-    assert sum(copied) >= sum(torch.Size(each).numel() for each in SHAPES)
-
-
-@OVERLAP
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gradients_for_records_that_stay_on_the_device(
-    cuda_daemon, monkeypatch, caplog, dtype, overlap
-):
-    """The daemon takes them from memory there, where the driver shares it between processes."""
-    marked = []
-    mark = GradientMemory.mark
-
-    def counted(self, step, indices):
-        marked.append(list(indices))
-        mark(self, step, indices)
-
-    monkeypatch.setattr(GradientMemory, "mark", counted)
-    monkeypatch.setattr(gradient_memory, "_said", set())
-    options = {"offload_fraction": 0.0, "device_budget": "1GiB", "overlap": overlap}
-    try:
-        pair = Pair(SHAPES, dtype, endpoint=cuda_daemon.shm, **options)
-    except FailedPreconditionError as error:
-        pytest.skip(f"the daemon has no device: {error}")
-    for _ in range(STEPS):
-        pair.step()
-    pair.close()
-    refusals = [each.message for each in caplog.records if "host memory" in each.message]
-    if refusals:
-        pytest.skip(f"gradients went through host memory: {refusals}")
-    assert marked
 
 
 def test_an_error_of_the_driver_is_not_the_scripts():

@@ -85,8 +85,7 @@ absl::Status DeviceUpdateExecutor::ShareAnew(
   if (residents.device_bytes > 0) {
     OPTSTATE_ASSIGN_OR_RETURN(
         kept, ResidentRecords::Make(devices, residents.device_bytes,
-                                    residents.turn_elements, residents.log,
-                                    residents.room));
+                                    residents.turn_elements, residents.host));
     for (size_t i = 0; i < devices.size(); ++i) {
       OPTSTATE_ASSIGN_OR_RETURN(
           rings.emplace_back(),
@@ -235,9 +234,7 @@ absl::Status DeviceUpdateExecutor::Update(const IndexRange& positions,
     records_[slot] = {.is_open = true};
     tasks->ForEachTask(
         slot, [&](const UpdateTask& task) { Take(slot, task, tasks); });
-    // A record has many tiles, but may have one whole parameter, which is one
-    // worker's work: those of several records are done together.
-    if (!is_whole_) UpdateCpuPart(tasks);
+    if (!CanWaitForOthers()) UpdateCpuPart(tasks);
     records_[slot].is_read = true;
     CloseIfDone(slot, tasks);
   }
@@ -277,6 +274,7 @@ void DeviceUpdateExecutor::Take(size_t slot, const UpdateTask& task,
   } else if (IsForCpu(task.view.numel)) {
     return TakeForCpu(slot, task, tasks);
   } else if (residents_ != nullptr && residents_->Find(task.run) == nullptr) {
+    EndGather();
     tile = residents_->Admit(task);
     if (tile != nullptr && is_lost_[tile->device]) tile = nullptr;
   }
@@ -331,7 +329,7 @@ void DeviceUpdateExecutor::SubmitBatch(Ring* ring, UpdateTasks* tasks) {
   Slot& slot = ring->filling();
   if (slot.batch->size() == 0) return;
   slot.is_submitted = !is_lost_[slot.device];
-  if (slot.is_submitted) GatherAndSubmit(&slot);
+  if (slot.is_submitted) BeginGather(&slot);
   ++ring->under_way;
   if (ring->under_way < ring->batches.size()) return;
   // One batch must be there to be filled. The CPU has better to do than wait.
@@ -339,11 +337,19 @@ void DeviceUpdateExecutor::SubmitBatch(Ring* ring, UpdateTasks* tasks) {
   FinishOldest(ring, tasks);
 }
 
-void DeviceUpdateExecutor::GatherAndSubmit(Slot* slot) {
+void DeviceUpdateExecutor::BeginGather(Slot* slot) {
+  EndGather();
+  gathered_ = slot;
+  const size_t size = slot->batch->size();
+  options_.pool->Start({0, size, size}, gather_, "update");
+}
+
+void DeviceUpdateExecutor::EndGather() {
+  if (gathered_ == nullptr) return;
+  options_.pool->Finish();
+  Slot* const slot = gathered_;
+  gathered_ = nullptr;
   UpdateBatch& batch = *slot->batch;
-  const size_t size = batch.size();
-  options_.pool->ParallelFor(
-      {0, size, size}, [&](size_t i) { batch.Gather(i, undo()); }, "update");
   batch.SetTimed(trace_.has_value() && trace_->on());
   const absl::Status status = batch.Submit(*kernels_);
   if (status.ok()) return loads_[slot->device].Begin(NowNs());
@@ -355,6 +361,7 @@ void DeviceUpdateExecutor::GatherAndSubmit(Slot* slot) {
 }
 
 void DeviceUpdateExecutor::FinishOldest(Ring* ring, UpdateTasks* tasks) {
+  EndGather();
   Slot& oldest = ring->batches[ring->oldest];
   UpdateBatch& batch = *oldest.batch;
   bool is_by_device = oldest.is_submitted;
@@ -430,6 +437,7 @@ void DeviceUpdateExecutor::CloseIfDone(size_t slot, UpdateTasks* tasks) {
 }
 
 void DeviceUpdateExecutor::UpdateByCpu(const HeldTasks& held) {
+  EndGather();
   const size_t size = held.size();
   options_.pool->ParallelFor(
       {0, size, size},

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -76,9 +77,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     uint64_t device_bytes = 0;  // of each device; 0: none stay
     // The parameters of a batch of them.
     uint64_t batch_bytes = kResidentBytes;
-    // The log of their gradients: see ResidentRecords::Make().
-    absl::Span<std::byte> log;
-    GradientLog::Room room;
+    ResidentRecords::Host host;
     uint64_t turn_elements = kTurnElements;
   };
   static constexpr uint64_t kBatchBytes = uint64_t{8} << 20;
@@ -243,9 +242,12 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   // Does the CPU's part of what was taken, and closes the records that are
   // done.
   void UpdateCpuPart(UpdateTasks* tasks);
-  // Gives the batch that is being filled to its device, if it has tasks.
+  // Gives the batch that is being filled to its device, if it has tasks: the
+  // workers begin to gather it, and the device has it when EndGather() returns.
   void SubmitBatch(Ring* ring, UpdateTasks* tasks);
-  void GatherAndSubmit(Slot* slot);
+  void BeginGather(Slot* slot);
+  // Called before the pool has other work, and before tiles are added.
+  void EndGather();
   // Records what the device has done of a batch, and when.
   void RecordBatch(const Slot& slot);
   // Waits for the oldest batch and stores its results.
@@ -270,6 +272,11 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     return options_.undo.data() + WorkerPool::CurrentParticipant();
   }
   bool is_shared() const { return !rings_.empty(); }
+  // Says whether the CPU's part may be of several records: a few tasks are not
+  // worth the workers' wake-up. On disk a record that waits keeps another one
+  // from being read, as there is room for two. A record in memory may have one
+  // whole parameter, which is one worker's work.
+  bool CanWaitForOthers() const { return records_.size() > 2 || is_whole_; }
 
   const Options options_;
   std::optional<observe::TraceSource> trace_;  // with Options::trace
@@ -286,6 +293,11 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   std::vector<bool> is_lost_;                   // by device
   std::vector<DeviceLoad> loads_;               // by device
   std::vector<OpenRecord> records_;             // by slot
+  // The batch that is being gathered; null: none is.
+  Slot* gathered_ = nullptr;
+  const std::function<void(size_t)> gather_ = [this](size_t i) {
+    gathered_->batch->Gather(i, undo());
+  };
   HeldTasks cpu_part_;
   std::vector<size_t> cpu_slots_;  // of cpu_part_'s tasks, each once
   // Elements of tasks so far, of all and of those that were the CPU's.

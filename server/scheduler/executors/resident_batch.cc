@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/memory/memory.h"
+#include "kernels/cpu/digest.h"
 #include "kernels/cuda/digest.h"
 #include "kernels/cuda/tile_task.h"
 #include "proto/types/dtype.h"
@@ -75,7 +76,6 @@ void ResidentBatch::Clear() {
   slots_.clear();
   elements_ = 0;
   factors_ = 0;
-  own_masters_ = 0;
   digests_ = 0;
   bytes_there_ = 0;
   device_only_bytes_ = 0;
@@ -145,7 +145,6 @@ bool ResidentBatch::Add(size_t slot, const UpdateTask& task,
   gradients_end_ += entry_bytes;
   records_end_ += record_bytes;
   elements_ += task.view.numel;
-  own_masters_ += IsOwnMaster(*tile) ? 1 : 0;
   key_ = key;
   step_ = task.step;
   NoteSlot(slot);
@@ -197,8 +196,8 @@ void ResidentBatch::Gather(size_t i, WorkerUndo* undo) {
   if (!tile.there.is_null()) {
     reinterpret_cast<DigestTask*>(HostAt(kDigestTasksOffset))[tile.digest] = {
         DeviceAt<const void>(gradient_at), place.log_bytes.gradient};
-    tile.log_digest = kernels::cuda::DigestOf(tile.entry->gradient(),
-                                              place.log_bytes.gradient);
+    tile.log_digest = kernels::cpu::DigestOf(tile.entry->gradient(),
+                                             place.log_bytes.gradient);
   }
   kernels::TileView view = place.on_device;
   view.parameter = DeviceAt<void>(tile.parameter_at);
@@ -315,32 +314,27 @@ absl::Status ResidentBatch::CopyRecords() {
   return absl::OkStatus();
 }
 
-// A parameter that is its own master is where the record is.
+// A parameter that is its own master is where the record is. Neighbours are
+// copied together.
 absl::Status ResidentBatch::CopyParametersBack() {
-  accelerator::DeviceStream& stream = *memory_->stream();
-  const accelerator::DeviceAddress device = memory_->device();
-  if (own_masters_ < tiles_.size()) {
-    OPTSTATE_RETURN_IF_ERROR(stream.CopyToHost(HostAt(kParametersOffset),
-                                               device + kParametersOffset,
-                                               bytes_to_host()));
-  }
   for (size_t i = 0; i < tiles_.size();) {
-    if (!IsOwnMaster(*tiles_[i].tile)) {
-      ++i;
-      continue;
-    }
-    const uint64_t to = tiles_[i].parameter_at;
-    const auto* const from =
-        static_cast<const std::byte*>(tiles_[i].tile->on_device.master);
+    const accelerator::DeviceAddress from = NewParameter(tiles_[i]);
+    std::byte* const to = HostPlace(tiles_[i]);
     uint64_t bytes = 0;
     do {
-      bytes += BatchMemory::Aligned(tiles_[i].tile->host.numel * sizeof(float));
+      const kernels::TileView& host = tiles_[i].tile->host;
+      bytes += host.numel * SizeInBytes(tiles_[i].tile->key.parameter);
       ++i;
-    } while (i < tiles_.size() && IsOwnMasterAt(i, from + bytes));
-    OPTSTATE_RETURN_IF_ERROR(stream.CopyToHost(
-        HostAt(to), {reinterpret_cast<uint64_t>(from)}, bytes));
+    } while (i < tiles_.size() && NewParameter(tiles_[i]) == from + bytes &&
+             HostPlace(tiles_[i]) == to + bytes);
+    OPTSTATE_RETURN_IF_ERROR(memory_->stream()->CopyToHost(to, from, bytes));
   }
   return absl::OkStatus();
+}
+
+std::byte* ResidentBatch::HostPlace(const Tile& tile) const {
+  if (tile.tile->is_direct) return static_cast<std::byte*>(tile.parameter);
+  return HostAt(tile.parameter_at);
 }
 
 accelerator::DeviceAddress ResidentBatch::NewParameter(const Tile& tile) const {
@@ -380,11 +374,6 @@ absl::Status ResidentBatch::CopyParametersToRanks() {
   return absl::OkStatus();
 }
 
-bool ResidentBatch::IsOwnMasterAt(size_t i, const std::byte* there) const {
-  const ResidentTile& tile = *tiles_[i].tile;
-  return IsOwnMaster(tile) && tile.on_device.master == there;
-}
-
 uint64_t ResidentBatch::bytes_to_host() const {
   return parameters_end_ - kParametersOffset;
 }
@@ -403,8 +392,10 @@ void ResidentBatch::WriteBack(size_t i, WorkerUndo* undo) {
     refused_elements_.fetch_add(place.host.numel, std::memory_order_relaxed);
     return UpdateByCpu(i, undo);
   }
-  std::memcpy(tile.parameter, HostAt(tile.parameter_at),
-              place.host.numel * SizeInBytes(place.key.parameter));
+  if (!place.is_direct) {
+    std::memcpy(tile.parameter, HostAt(tile.parameter_at),
+                place.host.numel * SizeInBytes(place.key.parameter));
+  }
   place.device_step = step_;
   records_.NoteShared(place, step_);
   // Release: ranks that see it read the parameter's new values.
@@ -414,7 +405,7 @@ void ResidentBatch::WriteBack(size_t i, WorkerUndo* undo) {
 void ResidentBatch::UpdateByCpu(size_t i, WorkerUndo* undo) {
   const Tile& tile = tiles_[i];
   ResidentTile& place = *tile.tile;
-  records_.Settle(&place, undo);
+  records_.SettleAnew(&place, undo);
   UpdateTask task;
   task.run = place.run;
   task.step = step_;

@@ -87,7 +87,9 @@ class ResidentBatch final : public UpdateBatch {
     const void* gradient;   // of the rank
     void* parameter;        // of the job
     uint32_t factors;       // its place among those of the batch
-    uint64_t parameter_at;  // offset of the new one in both memories
+    // Offset of the new one in both memories; in the host's for tiles that are
+    // not direct.
+    uint64_t parameter_at;
     // Offset, among the gradients of the device, of its entry, or, when a rank
     // has it there, of the gradient.
     uint64_t gradient_at;
@@ -125,9 +127,8 @@ class ResidentBatch final : public UpdateBatch {
   // Returns where the device has the new parameter of a tile, and its bytes.
   accelerator::DeviceAddress NewParameter(const Tile& tile) const;
   static uint64_t ParameterBytes(const Tile& tile);
-  // Returns whether parameter i is its own master, and lies there on the
-  // device.
-  bool IsOwnMasterAt(size_t i, const std::byte* there) const;
+  // Returns where the host gets it.
+  std::byte* HostPlace(const Tile& tile) const;
 
   ResidentRecords& records_;
   const SharedGradients& gradients_;
@@ -142,7 +143,6 @@ class ResidentBatch final : public UpdateBatch {
   uint64_t parameters_end_ = 0;
   uint64_t gradients_end_ = 0;
   uint64_t records_end_ = 0;
-  size_t own_masters_ = 0;  // tiles whose parameter is the master
   uint32_t digests_ = 0;    // tiles whose gradient a rank has there
   uint64_t bytes_there_ = 0;
   uint64_t device_only_bytes_ = 0;  // of gradients_end_, not copied to there

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "kernels/scalar/element_update.h"
 #include "proto/types/dtype.h"
@@ -29,30 +30,47 @@ uint64_t ResidentRecords::BytesOfScales(uint64_t numel) {
 
 absl::StatusOr<std::unique_ptr<ResidentRecords>> ResidentRecords::Make(
     absl::Span<accelerator::Device* const> devices, uint64_t device_bytes,
-    uint64_t turn_elements, absl::Span<std::byte> log,
-    const GradientLog::Room& room) {
+    uint64_t turn_elements, const Host& host) {
   std::unique_ptr<ResidentRecords> made(new ResidentRecords);
   made->device_bytes_ = Aligned(device_bytes);
   made->turn_elements_ = turn_elements;
-  made->log_file_ = log;
-  made->log_ = GradientLog(log);
-  made->log_.Begin(room);
+  made->host_ = host;
+  made->log_ = GradientLog(host.log);
+  made->log_.Begin(host.room);
   for (accelerator::Device* const device : devices) {
     Place& place = made->places_.emplace_back();
     place.device = device;
-    OPTSTATE_RETURN_IF_ERROR(device->RegisterHost(log));
-    place.is_log_registered = true;
+    OPTSTATE_RETURN_IF_ERROR(made->Register(&place));
     OPTSTATE_ASSIGN_OR_RETURN(place.memory,
                               device->Allocate(made->device_bytes_));
   }
   return made;
 }
 
+absl::Status ResidentRecords::Register(Place* place) {
+  OPTSTATE_RETURN_IF_ERROR(place->device->RegisterHost(host_.log));
+  place->is_log_registered = true;
+  if (host_.parameters.empty()) return absl::OkStatus();
+  const absl::Status registered =
+      place->device->RegisterHost(host_.parameters);
+  place->are_parameters_registered = registered.ok();
+  if (!registered.ok()) {
+    spdlog::warn(
+        "parameters come from a device through a buffer, which workers copy: "
+        "device={} error=\"{}\"",
+        place->device->info().name, registered.ToString());
+  }
+  return absl::OkStatus();
+}
+
 ResidentRecords::~ResidentRecords() {
   for (Place& place : places_) {
     if (!place.memory.is_null()) place.device->Free(place.memory);
     if (place.is_log_registered) {
-      place.device->UnregisterHost(log_file_.data());
+      place.device->UnregisterHost(host_.log.data());
+    }
+    if (place.are_parameters_registered) {
+      place.device->UnregisterHost(host_.parameters.data());
     }
   }
 }
@@ -95,6 +113,16 @@ ResidentRecords::Place* ResidentRecords::PlaceWithRoom(uint64_t flat_begin,
   return &*least;
 }
 
+bool ResidentRecords::IsDirect(const Place& place, const void* parameter,
+                               uint64_t bytes) const {
+  // In numbers: pointers into different arrays have no order.
+  const auto begin = reinterpret_cast<uintptr_t>(host_.parameters.data());
+  const auto at = reinterpret_cast<uintptr_t>(parameter);
+  const uint64_t size = host_.parameters.size();
+  return place.are_parameters_registered && at >= begin &&
+         at - begin <= size && bytes <= size - (at - begin);
+}
+
 ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
   if (!CanStay(task)) return nullptr;
   const kernels::UpdateKernelKey& key = *task.key;
@@ -116,6 +144,8 @@ ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
   tile.host = task.view;
   tile.host.gradients = {};
   tile.log_bytes = log_bytes;
+  tile.is_direct = IsDirect(*place, task.view.parameter,
+                            task.view.numel * SizeInBytes(key.parameter));
   TakePlace(place, &tile);
   SharePlace(&tile);
   if (by_run_.size() <= task.run) by_run_.resize(task.run + 1, 0);
@@ -221,6 +251,21 @@ bool ResidentRecords::CatchUpSome(WorkerPool* pool,
 void ResidentRecords::Settle(ResidentTile* tile, WorkerUndo* undo) {
   if (!tile->is_resident) return;
   CatchUp(tile, undo);
+  MarkSettled(tile);
+}
+
+void ResidentRecords::SettleAnew(ResidentTile* tile, WorkerUndo* undo) {
+  if (!tile->is_resident) return;
+  CatchUp(tile, undo);
+  // While the log counts, whoever comes next does this as well.
+  if (const std::byte* const master = log_.own_master(tile->number);
+      master != nullptr) {
+    std::memcpy(tile->host.parameter, master, tile->log_bytes.own_master);
+  }
+  MarkSettled(tile);
+}
+
+void ResidentRecords::MarkSettled(ResidentTile* tile) {
   // Whoever settled it may change the parameter in host memory.
   MarkStale(*tile);
   log_.MarkSettled(tile->number);

@@ -42,6 +42,8 @@ struct ResidentTile {
   // resident.
   uint64_t device_step = 0;
   bool is_resident = false;
+  // The device copies the new parameter to its place in host memory itself.
+  bool is_direct = false;
   // Where ranks get its parameter on the device.
   uint64_t shared_at = SharedParameters::kNoPlace;
 
@@ -63,14 +65,22 @@ struct ResidentTile {
 // ShareParameters() and SettleAll() by one while no other does.
 class ResidentRecords {
  public:
-  // Takes memory of each device, at most `device_bytes`, and the log's file,
-  // which has GradientLog::BytesNeeded(room). All outlive this. Devices take
-  // turns by so many elements of the flat space. Errors are those of the
-  // devices.
+  // What the records have in host memory. All of it outlives the records.
+  struct Host {
+    // Memory with parameters of the job, to which devices are to copy; those
+    // that lie elsewhere, or that a device does not register, are copied by
+    // workers.
+    absl::Span<std::byte> parameters;
+    // The log's file, which has GradientLog::BytesNeeded(room).
+    absl::Span<std::byte> log;
+    GradientLog::Room room;
+  };
+  // Takes memory of each device, at most `device_bytes`. Devices take turns by
+  // so many elements of the flat space. Errors are those of the devices, which
+  // outlive this.
   static absl::StatusOr<std::unique_ptr<ResidentRecords>> Make(
       absl::Span<accelerator::Device* const> devices, uint64_t device_bytes,
-      uint64_t turn_elements, absl::Span<std::byte> log,
-      const GradientLog::Room& room);
+      uint64_t turn_elements, const Host& host);
   ResidentRecords(const ResidentRecords&) = delete;
   ResidentRecords& operator=(const ResidentRecords&) = delete;
   // The records in host memory stay as they are: see SettleAll().
@@ -104,6 +114,9 @@ class ResidentRecords {
   // Brings the record in host memory up to date; from then on it is the only
   // one.
   void Settle(ResidentTile* tile, WorkerUndo* undo);
+  // Does the same behind an update that was given to the device and does not
+  // count: the parameter in host memory may have anything.
+  void SettleAnew(ResidentTile* tile, WorkerUndo* undo);
   void SettleAll(WorkerPool* pool, absl::FunctionRef<WorkerUndo*()> undo);
   // Forgets all tiles, which are settled, in the log too.
   void Forget();
@@ -133,7 +146,7 @@ class ResidentRecords {
   }
   uint64_t elements(size_t device) const { return places_[device].elements; }
   uint64_t bytes(size_t device) const { return places_[device].used(); }
-  uint64_t log_bytes() const { return log_file_.size(); }
+  uint64_t log_bytes() const { return host_.log.size(); }
 
  private:
   struct Place {
@@ -145,12 +158,18 @@ class ResidentRecords {
     uint64_t states = 0;
     uint64_t elements = 0;
     bool is_log_registered = false;
+    bool are_parameters_registered = false;
 
     uint64_t used() const { return states + masters; }
   };
 
   ResidentRecords() = default;
+  absl::Status Register(Place* place);
   void CatchUp(ResidentTile* tile, WorkerUndo* undo);
+  void MarkSettled(ResidentTile* tile);
+  // Returns whether the device of the place copies to these bytes itself.
+  bool IsDirect(const Place& place, const void* parameter,
+                uint64_t bytes) const;
   // Says whether the record in host memory is to be up to date before a step.
   // Tiles take turns, so that each step has a part of them.
   static bool IsDue(const ResidentTile& tile, uint64_t step) {
@@ -171,7 +190,7 @@ class ResidentRecords {
   // The turn of the last tile, and the device that had it.
   uint64_t turn_ = ~uint64_t{0};
   size_t turn_device_ = 0;
-  absl::Span<std::byte> log_file_;
+  Host host_;
   GradientLog log_;
   std::vector<Place> places_;                 // by device
   std::unique_ptr<SharedParameters> shared_;  // null: no device shares any

@@ -71,14 +71,20 @@ inline absl::Span<std::byte> BytesOf(std::vector<Line>* lines) {
           lines->size() * sizeof(Line)};
 }
 
-// The arrays of one run: the parameter, then the master, if it is another
-// array, and the states with their scales. Behind each are zeros, which nobody
-// writes.
+// The arrays of one run, one behind the other in memory of others: the
+// parameter, then the master, if it is another array, and the states with their
+// scales. Behind each are zeros, which nobody writes.
 class Record {
  public:
-  Record(const kernels::UpdateKernelKey& key, size_t numel, uint64_t flat_begin)
-      : parameter_bytes_(numel * SizeInBytes(key.parameter)) {
-    lines_.reserve((2 + 2 * kStateArraysMax) * (LinesOf(4 * numel) + 1));
+  static constexpr size_t kLinesMax =
+      (2 + 2 * kStateArraysMax) * (kTileElements * sizeof(float) / 64 + 1);
+
+  // `lines` has room for it, so that all stays where it is.
+  Record(const kernels::UpdateKernelKey& key, size_t numel, uint64_t flat_begin,
+         std::vector<Line>* lines)
+      : lines_(*lines),
+        begin_(lines->size()),
+        parameter_bytes_(numel * SizeInBytes(key.parameter)) {
     view_.numel = numel;
     view_.flat_begin = flat_begin;
     view_.parameter = view_.master = Add(parameter_bytes_);
@@ -91,10 +97,14 @@ class Record {
       if (key.state != StateFormat::kDynamic8) continue;
       view_.scale[k] = static_cast<float*>(Add(4 * blocks));
     }
+    end_ = lines_.size();
   }
 
   const kernels::TileView& view() const { return view_; }
-  absl::Span<std::byte> all() { return BytesOf(&lines_); }
+  absl::Span<std::byte> all() {
+    return BytesOf(&lines_).subspan(begin_ * sizeof(Line),
+                                    (end_ - begin_) * sizeof(Line));
+  }
   absl::Span<std::byte> parameter() { return all().first(parameter_bytes_); }
 
  private:
@@ -104,8 +114,10 @@ class Record {
     return lines_.data() + begin;
   }
 
+  std::vector<Line>& lines_;
+  const size_t begin_;
+  size_t end_ = 0;
   const size_t parameter_bytes_;
-  std::vector<Line> lines_;  // has room for all, so that it stays where it is
   kernels::TileView view_;
 };
 
@@ -146,6 +158,7 @@ class Job final : public UpdateTasks {
     size_t devices = 1;
     size_t records_max = kSlots;
     uint64_t batch_bytes = 256 << 10;  // without its tables
+    bool is_direct = true;  // devices copy to parameters themselves
   };
 
   Job(const Param& param, const Setup& setup, uint64_t seed)
@@ -163,6 +176,8 @@ class Job final : public UpdateTasks {
         ranks_runtime_(param.is_cuda
                            ? accelerator::MakeCudaRuntime()
                            : accelerator::MakeEmulatedRuntime({.devices = 2})) {
+    lines_.reserve(kRuns * Record::kLinesMax);
+    wanted_lines_.reserve(kRuns * Record::kLinesMax);
     for (size_t i = 0; i < kRuns; ++i) MakeRun(i);
     Overwrite(0, kFlatEnd);
     log_.resize(LinesOf(GradientLog::BytesNeeded(room_)));
@@ -187,7 +202,11 @@ class Job final : public UpdateTasks {
     const absl::Status shared = executor_->Share(
         cpu_fraction, param_.keys[0].optimizer, opened,
         param_.is_cuda ? CudaKernels() : EmulatedKernels(),
-        {device_bytes, setup_.batch_bytes, log(), room, kTurn});
+        {device_bytes,
+         setup_.batch_bytes,
+         {setup_.is_direct ? BytesOf(&lines_) : absl::Span<std::byte>(), log(),
+          room},
+         kTurn});
     for (const auto& reader : readers_) {
       EXPECT_TRUE(reader == nullptr || reader->is_over());
     }
@@ -368,8 +387,9 @@ class Job final : public UpdateTasks {
     const size_t numel = kNumels[random_() % std::size(kNumels)];
     // Neighbours in the flat space are not those of a position.
     const uint64_t flat_begin = i * 7 % kRuns * kTileElements;
-    run.wanted = std::make_unique<Record>(run.key, numel, flat_begin);
-    run.tested = std::make_unique<Record>(run.key, numel, flat_begin);
+    run.wanted =
+        std::make_unique<Record>(run.key, numel, flat_begin, &wanted_lines_);
+    run.tested = std::make_unique<Record>(run.key, numel, flat_begin, &lines_);
     run.gradient = absl::MakeSpan(area_).subspan(i * kTileElements, numel);
     ++room_.tiles;
     room_.step_bytes += GradientLog::EntryBytes(run.gradient_bytes());
@@ -441,6 +461,7 @@ class Job final : public UpdateTasks {
   const Setup setup_;
   std::mt19937_64 random_;
   std::vector<float> area_;  // of gradients, a tile for each run
+  std::vector<Line> lines_, wanted_lines_;  // of the records
   std::vector<Run> runs_;
   std::vector<size_t> position_of_slot_;  // kPositions: none
   uint64_t step_ = 0;

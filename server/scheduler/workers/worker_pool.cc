@@ -98,18 +98,13 @@ WorkerPool::~WorkerPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void WorkerPool::ParallelFor(const IndexRange& range,
-                             absl::FunctionRef<void(size_t)> body,
-                             const char* span) {
-  const size_t count = range.end - range.begin;
+void WorkerPool::Start(const IndexRange& range,
+                       absl::FunctionRef<void(size_t)> body, const char* span) {
   span_ = span;
-  const int64_t begin_ns = count == 0 ? 0 : BeginSpan(0);
-  if (count <= 1 || threads_.empty()) {
-    for (size_t i = range.begin; i < range.end; ++i) body(i);
-    EndSpan(0, begin_ns);
-    return;
-  }
-  body_ = &body;
+  body_.emplace(body);
+  range_ = range;
+  const size_t count = range.end - range.begin;
+  if (IsForCaller()) return;
   for (size_t i = 0; i < participants_; ++i) {
     const IndexRange own = ShareOf(i, participants_, range.total);
     Share& share = shares_[i];
@@ -124,6 +119,15 @@ void WorkerPool::ParallelFor(const IndexRange& range,
     doorbell_.notify_all();
   } else {
     for (size_t i = 1; i < count; ++i) doorbell_.notify_one();
+  }
+}
+
+void WorkerPool::Finish() {
+  const int64_t begin_ns = range_.begin == range_.end ? 0 : BeginSpan(0);
+  if (IsForCaller()) {
+    for (size_t i = range_.begin; i < range_.end; ++i) (*body_)(i);
+    EndSpan(0, begin_ns);
+    return;
   }
   // Linux may have woken a worker on this processor, where it would wait until
   // all is done, or for milliseconds until another processor takes it: yielding

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -36,9 +37,9 @@ namespace optstate::scheduler {
 //      until all joined threads have left. It never waits for a thread that
 //      slept through the call; other threads have done that thread's share.
 //
-// Threads: ParallelFor by one thread at a time, not from within a body. No lock
-// is held while bodies run, nor to hand out indices. Allocates only in the
-// constructor.
+// Threads: ParallelFor, or Start and its Finish, by one thread at a time, not
+// from within a body. No lock is held while bodies run, nor to hand out
+// indices. Allocates only in the constructor.
 class WorkerPool {
  public:
   // `participants` >= 1 includes the caller. `spin` says whether waiting
@@ -74,7 +75,16 @@ class WorkerPool {
   // is recorded in a trace; null: it is not, or the bodies record their own.
   void ParallelFor(const IndexRange& range,
                    absl::FunctionRef<void(size_t)> body,
-                   const char* span = nullptr);
+                   const char* span = nullptr) {
+    Start(range, body, span);
+    Finish();
+  }
+  // The two halves of ParallelFor(): the caller may do something else while the
+  // threads begin, and works too from Finish() on. `body` lives until that
+  // returns.
+  void Start(const IndexRange& range, absl::FunctionRef<void(size_t)> body,
+             const char* span = nullptr);
+  void Finish();
 
   // Returns the indices of [0, total) that are a participant's own.
   static IndexRange ShareOf(size_t participant, size_t participants,
@@ -96,6 +106,10 @@ class WorkerPool {
   static constexpr uint32_t kOpen = 1u << 31;  // the rest counts joined threads
 
   void FindNeighbours(const WorkerPlacement& placement);
+  // Says whether the open call is not worth a thread's wake-up.
+  bool IsForCaller() const {
+    return range_.end - range_.begin <= 1 || threads_.empty();
+  }
   void Run(int participant);
   bool Join();
   void Leave();
@@ -127,8 +141,10 @@ class WorkerPool {
   std::atomic<bool> stop_{false};
   // Processor of the caller of the open call; -1: not known.
   std::atomic<int> caller_cpu_{-1};
-  const absl::FunctionRef<void(size_t)>* body_ = nullptr;
-  const char* span_ = nullptr;  // of the open call
+  // These are of the open call.
+  std::optional<absl::FunctionRef<void(size_t)>> body_;
+  const char* span_ = nullptr;
+  IndexRange range_;
 };
 
 }  // namespace optstate::scheduler

@@ -115,8 +115,9 @@ absl::Status TryToShare(const v1::StorageSettings& storage, JobContext* job) {
                            job->devices.devices(), job->devices.kernels(),
                            {.device_bytes = sizes.device_bytes,
                             .batch_bytes = sizes.batch_bytes,
-                            .log = job->tier->gradient_log(),
-                            .room = sizes.log})));
+                            .host = {.parameters = job->store->parameter_area(),
+                                     .log = job->tier->gradient_log(),
+                                     .room = sizes.log}})));
   if (sizes.device_bytes > 0) {
     job->store->SetLag(job->executor->lag());
     storage::SetMayLag(true, job->tier->control());
