@@ -465,7 +465,9 @@ void BM_Resident(benchmark::State& state, double cpu_fraction, size_t records) {
       {.pool = &pool, .undo = absl::MakeSpan(undo), .records_max = 256});
   scheduler::DeviceUpdateExecutor::Residents residents;
   residents.device_bytes = tasks.numel() * 3 * sizeof(float);
-  residents.host = {tasks.parameters(), log.all(), room};
+  residents.host.parameters = tasks.parameters();
+  residents.host.log = log.all();
+  residents.host.room = room;
   accelerator::Device* const devices[] = {used.device.get()};
   Check(executor.Share(cpu_fraction, OptimizerKind::kAdamW, devices,
                        used.kernels, residents));

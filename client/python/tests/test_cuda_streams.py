@@ -37,11 +37,12 @@ class ModelOfCuda:
         self.stream_now: Any = "default"
         self.results: list[int] = []  # of the next calls of the runtime; then 0
         self.streams = 0
+        self.device_now = 0
 
     def note(self, *call: Any) -> None:
         self.calls.append(call)
 
-    def Stream(self, device: torch.device) -> Any:  # noqa: N802
+    def Stream(self, device: int) -> Any:  # noqa: N802
         self.streams += 1
         outer, number = self, self.streams
 
@@ -63,17 +64,23 @@ class ModelOfCuda:
 
         return Event()
 
-    def current_stream(self, device: torch.device) -> Any:
-        outer = self
+    def current_stream(self, device: int) -> Any:
+        outer, now = self, self.stream_now
 
         class Current:
             def wait_event(self, event: Any) -> None:
-                outer.note("wait_event", device.index)
+                outer.note("wait_event", device)
 
             def __eq__(self, other: object) -> bool:
-                return other == f"current {device.index}"
+                return other == f"current {device}"
+
+            def __repr__(self) -> str:
+                return now
 
         return Current()
+
+    def set_stream(self, stream: Any) -> None:
+        self.stream_now = repr(stream)
 
     @contextlib.contextmanager
     def stream(self, stream: Any):
@@ -82,7 +89,7 @@ class ModelOfCuda:
         self.stream_now = before
 
     def current_device(self) -> int:
-        return 0
+        return self.device_now
 
     def cudart(self) -> Any:
         outer = self
@@ -105,13 +112,16 @@ class ModelOfCuda:
 @pytest.fixture
 def model(monkeypatch):
     found = ModelOfCuda()
-    for name in ("Stream", "Event", "current_stream", "stream", "current_device", "cudart"):
+    names = ["Stream", "Event", "current_stream", "set_stream", "stream"]
+    for name in [*names, "current_device", "cudart"]:
         monkeypatch.setattr(torch.cuda, name, getattr(found, name))
     monkeypatch.setattr(cuda, "_take_error", lambda: found.note("take_error"))
     return found
 
 
-def test_copies_are_in_a_side_stream_that_keeps_the_devices_memory(model):
+@pytest.mark.parametrize("device_now", [0, 1])
+def test_copies_are_in_a_side_stream_that_keeps_the_devices_memory(model, device_now):
+    model.device_now = device_now
     stream = CudaBackend().stream(torch.device("cuda", 1), "to_host")
     host, gradient = Tensor(model, "host", False), Tensor(model, "gradient", True)
     stream.follow()
@@ -122,6 +132,7 @@ def test_copies_are_in_a_side_stream_that_keeps_the_devices_memory(model):
     assert rest[0] == ("copy", "host", "gradient", True, "stream 1")
     assert rest[1][:2] == ("record_stream", "gradient") and repr(rest[1][2]) == "stream 1"
     assert rest[2:] == [("record", "stream 1", True), ("wait_event", 1)]
+    assert model.stream_now == "default"
 
 
 def test_memory_that_was_imported_is_not_shown_to_torchs_allocator(model):

@@ -7,6 +7,7 @@ import random
 
 import optstate
 import pytest
+import torch
 from daemon import Daemon
 from optstate._torch import offload
 from optstate._torch.fraction_search import (
@@ -15,7 +16,7 @@ from optstate._torch.fraction_search import (
     TRIED_MAX,
     FractionSearch,
 )
-from optstate.errors import UnimplementedError
+from optstate._torch.tensors import equal_bits
 from test_devices import model_of, same, updates
 from training import train
 
@@ -203,13 +204,26 @@ def test_what_cannot_be_searched_is_refused(device_daemon):
 
 
 @pytest.mark.parametrize("name", ["Adafactor", "LAMB", "Muon"])
-def test_optimizers_of_whole_parameters_say_why_not(device_daemon, name):
-    matrices = [each for each in model_of().parameters() if each.dim() == 2]
-    optimizer = getattr(optstate, name)(matrices, endpoint=device_daemon.shm)
-    with pytest.raises(UnimplementedError, match="needs whole parameters.*leave the fraction at 1"):
-        optimizer.set_offload_fraction(0.5)
-    optimizer.set_offload_fraction(1)
-    optimizer.close()
+def test_the_fraction_of_whole_parameters_changes_live(device_daemon, job, name):
+    pair = []
+    for which in ("host", "device"):
+        matrices = [each for each in model_of().parameters() if each.dim() == 2]
+        options = {"lr": 0.01, "endpoint": device_daemon.shm, "job": f"{job}-{which}"}
+        pair.append((matrices, getattr(optstate, name)(matrices, **options)))
+    for fraction in (0.0, 0.5, 1, 0.0):
+        pair[1][1].set_offload_fraction(fraction)
+        for seed in range(2):
+            for matrices, optimizer in pair:
+                generator = torch.Generator().manual_seed(seed)
+                for each in matrices:
+                    each.grad = torch.randn(each.shape, generator=generator)
+                optimizer.step()
+    updates = device_daemon.optctl("describe", "job", f"{job}-device")["device_updates"]
+    assert int(updates["device_elements"]) > 0
+    for ours, theirs in zip(pair[1][0], pair[0][0]):
+        assert equal_bits(ours, theirs)
+    for _, optimizer in pair:
+        optimizer.close()
 
 
 @pytest.mark.parametrize(

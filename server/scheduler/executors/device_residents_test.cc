@@ -233,7 +233,7 @@ TEST_P(DeviceResidentsTest, WhateverHappensNoBitDiffers) {
         .devices = is_cuda ? 1 : OneOf<size_t>({1, 2}, &random),
         .records_max = OneOf<size_t>({2, kSlots}, &random),
         .batch_bytes = OneOf<uint64_t>({20000, 90000, 400000}, &random),
-        .is_direct = OneOf({false, true}, &random)};
+        .direct_bytes_min = OneOf<uint64_t>({1, 9000, UINT64_MAX}, &random)};
     Job job(GetParam(), setup, random());
     ShareAnew(&job, &random);
     for (int step = 0; step < 25 && !HasFailure(); ++step) {

@@ -16,15 +16,6 @@ int64_t NowNs() {
       .count();
 }
 
-// The lanes of each device in a trace, which are numbered device by device.
-constexpr const char* kDeviceLanes[] = {"to device", "kernel", "from device"};
-constexpr uint32_t kLanesOfDevice = 3;
-
-observe::LaneName NameDeviceLane(uint32_t lane) {
-  return {absl::StrCat("device ", lane / kLanesOfDevice),
-          kDeviceLanes[lane % kLanesOfDevice]};
-}
-
 uint64_t ElementsOf(const HeldTasks& held) {
   uint64_t elements = 0;
   for (size_t i = 0; i < held.size(); ++i) elements += held[i].task.view.numel;
@@ -37,8 +28,8 @@ DeviceUpdateExecutor::DeviceUpdateExecutor(const Options& options)
     : options_(options),
       cpu_(options.pool, options.undo, options.observer),
       records_(options.records_max) {
-  cpu_slots_.reserve(options.records_max);
-  if (options.trace != nullptr) trace_.emplace(options.trace, &NameDeviceLane);
+  for (CpuPart& part : cpu_parts_) part.slots.reserve(options.records_max);
+  if (options.trace != nullptr) trace_.emplace(options.trace);
 }
 
 absl::Status DeviceUpdateExecutor::Share(
@@ -234,7 +225,10 @@ absl::Status DeviceUpdateExecutor::Update(const IndexRange& positions,
     records_[slot] = {.is_open = true};
     tasks->ForEachTask(
         slot, [&](const UpdateTask& task) { Take(slot, task, tasks); });
-    if (!CanWaitForOthers()) UpdateCpuPart(tasks);
+    if (!CanWaitForOthers()) {
+      BeginCpuPart(tasks);
+      EndWork(tasks);
+    }
     records_[slot].is_read = true;
     CloseIfDone(slot, tasks);
   }
@@ -274,7 +268,7 @@ void DeviceUpdateExecutor::Take(size_t slot, const UpdateTask& task,
   } else if (IsForCpu(task.view.numel)) {
     return TakeForCpu(slot, task, tasks);
   } else if (residents_ != nullptr && residents_->Find(task.run) == nullptr) {
-    EndGather();
+    EndWork(tasks);
     tile = residents_->Admit(task);
     if (tile != nullptr && is_lost_[tile->device]) tile = nullptr;
   }
@@ -307,48 +301,62 @@ bool DeviceUpdateExecutor::AddToBatch(size_t slot, const UpdateTask& task,
 
 void DeviceUpdateExecutor::TakeForCpu(size_t slot, const UpdateTask& task,
                                       UpdateTasks* tasks) {
-  if (!cpu_part_.HasRoomFor(task)) UpdateCpuPart(tasks);
-  cpu_part_.Add(task);
-  if (!cpu_slots_.empty() && cpu_slots_.back() == slot) return;
-  cpu_slots_.push_back(slot);
+  if (!cpu_parts_[filling_].held.HasRoomFor(task)) BeginCpuPart(tasks);
+  CpuPart& part = cpu_parts_[filling_];
+  part.held.Add(task);
+  if (!part.slots.empty() && part.slots.back() == slot) return;
+  part.slots.push_back(slot);
   ++records_[slot].batches;
 }
 
-void DeviceUpdateExecutor::UpdateCpuPart(UpdateTasks* tasks) {
-  if (cpu_part_.empty()) return;
-  UpdateByCpu(cpu_part_);
-  cpu_part_.Clear();
-  for (const size_t slot : cpu_slots_) {
-    --records_[slot].batches;
-    CloseIfDone(slot, tasks);
-  }
-  cpu_slots_.clear();
+void DeviceUpdateExecutor::BeginCpuPart(UpdateTasks* tasks) {
+  CpuPart& part = cpu_parts_[filling_];
+  if (part.held.empty()) return;
+  EndWork(tasks);
+  updated_ = &part;
+  filling_ = 1 - filling_;
+  const size_t size = part.held.size();
+  options_.pool->Start({0, size, size}, update_, "update");
 }
 
 void DeviceUpdateExecutor::SubmitBatch(Ring* ring, UpdateTasks* tasks) {
   Slot& slot = ring->filling();
   if (slot.batch->size() == 0) return;
   slot.is_submitted = !is_lost_[slot.device];
-  if (slot.is_submitted) BeginGather(&slot);
+  if (slot.is_submitted) BeginGather(&slot, tasks);
   ++ring->under_way;
   if (ring->under_way < ring->batches.size()) return;
   // One batch must be there to be filled. The CPU has better to do than wait.
-  UpdateCpuPart(tasks);
+  BeginCpuPart(tasks);
   FinishOldest(ring, tasks);
 }
 
-void DeviceUpdateExecutor::BeginGather(Slot* slot) {
-  EndGather();
+void DeviceUpdateExecutor::BeginGather(Slot* slot, UpdateTasks* tasks) {
+  EndWork(tasks);
   gathered_ = slot;
   const size_t size = slot->batch->size();
   options_.pool->Start({0, size, size}, gather_, "update");
 }
 
-void DeviceUpdateExecutor::EndGather() {
-  if (gathered_ == nullptr) return;
-  options_.pool->Finish();
-  Slot* const slot = gathered_;
-  gathered_ = nullptr;
+void DeviceUpdateExecutor::EndWork(UpdateTasks* tasks) {
+  if (gathered_ != nullptr) {
+    options_.pool->Finish();
+    Submit(std::exchange(gathered_, nullptr));
+  }
+  if (updated_ != nullptr) {
+    options_.pool->Finish();
+    CpuPart& part = *std::exchange(updated_, nullptr);
+    CountCpu(ElementsOf(part.held));
+    part.held.Clear();
+    for (const size_t slot : part.slots) {
+      --records_[slot].batches;
+      CloseIfDone(slot, tasks);
+    }
+    part.slots.clear();
+  }
+}
+
+void DeviceUpdateExecutor::Submit(Slot* slot) {
   UpdateBatch& batch = *slot->batch;
   batch.SetTimed(trace_.has_value() && trace_->on());
   const absl::Status status = batch.Submit(*kernels_);
@@ -361,7 +369,7 @@ void DeviceUpdateExecutor::EndGather() {
 }
 
 void DeviceUpdateExecutor::FinishOldest(Ring* ring, UpdateTasks* tasks) {
-  EndGather();
+  EndWork(tasks);
   Slot& oldest = ring->batches[ring->oldest];
   UpdateBatch& batch = *oldest.batch;
   bool is_by_device = oldest.is_submitted;
@@ -386,7 +394,7 @@ void DeviceUpdateExecutor::FinishOldest(Ring* ring, UpdateTasks* tasks) {
       },
       "update");
   if (is_by_device) {
-    RecordBatch(oldest);
+    if (trace_.has_value()) trace_->Record(oldest.device, batch);
     CountBatch(oldest.device, batch);
   } else {
     CountCpu(batch.elements());
@@ -398,21 +406,6 @@ void DeviceUpdateExecutor::FinishOldest(Ring* ring, UpdateTasks* tasks) {
   batch.Clear();
 }
 
-void DeviceUpdateExecutor::RecordBatch(const Slot& slot) {
-  if (!trace_.has_value() || !trace_->on()) return;
-  const UpdateBatch& batch = *slot.batch;
-  const std::optional<BatchTimes> times = batch.Times();
-  if (!times.has_value()) return;  // submitted before the trace, as a rule
-  const auto lane = static_cast<uint32_t>(slot.device) * kLanesOfDevice;
-  const uint64_t step = batch.step();
-  trace_->Record({kDeviceLanes[0], lane, times->begin_ns, times->copied_ns,
-                  step, batch.bytes_to_device()});
-  trace_->Record({kDeviceLanes[1], lane + 1, times->copied_ns,
-                  times->computed_ns, step, 0});
-  trace_->Record({kDeviceLanes[2], lane + 2, times->computed_ns, times->end_ns,
-                  step, batch.bytes_to_host()});
-}
-
 void DeviceUpdateExecutor::FinishRecord(size_t slot, UpdateTasks* tasks) {
   while (records_[slot].is_open) {
     for (Ring& ring : rings_) {
@@ -422,10 +415,11 @@ void DeviceUpdateExecutor::FinishRecord(size_t slot, UpdateTasks* tasks) {
       }
     }
     // The CPU's part, while the devices have theirs.
-    UpdateCpuPart(tasks);
+    BeginCpuPart(tasks);
     for (Ring& ring : rings_) {
       if (ring.under_way > 0) FinishOldest(&ring, tasks);
     }
+    EndWork(tasks);
   }
 }
 
@@ -434,19 +428,6 @@ void DeviceUpdateExecutor::CloseIfDone(size_t slot, UpdateTasks* tasks) {
   if (!record.is_open || !record.is_read || record.batches > 0) return;
   record = OpenRecord();
   tasks->Close(slot);
-}
-
-void DeviceUpdateExecutor::UpdateByCpu(const HeldTasks& held) {
-  EndGather();
-  const size_t size = held.size();
-  options_.pool->ParallelFor(
-      {0, size, size},
-      [&](size_t i) {
-        held.UpdateByCpu(i, undo());
-        Observe(held[i].task.step, held[i].task.run);
-      },
-      "update");
-  CountCpu(ElementsOf(held));
 }
 
 // A whole parameter's record tells the observer of each run itself.

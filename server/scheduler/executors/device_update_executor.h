@@ -20,6 +20,7 @@
 #include "server/scheduler/executors/device_batch.h"
 #include "server/scheduler/executors/device_kernels.h"
 #include "server/scheduler/executors/device_load.h"
+#include "server/scheduler/executors/device_trace.h"
 #include "server/scheduler/executors/held_tasks.h"
 #include "server/scheduler/executors/resident_batch.h"
 #include "server/scheduler/executors/resident_records.h"
@@ -192,8 +193,14 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   struct OpenRecord {
     bool is_open = false;
     bool is_read = false;  // all of its tasks were taken
-    // Batches that have tasks of it and are not done; the CPU's part is one.
+    // Batches that have tasks of it and are not done; a part of the CPU's is
+    // one.
     size_t batches = 0;
+  };
+  // Tasks of the CPU, and the slots of their records, each once.
+  struct CpuPart {
+    HeldTasks held;
+    std::vector<size_t> slots;
   };
   // A batch and its device.
   struct Slot {
@@ -239,17 +246,17 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
            UpdateTasks* tasks);
   bool AddToBatch(size_t slot, const UpdateTask& task, ResidentTile* tile,
                   UpdateBatch* batch);
-  // Does the CPU's part of what was taken, and closes the records that are
-  // done.
-  void UpdateCpuPart(UpdateTasks* tasks);
+  // Has the workers begin with the CPU's part of what was taken: it is done,
+  // and records are closed, when EndWork() returns.
+  void BeginCpuPart(UpdateTasks* tasks);
   // Gives the batch that is being filled to its device, if it has tasks: the
-  // workers begin to gather it, and the device has it when EndGather() returns.
+  // workers begin to gather it, and the device has it when EndWork() returns.
   void SubmitBatch(Ring* ring, UpdateTasks* tasks);
-  void BeginGather(Slot* slot);
-  // Called before the pool has other work, and before tiles are added.
-  void EndGather();
-  // Records what the device has done of a batch, and when.
-  void RecordBatch(const Slot& slot);
+  void BeginGather(Slot* slot, UpdateTasks* tasks);
+  void Submit(Slot* slot);
+  // Waits for what the workers have begun. Called before they have other work,
+  // and before tiles are added.
+  void EndWork(UpdateTasks* tasks);
   // Waits for the oldest batch and stores its results.
   void FinishOldest(Ring* ring, UpdateTasks* tasks);
   // Submits and finishes batches until the record is closed.
@@ -257,8 +264,6 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   void CloseIfDone(size_t slot, UpdateTasks* tasks);
   // See RecordLag.
   void MakeCurrent(const SubGroup& sub_group, bool is_written) override;
-  // Does tasks by the CPU's kernels, on all workers.
-  void UpdateByCpu(const HeldTasks& held);
   void Observe(uint64_t step, uint64_t run) const;
   void NoteFailure(size_t device, const absl::Status& failure);
   // Counts what a device has done, and what of it was refused.
@@ -279,7 +284,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   bool CanWaitForOthers() const { return records_.size() > 2 || is_whole_; }
 
   const Options options_;
-  std::optional<observe::TraceSource> trace_;  // with Options::trace
+  std::optional<DeviceTrace> trace_;  // with Options::trace
   CpuUpdateExecutor cpu_;
   const DeviceKernels* kernels_ = nullptr;
   double cpu_fraction_ = 1;
@@ -293,13 +298,21 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   std::vector<bool> is_lost_;                   // by device
   std::vector<DeviceLoad> loads_;               // by device
   std::vector<OpenRecord> records_;             // by slot
-  // The batch that is being gathered; null: none is.
+  // One is filled while the other is updated.
+  CpuPart cpu_parts_[2];
+  size_t filling_ = 0;
+  // What the workers do while tasks are taken: they gather a batch, or update a
+  // part. Null: not that; one of them at most is not.
   Slot* gathered_ = nullptr;
+  CpuPart* updated_ = nullptr;
   const std::function<void(size_t)> gather_ = [this](size_t i) {
     gathered_->batch->Gather(i, undo());
   };
-  HeldTasks cpu_part_;
-  std::vector<size_t> cpu_slots_;  // of cpu_part_'s tasks, each once
+  const std::function<void(size_t)> update_ = [this](size_t i) {
+    updated_->held.UpdateByCpu(i, undo());
+    const UpdateTask& task = updated_->held[i].task;
+    Observe(task.step, task.run);
+  };
   // Elements of tasks so far, of all and of those that were the CPU's.
   uint64_t elements_ = 0;
   uint64_t cpu_elements_ = 0;

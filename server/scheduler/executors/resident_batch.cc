@@ -135,7 +135,8 @@ bool ResidentBatch::Add(size_t slot, const UpdateTask& task,
                     .entry = nullptr,
                     .there = there,
                     .digest = digests_,
-                    .log_digest = 0});
+                    .log_digest = 0,
+                    .is_direct = false});
   if (!there.is_null()) {
     ++digests_;
     bytes_there_ += gradient_bytes;
@@ -317,24 +318,54 @@ absl::Status ResidentBatch::CopyRecords() {
 // A parameter that is its own master is where the record is. Neighbours are
 // copied together.
 absl::Status ResidentBatch::CopyParametersBack() {
+  ChooseDirect();
   for (size_t i = 0; i < tiles_.size();) {
-    const accelerator::DeviceAddress from = NewParameter(tiles_[i]);
-    std::byte* const to = HostPlace(tiles_[i]);
+    const size_t end = EndOfNeighbours(i);
     uint64_t bytes = 0;
-    do {
-      const kernels::TileView& host = tiles_[i].tile->host;
-      bytes += host.numel * SizeInBytes(tiles_[i].tile->key.parameter);
-      ++i;
-    } while (i < tiles_.size() && NewParameter(tiles_[i]) == from + bytes &&
-             HostPlace(tiles_[i]) == to + bytes);
-    OPTSTATE_RETURN_IF_ERROR(memory_->stream()->CopyToHost(to, from, bytes));
+    for (size_t k = i; k < end; ++k) bytes += HostParameterBytes(tiles_[k]);
+    OPTSTATE_RETURN_IF_ERROR(memory_->stream()->CopyToHost(
+        HostPlace(tiles_[i]), NewParameter(tiles_[i]), bytes));
+    i = end;
   }
   return absl::OkStatus();
 }
 
+void ResidentBatch::ChooseDirect() {
+  for (Tile& tile : tiles_) tile.is_direct = tile.tile->can_be_direct;
+  for (size_t i = 0; i < tiles_.size();) {
+    const size_t end = EndOfNeighbours(i);
+    uint64_t bytes = 0;
+    for (size_t k = i; k < end; ++k) bytes += HostParameterBytes(tiles_[k]);
+    if (bytes < records_.direct_bytes_min()) {
+      for (size_t k = i; k < end; ++k) tiles_[k].is_direct = false;
+    }
+    i = end;
+  }
+}
+
+size_t ResidentBatch::EndOfNeighbours(size_t begin) const {
+  size_t end = begin + 1;
+  while (end < tiles_.size()) {
+    const Tile& last = tiles_[end - 1];
+    const Tile& next = tiles_[end];
+    const uint64_t bytes = HostParameterBytes(last);
+    if (last.is_direct != next.is_direct ||
+        !(NewParameter(next) == NewParameter(last) + bytes) ||
+        HostPlace(next) != HostPlace(last) + bytes) {
+      break;
+    }
+    ++end;
+  }
+  return end;
+}
+
 std::byte* ResidentBatch::HostPlace(const Tile& tile) const {
-  if (tile.tile->is_direct) return static_cast<std::byte*>(tile.parameter);
+  if (tile.is_direct) return static_cast<std::byte*>(tile.parameter);
   return HostAt(tile.parameter_at);
+}
+
+uint64_t ResidentBatch::HostParameterBytes(const Tile& tile) {
+  return tile.tile->host.numel * SizeInBytes(tile.tile->key.parameter);
 }
 
 accelerator::DeviceAddress ResidentBatch::NewParameter(const Tile& tile) const {
@@ -343,8 +374,7 @@ accelerator::DeviceAddress ResidentBatch::NewParameter(const Tile& tile) const {
 }
 
 uint64_t ResidentBatch::ParameterBytes(const Tile& tile) {
-  return BatchMemory::Aligned(tile.tile->host.numel *
-                              SizeInBytes(tile.tile->key.parameter));
+  return BatchMemory::Aligned(HostParameterBytes(tile));
 }
 
 // Nothing reads what is copied here but ranks: see SharedParameters.
@@ -392,9 +422,9 @@ void ResidentBatch::WriteBack(size_t i, WorkerUndo* undo) {
     refused_elements_.fetch_add(place.host.numel, std::memory_order_relaxed);
     return UpdateByCpu(i, undo);
   }
-  if (!place.is_direct) {
+  if (!tile.is_direct) {
     std::memcpy(tile.parameter, HostAt(tile.parameter_at),
-                place.host.numel * SizeInBytes(place.key.parameter));
+                HostParameterBytes(tile));
   }
   place.device_step = step_;
   records_.NoteShared(place, step_);

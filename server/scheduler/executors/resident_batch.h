@@ -100,6 +100,8 @@ class ResidentBatch final : public UpdateBatch {
     accelerator::DeviceAddress there;
     uint32_t digest;      // its place among those of the batch
     uint64_t log_digest;  // of the log's gradient, once it is gathered
+    // The device copies the parameter to its place in host memory.
+    bool is_direct;
   };
   static constexpr uint64_t kIsThere = ~uint64_t{0};
 
@@ -127,8 +129,13 @@ class ResidentBatch final : public UpdateBatch {
   // Returns where the device has the new parameter of a tile, and its bytes.
   accelerator::DeviceAddress NewParameter(const Tile& tile) const;
   static uint64_t ParameterBytes(const Tile& tile);
-  // Returns where the host gets it.
+  // Returns where the host gets it, and without the room behind it.
   std::byte* HostPlace(const Tile& tile) const;
+  static uint64_t HostParameterBytes(const Tile& tile);
+  // Decides which parameters the device copies to their places itself.
+  void ChooseDirect();
+  // Returns the end of the tiles from `begin` on that are copied back together.
+  size_t EndOfNeighbours(size_t begin) const;
 
   ResidentRecords& records_;
   const SharedGradients& gradients_;

@@ -113,8 +113,8 @@ ResidentRecords::Place* ResidentRecords::PlaceWithRoom(uint64_t flat_begin,
   return &*least;
 }
 
-bool ResidentRecords::IsDirect(const Place& place, const void* parameter,
-                               uint64_t bytes) const {
+bool ResidentRecords::CanBeDirect(const Place& place, const void* parameter,
+                                  uint64_t bytes) const {
   // In numbers: pointers into different arrays have no order.
   const auto begin = reinterpret_cast<uintptr_t>(host_.parameters.data());
   const auto at = reinterpret_cast<uintptr_t>(parameter);
@@ -144,8 +144,9 @@ ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
   tile.host = task.view;
   tile.host.gradients = {};
   tile.log_bytes = log_bytes;
-  tile.is_direct = IsDirect(*place, task.view.parameter,
-                            task.view.numel * SizeInBytes(key.parameter));
+  tile.can_be_direct =
+      CanBeDirect(*place, task.view.parameter,
+                  task.view.numel * SizeInBytes(key.parameter));
   TakePlace(place, &tile);
   SharePlace(&tile);
   if (by_run_.size() <= task.run) by_run_.resize(task.run + 1, 0);

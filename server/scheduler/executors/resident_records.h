@@ -42,8 +42,8 @@ struct ResidentTile {
   // resident.
   uint64_t device_step = 0;
   bool is_resident = false;
-  // The device copies the new parameter to its place in host memory itself.
-  bool is_direct = false;
+  // The device can copy the new parameter to its place in host memory itself.
+  bool can_be_direct = false;
   // Where ranks get its parameter on the device.
   uint64_t shared_at = SharedParameters::kNoPlace;
 
@@ -66,11 +66,16 @@ struct ResidentTile {
 class ResidentRecords {
  public:
   // What the records have in host memory. All of it outlives the records.
+  static constexpr uint64_t kDirectBytesMin = uint64_t{128} << 10;
   struct Host {
     // Memory with parameters of the job, to which devices are to copy; those
     // that lie elsewhere, or that a device does not register, are copied by
     // workers.
     absl::Span<std::byte> parameters;
+    // Neighbours of fewer bytes go through a buffer, from which workers copy
+    // them: each copy costs the device and the host as much time as some of
+    // these take. With 16-bit parameters a tile has 8 KiB.
+    uint64_t direct_bytes_min = kDirectBytesMin;
     // The log's file, which has GradientLog::BytesNeeded(room).
     absl::Span<std::byte> log;
     GradientLog::Room room;
@@ -147,6 +152,7 @@ class ResidentRecords {
   uint64_t elements(size_t device) const { return places_[device].elements; }
   uint64_t bytes(size_t device) const { return places_[device].used(); }
   uint64_t log_bytes() const { return host_.log.size(); }
+  uint64_t direct_bytes_min() const { return host_.direct_bytes_min; }
 
  private:
   struct Place {
@@ -168,8 +174,8 @@ class ResidentRecords {
   void CatchUp(ResidentTile* tile, WorkerUndo* undo);
   void MarkSettled(ResidentTile* tile);
   // Returns whether the device of the place copies to these bytes itself.
-  bool IsDirect(const Place& place, const void* parameter,
-                uint64_t bytes) const;
+  bool CanBeDirect(const Place& place, const void* parameter,
+                   uint64_t bytes) const;
   // Says whether the record in host memory is to be up to date before a step.
   // Tiles take turns, so that each step has a part of them.
   static bool IsDue(const ResidentTile& tile, uint64_t step) {

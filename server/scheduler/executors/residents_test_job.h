@@ -158,7 +158,8 @@ class Job final : public UpdateTasks {
     size_t devices = 1;
     size_t records_max = kSlots;
     uint64_t batch_bytes = 256 << 10;  // without its tables
-    bool is_direct = true;  // devices copy to parameters themselves
+    // Devices copy parameters to their places themselves.
+    uint64_t direct_bytes_min = 1;
   };
 
   Job(const Param& param, const Setup& setup, uint64_t seed)
@@ -204,8 +205,7 @@ class Job final : public UpdateTasks {
         param_.is_cuda ? CudaKernels() : EmulatedKernels(),
         {device_bytes,
          setup_.batch_bytes,
-         {setup_.is_direct ? BytesOf(&lines_) : absl::Span<std::byte>(), log(),
-          room},
+         {BytesOf(&lines_), setup_.direct_bytes_min, log(), room},
          kTurn});
     for (const auto& reader : readers_) {
       EXPECT_TRUE(reader == nullptr || reader->is_over());

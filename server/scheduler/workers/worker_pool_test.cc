@@ -211,6 +211,32 @@ TEST(WorkerPoolTest, ThreadsAreWhereTheirSeatsAre) {
   EXPECT_EQ(seen[1], placement.seats[1].cpus);
 }
 
+// The others do their own indices, and those of the caller, which comes back
+// when all are done.
+TEST(WorkerPoolTest, ThreadsWorkWhileTheCallerDoesSomethingElse) {
+  for (const bool spin : {false, true}) {
+    WorkerPool pool(4, spin);
+    for (int i = 0; i < 20; ++i) {
+      std::atomic<size_t> calls{0};
+      std::atomic<bool> is_callers{false};
+      const auto body = [&](size_t) {
+        if (WorkerPool::CurrentParticipant() == 0) is_callers = true;
+        ++calls;
+      };
+      pool.Start({0, 100, 100}, body);
+      while (calls < 100) std::this_thread::yield();
+      pool.Finish();
+      EXPECT_EQ(calls, 100u);
+      EXPECT_FALSE(is_callers);
+      // One index alone waits for the caller.
+      pool.Start({7, 8, 100}, body);
+      pool.Finish();
+      EXPECT_EQ(calls, 101u);
+      EXPECT_TRUE(is_callers);
+    }
+  }
+}
+
 // A core may have been taken from the cpuset meanwhile.
 TEST(WorkerPoolTest, ASeatThatIsNotThereIsNoHindrance) {
   WorkerPlacement placement;

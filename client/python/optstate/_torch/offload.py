@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from optstate import _optctl, errors
 from optstate._storage import storage
 from optstate._torch.fraction_search import FractionSearch
-from optstate._torch.optimizer_info import WHOLE_PARAMETER_OPTIMIZERS
 from optstate.session import StepOutcome
 
 if TYPE_CHECKING:
@@ -24,13 +23,6 @@ def set_fraction(attachment: Attachment, fraction: float) -> None:
     """
     storage(None, None, None, None, fraction)  # raises ValueError
     attachment.session.refuse_fork()
-    name = attachment.info.name
-    if fraction < 1 and name in WHOLE_PARAMETER_OPTIMIZERS:
-        raise errors.UnimplementedError(
-            f'job "{attachment.job}": offload_fraction={fraction!r} would have devices update a'
-            f" part of the elements, and {name} needs whole parameters, which the CPU alone"
-            " updates: leave the fraction at 1"
-        )
     value = f"offload_fraction={float(fraction)!r}"
     _optctl.change(attachment.session.endpoint, "set", "job", attachment.job, value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 
 import torch
 
@@ -19,15 +20,15 @@ _PORTABLE, _READ_ONLY = 0x01, 0x08
 class CudaStream:
     """One side stream of a device; see interface.Stream."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
+    def __init__(self, index: int) -> None:
+        self._index = index  # torch takes longer to find it in a torch.device
+        self._stream = torch.cuda.Stream(index)
 
     def follow(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._stream.wait_stream(torch.cuda.current_stream(self._index))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        with torch.cuda.stream(self._stream):
+        with self._current():
             target.copy_(source, non_blocking=True)
         # torch's allocator would otherwise give freed memory to the current stream at once. Where
         # both are on the device the source was imported: not every allocator of torch takes memory
@@ -42,7 +43,21 @@ class CudaStream:
         return event
 
     def lead(self, event: torch.cuda.Event) -> None:
-        torch.cuda.current_stream(self._device).wait_event(event)
+        torch.cuda.current_stream(self._index).wait_event(event)
+
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[None]:
+        """As torch.cuda.stream(), which takes longer than a copy: it looks for devices."""
+        if torch.cuda.current_device() != self._index:
+            with torch.cuda.stream(self._stream):
+                yield
+            return
+        before = torch.cuda.current_stream(self._index)
+        torch.cuda.set_stream(self._stream)
+        try:
+            yield
+        finally:
+            torch.cuda.set_stream(before)
 
 
 class CudaBackend:
@@ -57,7 +72,7 @@ class CudaBackend:
         with self._lock:
             key = (index, direction)
             if key not in self._streams:
-                self._streams[key] = CudaStream(torch.device("cuda", index))
+                self._streams[key] = CudaStream(index)
             return self._streams[key]
 
     def register(self, address: int, size: int, *, read_only: bool) -> None:
