@@ -16,7 +16,7 @@ import os
 import random
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import pytest
@@ -134,6 +134,10 @@ class EmulatedStream:
             self._backend.copies["for_daemon"] += 1
         if self._name == "to_device" and self._backend.is_imported(address, size):
             self._backend.copies["on_device"] += 1
+
+    def copy_all(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        for target, source in zip(targets, sources):
+            self.copy(target, source)
 
     def record(self) -> EmulatedEvent:
         event = EmulatedEvent(self, self._backend.random.randrange(3))

@@ -144,6 +144,23 @@ def test_memory_that_was_imported_is_not_shown_to_torchs_allocator(model):
     assert recorded == ["parameter", "parameter"]
 
 
+def test_copies_on_the_device_are_started_together(model, monkeypatch):
+    def copy_all(targets, sources, non_blocking):
+        for target, source in zip(targets, sources):
+            target.copy_(source, non_blocking)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", copy_all)
+    stream = CudaBackend().stream(torch.device("cuda", 0), "to_device")
+    targets = [Tensor(model, f"parameter {i}", True) for i in range(2)]
+    stream.copy_all(targets, [Tensor(model, f"imported {i}", True) for i in range(2)])
+    copies = [call for call in model.calls if call[0] == "copy"]
+    assert copies == [
+        ("copy", f"parameter {i}", f"imported {i}", True, "stream 1") for i in range(2)
+    ]
+    recorded = [name for call, name, *_ in model.calls if call == "record_stream"]
+    assert recorded == ["parameter 0", "parameter 1"]
+
+
 def test_a_device_has_one_stream_for_each_direction(model):
     backend = CudaBackend()
     pairs = [(torch.device("cuda", i), way) for i in (0, 1) for way in ("to_host", "to_device")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -35,6 +35,12 @@ class CudaStream:
         # that is none of its own (cudaMallocAsync).
         own = target if target.is_cuda else source
         own.record_stream(self._stream)
+
+    def copy_all(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        with self._current():
+            torch._foreach_copy_(targets, sources, non_blocking=True)  # few launches
+        for each in targets:
+            each.record_stream(self._stream)
 
     def record(self) -> torch.cuda.Event:
         # Blocking: a waiting thread sleeps and leaves its core to the daemon.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -39,6 +40,10 @@ class Stream(Protocol):
         """Starts a copy and does not wait for it. The device's tensor keeps its memory until the
         copy is done, whatever becomes of the tensor; host memory, and memory that was imported,
         is the caller's business."""
+
+    def copy_all(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """Does what copy() does, for each pair of tensors that are all on the device: sooner than
+        one after the other."""
 
     def record(self) -> Event:
         """Returns the point after all copies that were started."""

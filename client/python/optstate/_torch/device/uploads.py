@@ -54,15 +54,20 @@ class _Lane:
                 self.start(target, source)
             return
         offsets = self.there.whole([index for index, _, _ in wanted])
+        whole: list[tuple[torch.Tensor, torch.Tensor]] = []
         for (index, target, source), offset in zip(wanted, offsets):
             if not target.is_contiguous():
                 self.start(target, source)
                 continue
             target, source = target.view(-1), source.reshape(-1)
             if offset != NOWHERE:
-                self._start_there(target, source, DeviceRange(0, target.numel(), offset))
+                place = DeviceRange(0, target.numel(), offset)
+                whole.append((target, self.there.values(place, source.dtype)))
             else:
                 self._start_parts(index, target, source)
+        if whole:
+            self._open()
+            self.stream.copy_all(*zip(*whole))
 
     def _start_parts(self, index: int, target: torch.Tensor, source: torch.Tensor) -> None:
         done = 0
