@@ -51,8 +51,8 @@ class Value:
         if self.goal is not None:
             word = "met" if self.ratio >= self.goal else "MISSED"
             goal = f" (goal {self.goal}: {word})"
-        numbers = ", ".join(f"{key} {value:.4g}" for key, value in self.numbers.items())
-        return f"{self.name}: ratio {self.ratio:.3f}{goal}, {numbers}"
+        numbers = "".join(f", {key} {value:.4g}" for key, value in self.numbers.items())
+        return f"{self.name}: ratio {self.ratio:.3f}{goal}{numbers}"
 
 
 @dataclasses.dataclass
@@ -366,6 +366,9 @@ def read_pytest(part: Part, status: int | None, text: str, result: Result) -> No
         return
     for case in xml.etree.ElementTree.parse(part.report).iter("testcase"):
         kinds = {child.tag for child in case}
+        for measured in case.iter("property"):
+            name, ratio = measured.get("name", ""), float(measured.get("value", "nan"))
+            result.values.append(Value(name, ratio, {}))
         if kinds & {"failure", "error"}:
             result.failed += 1
             result.note = f"first failure: {case.get('name')}" if not result.note else result.note

@@ -223,6 +223,11 @@ OURS: dict[str, dict[str, object]] = {
     "offload:0.0": {"offload_fraction": 0.0},
     "offload:0.5/resident": {"offload_fraction": 0.5, "device_budget": "16GiB"},
     "offload:0.0/resident": {"offload_fraction": 0.0, "device_budget": "16GiB"},
+    "offload:0.0/resident/shared": {
+        "offload_fraction": 0.0,
+        "device_budget": "16GiB",
+        "share_device_memory": True,
+    },
 }
 
 

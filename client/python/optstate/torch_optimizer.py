@@ -166,6 +166,9 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, HandingOver, torch.opti
             device_budget=8GiB`` changes it while training runs, and 0 there turns it off. For
             records in host memory (placement="host") without a durability, not with
             speculative=True.
+        share_device_memory: tensors on a device where such records stay get their parameters
+            from memory there, and their gradients are there for the daemon. It spares the host's
+            memory, not time: measure both. Needs shared memory and offload_fraction=0.
         group: a group of the daemon's machine, by name or number, whose members may do with
             a new job what its owner may, but for changing who may use it. The owner is in it.
             None: the owner alone. A job that is there keeps who may use it, and the script is
@@ -255,6 +258,7 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, HandingOver, torch.opti
         sub_group_size: int | None = None,
         offload_fraction: float | str | None = None,
         device_budget: int | str | None = None,
+        share_device_memory: bool = False,
         speculative: bool = False,
         across_nodes: str | None = None,
         group: str | int | None = None,
@@ -293,6 +297,7 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, HandingOver, torch.opti
             in_norm_group=norm_group is not None,
             access=access(group, private, readers),
             tunes_offload=offload_fraction == "auto",
+            shares_device_memory=share_device_memory,
         )
         refuse_sharding_optimizer()
         if isinstance(params, torch.nn.Module):

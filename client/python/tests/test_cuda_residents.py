@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="torch finds no GPU, so nothing of this has run here"
 )
 
-KEPT = {"offload_fraction": 0.0, "device_budget": "1GiB"}
+KEPT = {"offload_fraction": 0.0, "device_budget": "1GiB", "share_device_memory": True}
 # Every optimizer whose updates need whole parameters.
 WHOLE = ["LAMB", "Adafactor"] + ["Muon"] * hasattr(optstate, "Muon")
 

@@ -44,8 +44,13 @@ def kept(model, daemon, job, **options):
         lr=0.01,
         job=job,
         model=model,
-        endpoint=daemon.shm,
-        **{"offload_fraction": 0.0, "device_budget": "256MiB", **options},
+        **{
+            "endpoint": daemon.shm,
+            "offload_fraction": 0.0,
+            "device_budget": "256MiB",
+            "share_device_memory": True,
+            **options,
+        },
     )
 
 
@@ -113,6 +118,25 @@ def test_records_that_stay_from_some_step_on(seed, device_daemon, job, monkeypat
         assert device.imports == 1 and device.copies["on_device"] > 0
         optimizer.close()
         assert same(model, expected)
+
+
+def test_what_was_asked_for_in_vain_is_said(seed, device_daemon, job, caplog):
+    with pytest.warns(UserWarning, match="share_device_memory=True has no meaning"):
+        kept(model_of(), device_daemon, f"{job}-host").close()
+    with emulated(seed) as device:
+        device.name = DEVICE
+        for name, options, why in (
+            ("fraction", {"offload_fraction": 0.25}, "the CPU updates 0.25 of the elements"),
+            ("budget", {"device_budget": None}, "it has no device_budget"),
+            ("wire", {"endpoint": device_daemon.grpc_unix}, "over grpc parameters are copied"),
+        ):
+            model = model_of()
+            options = {"endpoint": device_daemon.shm, **options}
+            optimizer = kept(model, device_daemon, f"{job}-{name}", **options)
+            train(model, optimizer, range(2))
+            optimizer.close()
+            said = [each.message for each in caplog.records if why in each.message]
+            assert len(said) == 1 and "host memory" in said[0], caplog.text
 
 
 @pytest.mark.parametrize("why", ["it refuses", "another device"])

@@ -51,6 +51,8 @@ class Settings:
     norm_duplicates: frozenset[int] = frozenset()
     access: Access | None = None
     tunes_offload: bool = False  # finds the fastest offload_fraction by measurement
+    # Parameters and gradients pass between this process's devices and the daemon's on them.
+    shares_device_memory: bool = False
 
     def __post_init__(self) -> None:
         if self.across_nodes not in (None, "replicated", "sharded"):

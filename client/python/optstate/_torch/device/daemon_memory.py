@@ -32,7 +32,9 @@ class DaemonMemory:
     Threads: one at a time.
     """
 
-    def __init__(self, session: Session, backend: Backend, device: torch.device) -> None:
+    def __init__(
+        self, session: Session, backend: Backend, device: torch.device, is_wanted: bool
+    ) -> None:
         self._session = session
         self._backend = backend
         self._device = device
@@ -40,7 +42,8 @@ class DaemonMemory:
         self._memory: ImportedMemory | None = None
         self._looks = 0
         self._may_come = False
-        self._open()
+        if is_wanted:
+            self._open()
 
     def _open(self) -> None:
         name = self._backend.name_for_daemon(self._device)
@@ -60,7 +63,10 @@ class DaemonMemory:
             # whom that matters: the step is applied, and its parameters are in host memory; or it
             # is of an earlier build, or elsewhere.
             self._may_come = not isinstance(error, errors.UnimplementedError)
-            logging.getLogger("optstate").debug("%s has no parameters: %s", self._device, error)
+            if isinstance(error, errors.UnavailableError):
+                logging.getLogger("optstate").debug("%s has no parameters: %s", self._device, error)
+            else:
+                _say(self._device, str(error))
         except _REFUSALS as error:
             self.close()
             _say(self._device, str(error))

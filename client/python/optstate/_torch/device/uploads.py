@@ -28,9 +28,10 @@ class _Lane:
         backend: Backend,
         device: torch.device,
         memory: HostMemory,
+        shares_device_memory: bool,
     ) -> None:
         self.stream: Stream = backend.stream(device, "to_device")
-        self._make_there = lambda: DaemonMemory(session, backend, device)
+        self._make_there = lambda: DaemonMemory(session, backend, device, shares_device_memory)
         self.there = self._make_there()
         self._ring = None if memory.is_registered else StagingRing(backend)
         self._used: collections.deque[tuple[Event, torch.Tensor]] = collections.deque()
@@ -148,10 +149,17 @@ class Uploads:
     push, a commit or the end of a load. Threads: one at a time.
     """
 
-    def __init__(self, session: Session, places: Callable[[], Iterable[tuple[int, int]]]) -> None:
-        """places: (address, size) of all parameters."""
+    def __init__(
+        self,
+        session: Session,
+        places: Callable[[], Iterable[tuple[int, int]]],
+        shares_device_memory: bool,
+    ) -> None:
+        """places: (address, size) of all parameters. shares_device_memory: copies are from the
+        daemon's memory on the device, where it has some."""
         self._session = session
         self._places = places
+        self._shares_device_memory = shares_device_memory
         self._memory = HostMemory("parameters", read_only=True)
         self._lanes: dict[torch.device, _Lane] = {}
         self._connections = 0
@@ -183,7 +191,9 @@ class Uploads:
             assert backend is not None
             if not self._memory.is_held:
                 self._memory.hold(backend, self._places())
-            lane = self._lanes[device] = _Lane(self._session, backend, device, self._memory)
+            lane = self._lanes[device] = _Lane(
+                self._session, backend, device, self._memory, self._shares_device_memory
+            )
         return lane
 
     def _lanes_of(self, targets: Sequence[torch.Tensor]) -> list[_Lane]:

@@ -88,13 +88,16 @@ class IndirectCopies:
         parameters: Sequence[torch.Tensor],
         daemon_values: Callable[[int], torch.Tensor],
         is_alone: bool,
+        shares_device_memory: bool,
     ) -> None:
         """daemon_values: returns a parameter as the job has it, in the session's memory.
-        is_alone: no other rank has gradients of these parameters."""
+        is_alone: no other rank has gradients of these parameters. shares_device_memory: see
+        Uploads."""
         self._session = session
         self._parameters = parameters
         self._daemon_values = daemon_values
         self._is_alone = is_alone
+        self._shares_device_memory = shares_device_memory
         # Parameters on devices that have had the daemon's values.
         self._had: set[int] = set()
         self._uploads: Uploads | None = None
@@ -201,7 +204,7 @@ class IndirectCopies:
 
     def _made_uploads(self) -> Uploads:
         if self._uploads is None:
-            self._uploads = Uploads(self._session, self._places)
+            self._uploads = Uploads(self._session, self._places, self._shares_device_memory)
         return self._uploads
 
     def settle(self) -> None:
