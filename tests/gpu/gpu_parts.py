@@ -367,8 +367,9 @@ def read_pytest(part: Part, status: int | None, text: str, result: Result) -> No
     for case in xml.etree.ElementTree.parse(part.report).iter("testcase"):
         kinds = {child.tag for child in case}
         for measured in case.iter("property"):
-            name, ratio = measured.get("name", ""), float(measured.get("value", "nan"))
-            result.values.append(Value(name, ratio, {}))
+            name = measured.get("name", "")
+            if name.endswith("_over_without"):
+                result.values.append(Value(name, float(measured.get("value", "nan")), {}))
         if kinds & {"failure", "error"}:
             result.failed += 1
             result.note = f"first failure: {case.get('name')}" if not result.note else result.note

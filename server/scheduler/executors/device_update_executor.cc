@@ -225,10 +225,9 @@ absl::Status DeviceUpdateExecutor::Update(const IndexRange& positions,
     records_[slot] = {.is_open = true};
     tasks->ForEachTask(
         slot, [&](const UpdateTask& task) { Take(slot, task, tasks); });
-    if (!CanWaitForOthers()) {
-      BeginCpuPart(tasks);
-      EndWork(tasks);
-    }
+    if (!CanWaitForOthers()) BeginCpuPart(tasks);
+    // A device works while the next record is read from disk.
+    if (IsOnDisk()) EndWork(tasks);
     records_[slot].is_read = true;
     CloseIfDone(slot, tasks);
   }
@@ -267,7 +266,8 @@ void DeviceUpdateExecutor::Take(size_t slot, const UpdateTask& task,
     elements_ += task.view.numel;
   } else if (IsForCpu(task.view.numel)) {
     return TakeForCpu(slot, task, tasks);
-  } else if (residents_ != nullptr && residents_->Find(task.run) == nullptr) {
+  } else if (residents_ != nullptr && residents_->Find(task.run) == nullptr &&
+             residents_->HasRoomFor(task)) {
     EndWork(tasks);
     tile = residents_->Admit(task);
     if (tile != nullptr && is_lost_[tile->device]) tile = nullptr;
@@ -376,7 +376,12 @@ void DeviceUpdateExecutor::FinishOldest(Ring* ring, UpdateTasks* tasks) {
   if (is_by_device) {
     const absl::Status status = batch.Wait();
     is_by_device = status.ok();
-    if (!status.ok()) NoteFailure(oldest.device, status);
+    if (!status.ok()) {
+      NoteFailure(oldest.device, status);
+      // Copies of the batch may still be under way.
+      const absl::Status drained = batch.Drain();
+      if (!drained.ok()) NoteFailure(oldest.device, drained);
+    }
     loads_[oldest.device].End(
         NowNs(), is_by_device ? batch.elements() : 0,
         is_by_device ? batch.bytes_to_device() + batch.bytes_to_host() : 0);

@@ -277,11 +277,11 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     return options_.undo.data() + WorkerPool::CurrentParticipant();
   }
   bool is_shared() const { return !rings_.empty(); }
+  bool IsOnDisk() const { return records_.size() == 2; }
   // Says whether the CPU's part may be of several records: a few tasks are not
-  // worth the workers' wake-up. On disk a record that waits keeps another one
-  // from being read, as there is room for two. A record in memory may have one
-  // whole parameter, which is one worker's work.
-  bool CanWaitForOthers() const { return records_.size() > 2 || is_whole_; }
+  // worth the workers' wake-up, nor is one whole parameter, all that a record
+  // may have. On disk a record that waits keeps another one from being read.
+  bool CanWaitForOthers() const { return !IsOnDisk() || is_whole_; }
 
   const Options options_;
   std::optional<DeviceTrace> trace_;  // with Options::trace
@@ -291,10 +291,10 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   OptimizerKind optimizer_ = OptimizerKind::kAdamW;
   bool is_whole_ = false;  // tasks are of whole parameters
   SharedGradients gradients_;
+  std::unique_ptr<ResidentRecords> residents_;  // null: none stay
   // The first one has records of the host, the others, one for each device,
   // those that stay there. Empty: the CPU does all.
   std::vector<Ring> rings_;
-  std::unique_ptr<ResidentRecords> residents_;  // null: none stay
   std::vector<bool> is_lost_;                   // by device
   std::vector<DeviceLoad> loads_;               // by device
   std::vector<OpenRecord> records_;             // by slot

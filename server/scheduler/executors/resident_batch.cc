@@ -435,7 +435,7 @@ void ResidentBatch::WriteBack(size_t i, WorkerUndo* undo) {
 void ResidentBatch::UpdateByCpu(size_t i, WorkerUndo* undo) {
   const Tile& tile = tiles_[i];
   ResidentTile& place = *tile.tile;
-  records_.SettleAnew(&place, undo);
+  records_.Settle(&place, undo);
   UpdateTask task;
   task.run = place.run;
   task.step = step_;

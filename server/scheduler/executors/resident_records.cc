@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 
 #include "kernels/scalar/element_update.h"
 #include "proto/types/dtype.h"
@@ -123,6 +122,14 @@ bool ResidentRecords::CanBeDirect(const Place& place, const void* parameter,
          at - begin <= size && bytes <= size - (at - begin);
 }
 
+bool ResidentRecords::HasRoomFor(const UpdateTask& task) const {
+  if (!CanStay(task)) return false;
+  const uint64_t bytes = RecordBytes(*task.key, task.view);
+  return std::any_of(places_.begin(), places_.end(), [&](const Place& place) {
+    return bytes <= device_bytes_ - place.used();
+  });
+}
+
 ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
   if (!CanStay(task)) return nullptr;
   const kernels::UpdateKernelKey& key = *task.key;
@@ -145,6 +152,7 @@ ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
   tile.host.gradients = {};
   tile.log_bytes = log_bytes;
   tile.can_be_direct =
+      key.master != MasterFormat::kParameter &&
       CanBeDirect(*place, task.view.parameter,
                   task.view.numel * SizeInBytes(key.parameter));
   TakePlace(place, &tile);
@@ -252,21 +260,6 @@ bool ResidentRecords::CatchUpSome(WorkerPool* pool,
 void ResidentRecords::Settle(ResidentTile* tile, WorkerUndo* undo) {
   if (!tile->is_resident) return;
   CatchUp(tile, undo);
-  MarkSettled(tile);
-}
-
-void ResidentRecords::SettleAnew(ResidentTile* tile, WorkerUndo* undo) {
-  if (!tile->is_resident) return;
-  CatchUp(tile, undo);
-  // While the log counts, whoever comes next does this as well.
-  if (const std::byte* const master = log_.own_master(tile->number);
-      master != nullptr) {
-    std::memcpy(tile->host.parameter, master, tile->log_bytes.own_master);
-  }
-  MarkSettled(tile);
-}
-
-void ResidentRecords::MarkSettled(ResidentTile* tile) {
   // Whoever settled it may change the parameter in host memory.
   MarkStale(*tile);
   log_.MarkSettled(tile->number);

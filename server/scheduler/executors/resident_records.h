@@ -70,7 +70,8 @@ class ResidentRecords {
   struct Host {
     // Memory with parameters of the job, to which devices are to copy; those
     // that lie elsewhere, or that a device does not register, are copied by
-    // workers.
+    // workers. So are those that are their own masters: whoever updates one in
+    // a device's place reads it, whatever a copy that comes late would write.
     absl::Span<std::byte> parameters;
     // Neighbours of fewer bytes go through a buffer, from which workers copy
     // them: each copy costs the device and the host as much time as some of
@@ -99,6 +100,8 @@ class ResidentRecords {
 
   // Returns the tile of the run; null: it has no place.
   ResidentTile* Find(uint64_t run);
+  // Returns whether a device has room for the task's record.
+  bool HasRoomFor(const UpdateTask& task) const;
   // Gives the task's run a place; null: it cannot stay, or there is no room.
   ResidentTile* Admit(const UpdateTask& task);
 
@@ -119,9 +122,6 @@ class ResidentRecords {
   // Brings the record in host memory up to date; from then on it is the only
   // one.
   void Settle(ResidentTile* tile, WorkerUndo* undo);
-  // Does the same behind an update that was given to the device and does not
-  // count: the parameter in host memory may have anything.
-  void SettleAnew(ResidentTile* tile, WorkerUndo* undo);
   void SettleAll(WorkerPool* pool, absl::FunctionRef<WorkerUndo*()> undo);
   // Forgets all tiles, which are settled, in the log too.
   void Forget();
@@ -172,8 +172,7 @@ class ResidentRecords {
   ResidentRecords() = default;
   absl::Status Register(Place* place);
   void CatchUp(ResidentTile* tile, WorkerUndo* undo);
-  void MarkSettled(ResidentTile* tile);
-  // Returns whether the device of the place copies to these bytes itself.
+  // Returns whether the device of the place can copy to these bytes itself.
   bool CanBeDirect(const Place& place, const void* parameter,
                    uint64_t bytes) const;
   // Says whether the record in host memory is to be up to date before a step.
