@@ -116,6 +116,23 @@ def test_another_script_between_two_tries(stop, nodes, daemon, job):
     assert moves.jobs(nodes) == [[job], []]
 
 
+def test_another_script_while_all_of_a_job_is_in_parcels(nodes, daemon, job):
+    """On its way to several nodes. No new job is made in its place."""
+    expected = moves.unmoved(daemon, job)
+    back = moves.endpoints(nodes)[::-1]
+    moves.run(moves.endpoints(nodes), 1, job, until=3)
+    moves.kill_while_moving(back, 1, job, moves.Stop("delete_left", 1))
+    for node in nodes:  # as the ranks were going to
+        if job in node.jobs():
+            node.run_optctl("delete", "job", job)
+    for node in nodes:
+        [(kind, text)] = ranks.run(_without_nodes, 1, node.shm, job)
+        assert kind == "FailedPreconditionError" and "was moving to this node" in text
+    begun, *found = moves.run(back, 1, job)
+    assert begun == 3 and tuple(found) == expected
+    assert moves.jobs(nodes) == [[job], [job]]
+
+
 # Jobs at other steps than each other.
 
 

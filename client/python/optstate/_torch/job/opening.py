@@ -83,7 +83,7 @@ def check_exists(spec: SessionSpec, existing: Existing | None) -> None:
 def _refuse_half_moved(spec: SessionSpec, session: Session) -> None:
     """Raises FailedPreconditionError when the job's state was moving to this node: the job is not
     whole, and may just have been made anew."""
-    if not has_whole_parcel(spec):
+    if not has_whole_parcel(spec, is_new=session.created):
         return
     session.close()
     if session.created:

@@ -340,13 +340,14 @@ def created_run(spec: SessionSpec) -> str:
     return run_of(spec.job, found.facts)
 
 
-def has_whole_parcel(spec: SessionSpec) -> bool:
+def has_whole_parcel(spec: SessionSpec, *, is_new: bool) -> bool:
     """Returns whether the node has a parcel of the job that is to become one of one node, or is
-    making the job of several."""
+    making the job of several. is_new: there was no job of the name, so that any parcel of it has
+    state that the job would be made without."""
     if _is_registered(spec, parcel_of(spec.job, Part("", 1, 1))):
         return True
     # Parcels of several parts, whose names only the daemon's list tells, leave a note beside it.
-    if not _is_registered(spec, note_job_of(spec.job)):
+    if not is_new and not _is_registered(spec, note_job_of(spec.job)):
         return False
     return bool(_around(spec.endpoint, spec.job, spec.connect_timeout_s).parcels)
 
