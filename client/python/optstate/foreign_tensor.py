@@ -92,6 +92,8 @@ class ForeignTensor(NamedTuple):
     is_read_only: bool
     is_copy: bool  # writing it writes nothing of the object that was asked
     owner: Any
+    # A stream of CUDA that the producer has the consumer wait for; None: there is none.
+    stream: int | None = None
 
     @property
     def numel(self) -> int:
@@ -121,17 +123,19 @@ def offers_tensor(value: Any) -> bool:
     )
 
 
-def foreign_tensor(value: Any, what: str) -> ForeignTensor:
+def foreign_tensor(value: Any, what: str, *, stream: int | None = None) -> ForeignTensor:
     """Returns the memory of an object with ``__dlpack__`` and ``__dlpack_device__``, or else with
     ``__cuda_array_interface__`` or ``__array_interface__``. Nothing is copied here.
 
-    `what`: the object, for texts. InvalidArgumentError: the object offers none of them, or what
+    `what`: the object, for texts. `stream`: the stream of CUDA, as DLPack numbers them, in which
+    the caller uses a tensor of a GPU; without one the address of such a tensor is not asked by
+    DLPack. InvalidArgumentError: the object offers none of them, or what
     it says cannot be: a dtype, a byte order, strides, a masked array.
     """
     refusal = None
     if hasattr(value, "__dlpack__"):
         try:
-            return _checked(_from_dlpack(value, what), what)
+            return _checked(_from_dlpack(value, what, stream), what)
         except BufferError as error:  # what numpy says of an array that is read-only
             refusal = error
     for name, device in (("__cuda_array_interface__", "cuda"), ("__array_interface__", "cpu")):
@@ -187,18 +191,27 @@ def _checked(tensor: ForeignTensor, what: str) -> ForeignTensor:
     return tensor
 
 
-def _from_dlpack(value: Any, what: str) -> ForeignTensor:
+def _capsule_of(value: Any, **how: Any) -> Any:
+    try:
+        return value.__dlpack__(max_version=(_MAJOR_VERSION, 0), **how)
+    except TypeError:  # a library from before DLPack 1
+        return value.__dlpack__(**how)
+
+
+def _from_dlpack(value: Any, what: str, stream: int | None) -> ForeignTensor:
     if not hasattr(value, "__dlpack_device__"):
         raise errors.InvalidArgumentError(f"{what} has __dlpack__, but not __dlpack_device__")
     kind, number = (int(each) for each in value.__dlpack_device__())
+    device = "cpu"
     if kind not in _HOST:
-        # The memory is asked of the library that can wait for the device's streams.
         device = f"{_DEVICES.get(kind, f'DLPack device type {kind}')}:{number}"
-        return ForeignTensor(0, (), (), "", 1, device, False, False, value)
-    try:
-        capsule = value.__dlpack__(max_version=(_MAJOR_VERSION, 0))
-    except TypeError:  # a library from before DLPack 1
-        capsule = value.__dlpack__()
+        if stream is None or kind not in (_CUDA, _CUDA_MANAGED):
+            # The memory is asked of the library that can wait for the device's streams.
+            return ForeignTensor(0, (), (), "", 1, device, False, False, value)
+        # The producer has this stream wait for what it has given the device.
+        capsule = _capsule_of(value, stream=stream)
+    else:
+        capsule = _capsule_of(value)
     flags = 0
     # The capsule keeps its name, so that it frees the tensor with itself.
     if _capsule_is_valid(capsule, b"dltensor_versioned"):
@@ -222,10 +235,11 @@ def _from_dlpack(value: Any, what: str) -> ForeignTensor:
             f"{what} has a dtype that is not known here (DLPack's code {dtype.code}, {bits} bits,"
             f" {dtype.lanes} lanes)"
         )
-    if tensor.device.type not in _HOST:
+    named = tensor.device.type
+    if (named not in _HOST) if device == "cpu" else (named, tensor.device.id) != (kind, number):
         raise errors.InvalidArgumentError(
-            f"{what} says that it is in host memory, and its capsule names a device of type"
-            f" {tensor.device.type}"
+            f"{what} says that it is {'in host memory' if device == 'cpu' else f'on {device}'}, and"
+            f" its capsule names a device of type {named} with number {tensor.device.id}"
         )
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _row_major(shape)
@@ -235,7 +249,7 @@ def _from_dlpack(value: Any, what: str) -> ForeignTensor:
         strides=strides,
         dtype=name,
         itemsize=bits // 8,
-        device="cpu",
+        device=device,
         is_read_only=bool(flags & _READ_ONLY),
         is_copy=bool(flags & _IS_COPY),
         owner=(value, capsule),
@@ -282,4 +296,5 @@ def _from_interface(
         is_read_only=bool(is_read_only),
         is_copy=False,
         owner=(value, interface),  # the interface may be what keeps the memory
+        stream=interface.get("stream"),
     )

@@ -14,10 +14,14 @@ import statistics
 import optstate
 import pytest
 import torch
+from optstate import _native
 from optstate._torch.device import backends, host_memory
 from optstate._torch.device.cuda import CudaBackend
 from optstate._torch.device.interface import NotRegistered
 from optstate._torch.tensors import equal_bits, memory_view
+from optstate.session import Session
+from optstate.session_spec import ParameterSpec, SessionSpec
+from optstate.session_tensors import SessionTensors
 from training import loss_of, small_model
 
 pytestmark = pytest.mark.skipif(
@@ -372,6 +376,29 @@ def _with_steps(model, batch, optimizer):
     took = _backward_ms(model, batch, 1)
     optimizer.step()
     return took
+
+
+def test_a_session_takes_tensors_of_the_device(job):
+    """By the driver alone: torch is the library that has the tensors."""
+    f32 = _native.FLOAT32
+    parameters = [ParameterSpec("w", [300, 7], 2100, f32, f32, 0)]
+    session = Session.open(SessionSpec(job, 2, [0], parameters, "embedded"))
+    tensors = SessionTensors(session, parameters)
+    values = torch.randn(300, 7, device="cuda")
+    session.begin_load()
+    torch.cuda._sleep(BUSY)
+    tensors.load(0, values.add_(1))  # which comes late
+    session.finish_load()
+    torch.cuda._sleep(BUSY)
+    tensors.push(1, 0, {0: values * 2})
+    groups = _native.array_of(_native.Hyperparams, 1)
+    groups[0].value[:4] = [0.1, 0.9, 0.99, 1e-8]
+    norm = session.commit(1, groups).gradient_norm
+    assert norm == pytest.approx((values * 2).norm().item(), rel=1e-5)
+    found = torch.zeros_like(values)
+    tensors.read({0: found})
+    assert torch.allclose(found, values - 0.1 * values.sign(), atol=1e-4)
+    session.close()
 
 
 def test_parameters_in_host_memory_beside_others():

@@ -330,7 +330,7 @@ def test_what_a_session_refuses_changes_nothing(session_tensors):
         (numpy.ones((3, 2), numpy.float32), InvalidArgumentError, "shape"),
         (numpy.ones((2, 3)), InvalidArgumentError, "float64, not float32"),
         (numpy.ones((3, 2), numpy.float32).T, InvalidArgumentError, "not contiguous"),
-        (OnCuda(), UnimplementedError, "is on cuda"),
+        (OnCuda(), InvalidArgumentError, "shape"),
         ([1.0], InvalidArgumentError, "is a list"),
     ):
         with pytest.raises(kind, match=message) as raised:

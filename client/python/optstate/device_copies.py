@@ -1,0 +1,126 @@
+"""Copies between host memory and tensors on a GPU, by CUDA's driver alone: torch is not needed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Iterator
+
+from optstate import errors
+from optstate.foreign_tensor import ForeignTensor
+
+# The legacy default stream, as DLPack, the array interface and the driver name it. Copies are done
+# in it, so that they come after what a producer has it wait for.
+STREAM = 1
+
+_INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
+_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+
+_device_address = ctypes.c_ulonglong
+_FUNCTIONS = {
+    "cuInit": (ctypes.c_uint,),
+    "cuPointerGetAttribute": (ctypes.c_void_p, ctypes.c_int, _device_address),
+    "cuDeviceGet": (ctypes.POINTER(ctypes.c_int), ctypes.c_int),
+    "cuDevicePrimaryCtxRetain": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_int),
+    "cuCtxPushCurrent_v2": (ctypes.c_void_p,),
+    "cuCtxPopCurrent_v2": (ctypes.POINTER(ctypes.c_void_p),),
+    "cuStreamSynchronize": (ctypes.c_void_p,),
+    "cuMemcpyDtoH_v2": (ctypes.c_void_p, _device_address, ctypes.c_size_t),
+    "cuMemcpyHtoD_v2": (_device_address, ctypes.c_void_p, ctypes.c_size_t),
+    "cuGetErrorString": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
+}
+
+
+class _Refused(Exception):
+    """A call of the driver failed; the text says which and why."""
+
+    def __init__(self, text: str, error: int = 0) -> None:
+        super().__init__(text)
+        self.error = error
+
+
+def copy_to_host(tensor: ForeignTensor, address: int, what: str) -> None:
+    """Copies a contiguous tensor of a GPU to host memory, behind what its producer has the device
+    do. Waits for it. `what`: the tensor, for texts.
+
+    UnimplementedError: there is no driver, or no such device. InvalidArgumentError: the memory is
+    not the device's. InternalError: the device failed.
+    """
+    with _on_device_of(tensor, what):
+        _call("cuMemcpyDtoH_v2", address, tensor.address, tensor.numel * tensor.itemsize)
+
+
+def copy_to_device(address: int, tensor: ForeignTensor, what: str) -> None:
+    """Copies host memory to a contiguous tensor of a GPU; see copy_to_host()."""
+    with _on_device_of(tensor, what):
+        _call("cuMemcpyHtoD_v2", tensor.address, address, tensor.numel * tensor.itemsize)
+        _call("cuStreamSynchronize", STREAM)
+
+
+@contextlib.contextmanager
+def _on_device_of(tensor: ForeignTensor, what: str) -> Iterator[None]:
+    try:
+        context = _context(_ordinal_of(tensor.address))
+    except _Refused as refusal:
+        if refusal.error == _INVALID_VALUE:
+            raise errors.InvalidArgumentError(
+                f"{what} is at {tensor.address:#x}, where no device has memory: {refusal}"
+            ) from None
+        raise errors.UnimplementedError(
+            f"{what} is on {tensor.device}, which cannot be reached: {refusal}. Copy the tensor to"
+            " host memory"
+        ) from None
+    try:
+        _call("cuCtxPushCurrent_v2", context)
+        try:
+            if tensor.stream is not None:  # that of the producer
+                _call("cuStreamSynchronize", tensor.stream)
+            yield
+        finally:
+            _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    except _Refused as refusal:
+        kind = errors.InternalError
+        if refusal.error == _INVALID_VALUE:
+            kind = errors.InvalidArgumentError
+        raise kind(f"{what} on {tensor.device}: {refusal}") from None
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        for name, arguments in _FUNCTIONS.items():
+            function = getattr(driver, name)
+            function.restype = ctypes.c_int
+            function.argtypes = arguments
+    except (OSError, AttributeError) as error:
+        raise _Refused(f"there is no driver of NVIDIA ({error})") from error
+    return driver
+
+
+def _call(name: str, *arguments: object) -> None:
+    driver = _driver()
+    error = getattr(driver, name)(*arguments)
+    if error == 0:
+        return
+    text = ctypes.c_char_p()
+    driver.cuGetErrorString(error, ctypes.byref(text))
+    said = text.value.decode() if text.value else "which the driver does not know"
+    raise _Refused(f"{name}: error {error}, {said}", error)
+
+
+def _ordinal_of(address: int) -> int:
+    _call("cuInit", 0)
+    ordinal = ctypes.c_int(-1)
+    _call("cuPointerGetAttribute", ctypes.byref(ordinal), _DEVICE_ORDINAL, address)
+    return ordinal.value
+
+
+@functools.cache
+def _context(ordinal: int) -> int | None:
+    """Returns the device's primary context, which libraries share; it is kept."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _call("cuDeviceGet", ctypes.byref(device), ordinal)
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    return context.value
