@@ -7,8 +7,8 @@
 
 namespace optstate::kernels::cpu {
 
-// Returns the digest of kernels/cuda/digest.h of an array in host memory, at any
-// address, computed on a target. Thread-safe.
+// Returns the digest of kernels/cuda/digest.h of an array in host memory, at
+// any address, computed on a target. Thread-safe.
 uint64_t DigestOn(Target target, const void* data, uint64_t bytes);
 
 inline uint64_t DigestOf(const void* data, uint64_t bytes) {

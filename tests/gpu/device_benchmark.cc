@@ -40,6 +40,7 @@
 #include "storage/accelerator/emulated_runtime.h"
 #include "storage/accelerator/emulated_stream.h"
 #include "tests/benchmarks/median.h"
+#include "tests/gpu/host_records.h"
 
 #ifdef OPTSTATE_HAS_CUDA
 #include <cuda_runtime_api.h>
@@ -52,7 +53,6 @@ using accelerator::DeviceAddress;
 using accelerator::DeviceStream;
 using kernels::cuda::TileTask;
 
-constexpr size_t kTileElements = 4096;
 // Launches that are waited for together.
 constexpr int kRepeats = 8;
 
@@ -322,81 +322,6 @@ void BM_Copies(benchmark::State& state, size_t bytes) {
   state.counters["ratio"] = (Median(there) + Median(back)) / Median(batches);
 }
 
-// The records of a job on the host: AdamW with states in float32.
-class HostRecords final : public scheduler::UpdateTasks {
- public:
-  static constexpr size_t kTiles = 64;  // of a record
-
-  // Parameters and gradients have this type; float32 ones are their own
-  // masters.
-  HostRecords(DType dtype, size_t records)
-      : numel_(records * kTiles * kTileElements),
-        stamps_(records * kTiles),
-        master_(2 * numel_),
-        exp_avg_(numel_, 0.01f),
-        exp_avg_sq_(numel_, 0.01f) {
-    key_.parameter = key_.gradient = dtype;
-    key_.master = dtype == DType::kFloat32 ? MasterFormat::kParameter
-                                           : MasterFormat::kFloat32;
-    if (dtype != DType::kFloat32) parameter_.resize(numel_ * SizeInBytes(dtype));
-    gradient_.resize(numel_ * SizeInBytes(dtype));
-    kernel_ = Take(kernels::FindUpdateKernel(key_));
-    kernels::UpdateInput input;
-    input.hyperparams = DefaultHyperparams(key_.optimizer);
-    factors_ = kernel_->prepare(input);
-  }
-  size_t positions() const { return numel_ / kTiles / kTileElements; }
-  size_t numel() const { return numel_; }
-  // In bfloat16.
-  absl::Span<std::byte> parameters() { return absl::MakeSpan(parameter_); }
-  // The passes from here on are of the next step.
-  void NextStep() { ++step_; }
-
-  absl::Status Open(size_t slot, size_t position) override {
-    positions_[slot] = position;
-    return absl::OkStatus();
-  }
-  void ForEachTask(
-      size_t slot,
-      absl::FunctionRef<void(scheduler::UpdateTask&)> visit) override {
-    for (size_t i = 0; i < kTiles; ++i) {
-      const size_t run = positions_[slot] * kTiles + i;
-      const size_t begin = run * kTileElements;
-      const size_t bytes = SizeInBytes(key_.parameter);
-      const void* const gradients[] = {gradient_.data() + begin * bytes};
-      scheduler::UpdateTask task;
-      task.run = run;
-      task.step = step_;
-      task.view.gradients = gradients;
-      task.view.master = master_.data() + begin;
-      task.view.parameter = parameter_.empty()
-                                ? task.view.master
-                                : parameter_.data() + begin * bytes;
-      task.view.state[0] = exp_avg_.data() + begin;
-      task.view.state[1] = exp_avg_sq_.data() + begin;
-      task.view.numel = kTileElements;
-      task.view.flat_begin = begin;
-      task.key = &key_;
-      task.kernel = kernel_;
-      task.factors = &factors_;
-      task.stamp = &stamps_[run];
-      visit(task);
-    }
-  }
-  void Close(size_t /*slot*/) override {}
-
- private:
-  kernels::UpdateKernelKey key_;
-  const size_t numel_;
-  const kernels::UpdateKernel* kernel_ = nullptr;
-  kernels::UpdateFactors factors_;
-  std::vector<std::atomic<uint64_t>> stamps_;
-  std::vector<float> master_, exp_avg_, exp_avg_sq_;
-  std::vector<std::byte> parameter_, gradient_;
-  size_t positions_[256] = {};
-  uint64_t step_ = 1;
-};
-
 // The ratio is that of the time of the CPU alone to that of both.
 void BM_Hybrid(benchmark::State& state, double cpu_fraction, size_t records) {
   const int workers =
@@ -423,26 +348,6 @@ void BM_Hybrid(benchmark::State& state, double cpu_fraction, size_t records) {
   state.counters["workers"] = workers;
   state.counters["ratio"] = Median(alone) / Median(both);
 }
-
-// Memory that the device can read, as a job's file is.
-class Pages {
- public:
-  explicit Pages(size_t bytes) : bytes_(bytes) {
-    void* const pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (pages == MAP_FAILED) Check(absl::ResourceExhaustedError("mmap"));
-    data_ = static_cast<std::byte*>(pages);
-    std::memset(data_, 0, bytes);
-  }
-  Pages(const Pages&) = delete;
-  Pages& operator=(const Pages&) = delete;
-  ~Pages() { ::munmap(data_, bytes_); }
-  absl::Span<std::byte> all() const { return {data_, bytes_}; }
-
- private:
-  const size_t bytes_;
-  std::byte* data_;
-};
 
 // Updates of records that stay on the device, in bfloat16 with masters. What a
 // trainer's passes leave time for is done between two steps, and not timed. The

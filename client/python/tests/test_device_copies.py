@@ -93,7 +93,7 @@ class OnDevice:
 
 
 class WithDlpack(OnDevice):
-    """The same with DLPack."""
+    """An array of a library with DLPack, which has the consumer's stream wait."""
 
     def __init__(self, driver, values, device=0, type_=CUDA):
         super().__init__(driver, values, device, kind="dlpack")

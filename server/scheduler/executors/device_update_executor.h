@@ -295,14 +295,14 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   // The first one has records of the host, the others, one for each device,
   // those that stay there. Empty: the CPU does all.
   std::vector<Ring> rings_;
-  std::vector<bool> is_lost_;                   // by device
-  std::vector<DeviceLoad> loads_;               // by device
-  std::vector<OpenRecord> records_;             // by slot
+  std::vector<bool> is_lost_;        // by device
+  std::vector<DeviceLoad> loads_;    // by device
+  std::vector<OpenRecord> records_;  // by slot
   // One is filled while the other is updated.
   CpuPart cpu_parts_[2];
   size_t filling_ = 0;
-  // What the workers do while tasks are taken: they gather a batch, or update a
-  // part. Null: not that; one of them at most is not.
+  // The workers gather the one, or update the other, while tasks are taken.
+  // Null: not that; one of them at most is set.
   Slot* gathered_ = nullptr;
   CpuPart* updated_ = nullptr;
   const std::function<void(size_t)> gather_ = [this](size_t i) {

@@ -84,9 +84,9 @@ class ResidentBatch final : public UpdateBatch {
  private:
   struct Tile {
     ResidentTile* tile;
-    const void* gradient;   // of the rank
-    void* parameter;        // of the job
-    uint32_t factors;       // its place among those of the batch
+    const void* gradient;  // of the rank
+    void* parameter;       // of the job
+    uint32_t factors;      // its place among those of the batch
     // Offset of the new one in both memories; in the host's for tiles that are
     // not direct.
     uint64_t parameter_at;
@@ -150,7 +150,7 @@ class ResidentBatch final : public UpdateBatch {
   uint64_t parameters_end_ = 0;
   uint64_t gradients_end_ = 0;
   uint64_t records_end_ = 0;
-  uint32_t digests_ = 0;    // tiles whose gradient a rank has there
+  uint32_t digests_ = 0;  // tiles whose gradient a rank has there
   uint64_t bytes_there_ = 0;
   uint64_t device_only_bytes_ = 0;  // of gradients_end_, not copied to there
   std::atomic<uint64_t> refused_elements_{0};

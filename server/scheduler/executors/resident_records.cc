@@ -50,8 +50,7 @@ absl::Status ResidentRecords::Register(Place* place) {
   OPTSTATE_RETURN_IF_ERROR(place->device->RegisterHost(host_.log));
   place->is_log_registered = true;
   if (host_.parameters.empty()) return absl::OkStatus();
-  const absl::Status registered =
-      place->device->RegisterHost(host_.parameters);
+  const absl::Status registered = place->device->RegisterHost(host_.parameters);
   place->are_parameters_registered = registered.ok();
   if (!registered.ok()) {
     spdlog::warn(
@@ -118,8 +117,8 @@ bool ResidentRecords::CanBeDirect(const Place& place, const void* parameter,
   const auto begin = reinterpret_cast<uintptr_t>(host_.parameters.data());
   const auto at = reinterpret_cast<uintptr_t>(parameter);
   const uint64_t size = host_.parameters.size();
-  return place.are_parameters_registered && at >= begin &&
-         at - begin <= size && bytes <= size - (at - begin);
+  return place.are_parameters_registered && at >= begin && at - begin <= size &&
+         bytes <= size - (at - begin);
 }
 
 bool ResidentRecords::HasRoomFor(const UpdateTask& task) const {

@@ -65,7 +65,7 @@ struct ResidentTile {
 // ShareParameters() and SettleAll() by one while no other does.
 class ResidentRecords {
  public:
-  // What the records have in host memory. All of it outlives the records.
+  // The host memory of the records, all of which outlives them.
   static constexpr uint64_t kDirectBytesMin = uint64_t{128} << 10;
   struct Host {
     // Memory with parameters of the job, to which devices are to copy; those

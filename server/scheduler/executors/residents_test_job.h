@@ -460,7 +460,7 @@ class Job final : public UpdateTasks {
   const Param& param_;
   const Setup setup_;
   std::mt19937_64 random_;
-  std::vector<float> area_;  // of gradients, a tile for each run
+  std::vector<float> area_;                 // of gradients, a tile for each run
   std::vector<Line> lines_, wanted_lines_;  // of the records
   std::vector<Run> runs_;
   std::vector<size_t> position_of_slot_;  // kPositions: none
