@@ -108,7 +108,8 @@ absl::StatusOr<HostMemory> HostMemoryOf(const ParameterSpec& spec,
     return absl::UnimplementedError(
         absl::StrCat("the tensor for \"", spec.name, "\" is on device ",
                      tensor.device_id, " of DLPack's type ", tensor.device_type,
-                     ": a session takes host memory, so copy it there"));
+                     ": a session takes host memory, so copy it there "
+                     "(DeviceCopies does, of GPUs)"));
   }
   OPTSTATE_RETURN_IF_ERROR(CheckShape(spec, tensor));
   OPTSTATE_RETURN_IF_ERROR(CheckStrides(spec, tensor));
