@@ -347,9 +347,15 @@ def has_whole_parcel(spec: SessionSpec, *, is_new: bool) -> bool:
     if _is_registered(spec, parcel_of(spec.job, Part("", 1, 1))):
         return True
     # Parcels of several parts, whose names only the daemon's list tells, leave a note beside it.
-    if not is_new and not _is_registered(spec, note_job_of(spec.job)):
+    has_note = _is_registered(spec, note_job_of(spec.job))
+    if not is_new and not has_note:
         return False
-    return bool(_around(spec.endpoint, spec.job, spec.connect_timeout_s).parcels)
+    try:
+        return bool(_around(spec.endpoint, spec.job, spec.connect_timeout_s).parcels)
+    except errors.OptstateError:
+        if has_note:
+            raise
+        return False  # a daemon that cannot be asked has, as a rule, nothing of the job
 
 
 def _is_registered(spec: SessionSpec, job: str) -> bool:
