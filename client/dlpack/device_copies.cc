@@ -37,7 +37,9 @@ absl::StatusOr<uint64_t> BytesOf(const ForeignTensor& tensor) {
     if (tensor.strides != nullptr && tensor.shape[i] != 1) {
       is_contiguous &= tensor.strides[i] == wanted;
     }
-    wanted *= tensor.shape[i];
+    if (__builtin_mul_overflow(wanted, tensor.shape[i], &wanted)) {
+      return Wrong(tensor, "has more elements than can be");
+    }
   }
   if (wanted != 0 && !is_contiguous) {
     return Wrong(tensor, "is not contiguous: give a contiguous copy");
@@ -45,8 +47,14 @@ absl::StatusOr<uint64_t> BytesOf(const ForeignTensor& tensor) {
   if (wanted != 0 && tensor.data == nullptr) {
     return Wrong(tensor, "has no memory");
   }
-  return static_cast<uint64_t>(wanted) *
-         (uint64_t{tensor.dtype_bits} * tensor.dtype_lanes / 8);
+  const uint64_t element_bytes =
+      uint64_t{tensor.dtype_bits} * tensor.dtype_lanes / 8;
+  uint64_t bytes = 0;
+  if (__builtin_mul_overflow(static_cast<uint64_t>(wanted), element_bytes,
+                             &bytes)) {
+    return Wrong(tensor, "has more bytes than can be");
+  }
+  return bytes;
 }
 
 uint64_t AddressOf(const ForeignTensor& tensor) {
@@ -56,27 +64,28 @@ uint64_t AddressOf(const ForeignTensor& tensor) {
 }  // namespace
 
 // The device's primary context, which libraries share, while this thread
-// copies. It stays for the next copy.
+// copies.
 class DeviceCopies::Context {
  public:
   explicit Context(const DeviceCopies* copies) : copies_(*copies) {}
   ~Context() {
     void* popped = nullptr;
     if (is_pushed_) copies_.driver_.context_pop(&popped);
+    if (is_retained_) copies_.driver_.primary_context_release(device_);
   }
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
   absl::Status Enter(int ordinal) {
     const CopyDriver& driver = copies_.driver_;
-    int device = 0;
     void* context = nullptr;
     OPTSTATE_RETURN_IF_ERROR(copies_.Check(driver.init(0), "cuInit"));
     OPTSTATE_RETURN_IF_ERROR(
-        copies_.Check(driver.device_get(&device, ordinal), "cuDeviceGet"));
+        copies_.Check(driver.device_get(&device_, ordinal), "cuDeviceGet"));
     OPTSTATE_RETURN_IF_ERROR(
-        copies_.Check(driver.primary_context_retain(&context, device),
+        copies_.Check(driver.primary_context_retain(&context, device_),
                       "cuDevicePrimaryCtxRetain"));
+    is_retained_ = true;
     OPTSTATE_RETURN_IF_ERROR(
         copies_.Check(driver.context_push(context), "cuCtxPushCurrent"));
     is_pushed_ = true;
@@ -85,6 +94,8 @@ class DeviceCopies::Context {
 
  private:
   const DeviceCopies& copies_;
+  int device_ = 0;
+  bool is_retained_ = false;
   bool is_pushed_ = false;
 };
 
@@ -102,6 +113,8 @@ absl::StatusOr<DeviceCopies> DeviceCopies::Open() {
   OPTSTATE_RETURN_IF_ERROR(find("cuDeviceGet", &driver.device_get));
   OPTSTATE_RETURN_IF_ERROR(
       find("cuDevicePrimaryCtxRetain", &driver.primary_context_retain));
+  OPTSTATE_RETURN_IF_ERROR(
+      find("cuDevicePrimaryCtxRelease_v2", &driver.primary_context_release));
   OPTSTATE_RETURN_IF_ERROR(find("cuCtxPushCurrent_v2", &driver.context_push));
   OPTSTATE_RETURN_IF_ERROR(find("cuCtxPopCurrent_v2", &driver.context_pop));
   OPTSTATE_RETURN_IF_ERROR(

@@ -30,6 +30,7 @@ struct CopyDriver {
   int (*init)(unsigned int flags) = nullptr;
   int (*device_get)(int* device, int ordinal) = nullptr;
   int (*primary_context_retain)(void** context, int device) = nullptr;
+  int (*primary_context_release)(int device) = nullptr;
   int (*context_push)(void* context) = nullptr;
   int (*context_pop)(void** context) = nullptr;
   int (*stream_synchronize)(void* stream) = nullptr;

@@ -41,6 +41,9 @@ CopyDriver Driver() {
     *context = &contexts[device];
     return 0;
   };
+  driver.primary_context_release = [](int device) {
+    return Note("release " + std::to_string(device));
+  };
   driver.context_push = [](void* context) {
     model.current = *static_cast<int*>(context);
     return Note("push");
@@ -119,8 +122,9 @@ TEST_F(DeviceCopiesTest, ValuesGoToTheDevice) {
   ASSERT_TRUE(copies_.ToDevice(*place, OnDevice()).ok());
   EXPECT_EQ(std::memcmp(memory_ + 4, values, sizeof(values)), 0);
   EXPECT_EQ(memory_[3], 0);
-  EXPECT_EQ(model.calls, (std::vector<std::string>{"init", "push", "to device",
-                                                   "synchronize", "pop"}));
+  EXPECT_EQ(model.calls,
+            (std::vector<std::string>{"init", "push", "to device",
+                                      "synchronize", "pop", "release 1"}));
 }
 
 TEST_F(DeviceCopiesTest, HostMemoryIsTakenAsItIs) {
@@ -163,6 +167,13 @@ TEST_F(DeviceCopiesTest, WhatIsWrongIsSaid) {
   const int64_t strides[] = {1, 2};
   tensor.strides = strides;
   says(tensor, kInvalidArgument, "not contiguous");
+  const int64_t huge[] = {int64_t{1} << 62, 4};
+  tensor = OnDevice();
+  tensor.shape = huge;
+  says(tensor, kInvalidArgument, "more elements than can be");
+  const int64_t large[] = {int64_t{1} << 61, 3};
+  tensor.shape = large;
+  says(tensor, kInvalidArgument, "more bytes than can be");
   tensor = OnDevice();
   tensor.data = nullptr;
   says(tensor, kInvalidArgument, "has no memory");

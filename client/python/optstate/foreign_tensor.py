@@ -285,6 +285,9 @@ def _from_interface(
         )
     else:
         strides = tuple(step // itemsize for step in in_bytes)
+    stream = interface.get("stream")
+    if stream is not None and not (type(stream) is int and stream > 0):
+        raise errors.InvalidArgumentError(f"{what} names the stream {stream!r}: no stream of CUDA")
     address, is_read_only = interface["data"]
     return ForeignTensor(
         address=int(address or 0),
@@ -296,5 +299,5 @@ def _from_interface(
         is_read_only=bool(is_read_only),
         is_copy=False,
         owner=(value, interface),  # the interface may be what keeps the memory
-        stream=interface.get("stream"),
+        stream=stream,
     )

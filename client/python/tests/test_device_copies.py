@@ -182,6 +182,8 @@ def test_what_is_refused(driver, session_tensors):
         (nobodys, InvalidArgumentError, "where no device has memory"),
         (OnDevice(driver, values.T), InvalidArgumentError, "shape"),
         (OnDevice(driver, values.astype("f8")), InvalidArgumentError, "float64, not float32"),
+        (OnDevice(driver, values.copy(), stream=0), InvalidArgumentError, "names the stream 0"),
+        (OnDevice(driver, values.copy(), stream="x"), InvalidArgumentError, "names the stream 'x'"),
         (WithDlpack(driver, values, type_=ROCM), UnimplementedError, "is on rocm:0"),
     ):
         with pytest.raises(kind, match=message) as raised:

@@ -31,6 +31,7 @@
 #include "server/scheduler/executors/device_kernels.h"
 #include "server/scheduler/executors/device_update_executor.h"
 #include "server/scheduler/executors/resident_records.h"
+#include "server/scheduler/executors/residents_test_record.h"
 #include "server/scheduler/executors/shared_gradients.h"
 #include "server/scheduler/executors/shared_gradients_writer.h"
 #include "server/scheduler/executors/shared_parameters.h"
@@ -57,69 +58,6 @@ inline constexpr size_t kNumels[] = {1, 101, 1000, kTileElements, 257};
 inline constexpr uint64_t kFlatEnd = kRuns * kTileElements;
 inline constexpr size_t kSlots = 16;
 inline constexpr size_t kWorkers = 3;
-
-struct alignas(64) Line {
-  std::byte bytes[64];
-};
-
-inline uint64_t LinesOf(uint64_t bytes) {
-  return (bytes + sizeof(Line) - 1) / sizeof(Line);
-}
-
-inline absl::Span<std::byte> BytesOf(std::vector<Line>* lines) {
-  return {reinterpret_cast<std::byte*>(lines->data()),
-          lines->size() * sizeof(Line)};
-}
-
-// The arrays of one run, one behind the other in memory of others: the
-// parameter, then the master, if it is another array, and the states with their
-// scales. Behind each are zeros, which nobody writes.
-class Record {
- public:
-  static constexpr size_t kLinesMax =
-      (2 + 2 * kStateArraysMax) * (kTileElements * sizeof(float) / 64 + 1);
-
-  // `lines` has room for it, so that all stays where it is.
-  Record(const kernels::UpdateKernelKey& key, size_t numel, uint64_t flat_begin,
-         std::vector<Line>* lines)
-      : lines_(*lines),
-        begin_(lines->size()),
-        parameter_bytes_(numel * SizeInBytes(key.parameter)) {
-    view_.numel = numel;
-    view_.flat_begin = flat_begin;
-    view_.parameter = view_.master = Add(parameter_bytes_);
-    if (key.master != MasterFormat::kParameter) view_.master = Add(4 * numel);
-    const size_t blocks =
-        (numel + kQuantizedBlockElements - 1) / kQuantizedBlockElements;
-    for (int k = 0; k < kStateArraysMax; ++k) {
-      if (!HasStateArray(InfoOf(key.optimizer), k, key.options)) continue;
-      view_.state[k] = Add(numel * SizeInBytes(key.state));
-      if (key.state != StateFormat::kDynamic8) continue;
-      view_.scale[k] = static_cast<float*>(Add(4 * blocks));
-    }
-    end_ = lines_.size();
-  }
-
-  const kernels::TileView& view() const { return view_; }
-  absl::Span<std::byte> all() {
-    return BytesOf(&lines_).subspan(begin_ * sizeof(Line),
-                                    (end_ - begin_) * sizeof(Line));
-  }
-  absl::Span<std::byte> parameter() { return all().first(parameter_bytes_); }
-
- private:
-  void* Add(uint64_t bytes) {
-    const size_t begin = lines_.size();
-    lines_.resize(begin + LinesOf(bytes) + 1);
-    return lines_.data() + begin;
-  }
-
-  std::vector<Line>& lines_;
-  const size_t begin_;
-  size_t end_ = 0;
-  const size_t parameter_bytes_;
-  kernels::TileView view_;
-};
 
 struct Run {
   kernels::UpdateKernelKey key;

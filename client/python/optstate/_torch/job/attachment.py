@@ -133,14 +133,8 @@ class Attachment:
         self.keys: Sequence[tuple] = list(map(key_of, specs))
         alone = ranks.world_size == 1
         detect = settings.detect_changes
-        self.parameters = Parameters(
-            self.session,
-            param_groups,
-            specs,
-            detect,
-            is_alone=alone,
-            shares_device_memory=settings.shares_device_memory,
-        )
+        self.parameters = Parameters(self.session, param_groups, specs, detect, is_alone=alone)
+        self.parameters.copies.share_device_memory(settings.shares_device_memory)
         self.arrays = ArrayTransfer(self.session, specs)
         self.gradients = GradientPusher(
             self.session,

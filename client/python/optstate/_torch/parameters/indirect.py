@@ -13,6 +13,7 @@ from optstate._torch.device.backends import backend_of
 from optstate._torch.device.daemon_memory import DaemonMemory
 from optstate._torch.device.uploads import Uploads
 from optstate._torch.shards import local_of
+from optstate._torch.warn import warn
 from optstate.device_parameters import NOWHERE
 from optstate.session import Session
 
@@ -88,16 +89,14 @@ class IndirectCopies:
         parameters: Sequence[torch.Tensor],
         daemon_values: Callable[[int], torch.Tensor],
         is_alone: bool,
-        shares_device_memory: bool,
     ) -> None:
         """daemon_values: returns a parameter as the job has it, in the session's memory.
-        is_alone: no other rank has gradients of these parameters. shares_device_memory: see
-        Uploads."""
+        is_alone: no other rank has gradients of these parameters."""
         self._session = session
         self._parameters = parameters
         self._daemon_values = daemon_values
         self._is_alone = is_alone
-        self._shares_device_memory = shares_device_memory
+        self._shares_device_memory = False
         # Parameters on devices that have had the daemon's values.
         self._had: set[int] = set()
         self._uploads: Uploads | None = None
@@ -105,6 +104,13 @@ class IndirectCopies:
         # daemon has begun early, would have the daemon roll it back.
         self._sources: dict[int, torch.Tensor] = {}
         self._parts: _Parts | None = None  # of the step that is being applied
+
+    def share_device_memory(self, is_wanted: bool) -> None:
+        """Says whether values are to come from the daemon's memory on devices, and gradients to be
+        there for it, where it has some; before the first copy. By default not."""
+        self._shares_device_memory = is_wanted
+        if is_wanted and all(backend_of(local_of(each)) is None for each in self._parameters):
+            warn("share_device_memory=True has no meaning: no parameter is on a device")
 
     def _places(self) -> list[tuple[int, int]]:
         everything = map(self._source, range(len(self._parameters)))

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from optstate._torch.device.backends import backend_of
 from optstate._torch.parameters.comparison import equals_host
 from optstate._torch.parameters.digests import CopyDigests
 from optstate._torch.parameters.group_order import GroupOrder
@@ -65,7 +64,6 @@ class Parameters:
         detect_changes: str,
         *,
         is_alone: bool,
-        shares_device_memory: bool,
     ) -> None:
         self._session = session
         self._digests = CopyDigests(session, detect_changes)
@@ -94,13 +92,7 @@ class Parameters:
         self._direct_indices = array.array("I")
         self._direct_pointers = array.array("Q")
         self._indirect: list[int] = []
-        if shares_device_memory and not any(
-            backend_of(local_of(each)) is not None for each in self._parameters
-        ):
-            warn("share_device_memory=True has no meaning: no parameter is on a device")
-        self.copies = IndirectCopies(
-            session, self._parameters, self.daemon_values, is_alone, shares_device_memory
-        )
+        self.copies = IndirectCopies(session, self._parameters, self.daemon_values, is_alone)
         # Views: the address of each view that was made, and the views that still exist.
         self._views: ParameterViews | None = None
         self._view_pointers: dict[int, int] = {}

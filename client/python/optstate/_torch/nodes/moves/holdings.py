@@ -22,6 +22,7 @@ from optstate._torch.nodes.moves.making_note import MakingNote, note_of
 from optstate._torch.nodes.part_names import Part, part_of
 from optstate._torch.nodes.positions import position_of
 from optstate._torch.nodes.resolution import Position
+from optstate._torch.warn import warn
 from optstate.job_position import find_position
 from optstate.session_spec import LossScalerState, ParameterSpec, SessionSpec, Shard
 
@@ -352,10 +353,14 @@ def has_whole_parcel(spec: SessionSpec, *, is_new: bool) -> bool:
         return False
     try:
         return bool(_around(spec.endpoint, spec.job, spec.connect_timeout_s).parcels)
-    except errors.OptstateError:
+    except errors.OptstateError as error:
         if has_note:
             raise
-        return False  # a daemon that cannot be asked has, as a rule, nothing of the job
+        warn(
+            f'job "{spec.job}" is new, and it is not known whether this node has parcels of an'
+            f" earlier one of the name (optctl get jobs): {error}"
+        )
+        return False
 
 
 def _is_registered(spec: SessionSpec, job: str) -> bool:
