@@ -7,7 +7,8 @@ import ctypes
 import functools
 from collections.abc import Iterator
 
-from optstate import errors
+from optstate import cuda_driver, errors
+from optstate.cuda_driver import Refused
 from optstate.foreign_tensor import ForeignTensor
 
 # The legacy default stream, as DLPack, the array interface and the driver name it. Copies are done
@@ -28,16 +29,7 @@ _FUNCTIONS = {
     "cuStreamSynchronize": (ctypes.c_void_p,),
     "cuMemcpyDtoH_v2": (ctypes.c_void_p, _device_address, ctypes.c_size_t),
     "cuMemcpyHtoD_v2": (_device_address, ctypes.c_void_p, ctypes.c_size_t),
-    "cuGetErrorString": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
 }
-
-
-class _Refused(Exception):
-    """A call of the driver failed; the text says which and why."""
-
-    def __init__(self, text: str, error: int = 0) -> None:
-        super().__init__(text)
-        self.error = error
 
 
 def copy_to_host(tensor: ForeignTensor, address: int, what: str) -> None:
@@ -62,7 +54,7 @@ def copy_to_device(address: int, tensor: ForeignTensor, what: str) -> None:
 def _on_device_of(tensor: ForeignTensor, what: str) -> Iterator[None]:
     try:
         context = _context(_ordinal_of(tensor.address))
-    except _Refused as refusal:
+    except Refused as refusal:
         if refusal.error == _INVALID_VALUE:
             raise errors.InvalidArgumentError(
                 f"{what} is at {tensor.address:#x}, where no device has memory: {refusal}"
@@ -79,7 +71,7 @@ def _on_device_of(tensor: ForeignTensor, what: str) -> Iterator[None]:
             yield
         finally:
             _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
-    except _Refused as refusal:
+    except Refused as refusal:
         kind = errors.InternalError
         if refusal.error == _INVALID_VALUE:
             kind = errors.InvalidArgumentError
@@ -89,25 +81,13 @@ def _on_device_of(tensor: ForeignTensor, what: str) -> Iterator[None]:
 @functools.cache
 def _driver() -> ctypes.CDLL:
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        for name, arguments in _FUNCTIONS.items():
-            function = getattr(driver, name)
-            function.restype = ctypes.c_int
-            function.argtypes = arguments
-    except (OSError, AttributeError) as error:
-        raise _Refused(f"there is no driver of NVIDIA ({error})") from error
-    return driver
+        return cuda_driver.opened(_FUNCTIONS)
+    except Refused as refusal:
+        raise Refused(f"there is no driver of NVIDIA ({refusal})") from refusal
 
 
 def _call(name: str, *arguments: object) -> None:
-    driver = _driver()
-    error = getattr(driver, name)(*arguments)
-    if error == 0:
-        return
-    text = ctypes.c_char_p()
-    driver.cuGetErrorString(error, ctypes.byref(text))
-    said = text.value.decode() if text.value else "which the driver does not know"
-    raise _Refused(f"{name}: error {error}, {said}", error)
+    cuda_driver.call(_driver(), name, *arguments)
 
 
 def _ordinal_of(address: int) -> int:

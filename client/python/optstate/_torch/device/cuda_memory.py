@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from optstate import cuda_driver
 from optstate._torch.device.interface import NotImported
 
 _PINNED = 1  # CU_MEM_ALLOCATION_TYPE_PINNED
@@ -61,7 +62,6 @@ _FUNCTIONS = {
     "cuMemUnmap": (_address, ctypes.c_size_t),
     "cuMemAddressFree": (_address, ctypes.c_size_t),
     "cuMemRelease": (ctypes.c_ulonglong,),
-    "cuGetErrorString": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
 }
 
 
@@ -90,25 +90,17 @@ class _Properties(ctypes.Structure):
 @functools.cache
 def _driver() -> ctypes.CDLL:
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        for name, arguments in _FUNCTIONS.items():
-            function = getattr(driver, name)
-            function.restype = ctypes.c_int
-            function.argtypes = arguments
-    except (OSError, AttributeError) as error:
-        raise NotImported(f"the driver cannot share memory: {error}") from error
-    return driver
+        return cuda_driver.opened(_FUNCTIONS)
+    except cuda_driver.Refused as refusal:
+        raise NotImported(f"the driver cannot share memory: {refusal}") from refusal
 
 
 def _call(name: str, *arguments: object) -> None:
     driver = _driver()
-    error = getattr(driver, name)(*arguments)
-    if error == 0:
-        return
-    text = ctypes.c_char_p()
-    driver.cuGetErrorString(error, ctypes.byref(text))
-    said = text.value.decode() if text.value else "which the driver does not know"
-    raise NotImported(f"{name}: error {error}, {said}")
+    try:
+        cuda_driver.call(driver, name, *arguments)
+    except cuda_driver.Refused as refusal:
+        raise NotImported(str(refusal)) from refusal
 
 
 class _Interface:
