@@ -328,14 +328,15 @@ void BM_Hybrid(benchmark::State& state, double cpu_fraction, size_t records) {
       std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   scheduler::WorkerPool pool(workers, /*spin=*/false);
   std::vector<scheduler::WorkerUndo> undo(static_cast<size_t>(workers));
-  scheduler::DeviceUpdateExecutor executor(
-      {.pool = &pool, .undo = absl::MakeSpan(undo)});
+  HostRecords tasks(DType::kFloat32, records);
+  scheduler::DeviceUpdateExecutor executor({.pool = &pool,
+                                            .undo = absl::MakeSpan(undo),
+                                            .flat_elements = tasks.numel()});
   scheduler::CpuUpdateExecutor cpu(&pool, absl::MakeSpan(undo),
                                    /*observer=*/nullptr);
   accelerator::Device* const devices[] = {used.device.get()};
   Check(executor.Share(cpu_fraction, OptimizerKind::kAdamW, devices,
                        used.kernels));
-  HostRecords tasks(DType::kFloat32, records);
   const scheduler::IndexRange all = {0, tasks.positions(), tasks.positions()};
   std::vector<double> both, alone;
   for (auto _ : state) {
@@ -366,8 +367,10 @@ void BM_Resident(benchmark::State& state, double cpu_fraction, size_t records) {
       .step_bytes =
           tiles * scheduler::GradientLog::EntryBytes(2 * kTileElements)};
   const Pages log(scheduler::GradientLog::BytesNeeded(room));
-  scheduler::DeviceUpdateExecutor executor(
-      {.pool = &pool, .undo = absl::MakeSpan(undo), .records_max = 256});
+  scheduler::DeviceUpdateExecutor executor({.pool = &pool,
+                                            .undo = absl::MakeSpan(undo),
+                                            .flat_elements = tasks.numel(),
+                                            .records_max = 256});
   scheduler::DeviceUpdateExecutor::Residents residents;
   residents.device_bytes = tasks.numel() * 3 * sizeof(float);
   residents.host.parameters = tasks.parameters();

@@ -59,9 +59,7 @@ absl::Status DeviceUpdateExecutor::Share(
   } else {
     rings_.clear();
   }
-  cpu_fraction_ = cpu_fraction;
-  elements_ = 0;
-  cpu_elements_ = 0;
+  cpu_share_ = CpuShare(cpu_fraction, options_.flat_elements);
   return absl::OkStatus();
 }
 
@@ -239,16 +237,6 @@ absl::Status DeviceUpdateExecutor::Update(const IndexRange& positions,
   return status;
 }
 
-// Keeps the CPU's part of the tasks so far as near to its fraction as it can.
-bool DeviceUpdateExecutor::IsForCpu(size_t numel) {
-  elements_ += numel;
-  const double with_this =
-      static_cast<double>(cpu_elements_) + static_cast<double>(numel) / 2;
-  if (with_this > cpu_fraction_ * static_cast<double>(elements_)) return false;
-  cpu_elements_ += numel;
-  return true;
-}
-
 ResidentTile* DeviceUpdateExecutor::TileOf(const UpdateTask& task) {
   ResidentTile* const tile =
       residents_ == nullptr ? nullptr : residents_->Find(task.run);
@@ -262,12 +250,11 @@ ResidentTile* DeviceUpdateExecutor::TileOf(const UpdateTask& task) {
 void DeviceUpdateExecutor::Take(size_t slot, const UpdateTask& task,
                                 UpdateTasks* tasks) {
   ResidentTile* tile = TileOf(task);
-  if (tile != nullptr) {
-    elements_ += task.view.numel;
-  } else if (IsForCpu(task.view.numel)) {
+  if (tile == nullptr && cpu_share_.Has(task)) {
     return TakeForCpu(slot, task, tasks);
-  } else if (residents_ != nullptr && residents_->Find(task.run) == nullptr &&
-             residents_->HasRoomFor(task)) {
+  }
+  if (tile == nullptr && residents_ != nullptr &&
+      residents_->Find(task.run) == nullptr && residents_->HasRoomFor(task)) {
     EndWork(tasks);
     tile = residents_->Admit(task);
     if (tile != nullptr && is_lost_[tile->device]) tile = nullptr;
@@ -470,8 +457,7 @@ void DeviceUpdateExecutor::CountCpu(uint64_t elements) {
 }
 
 void DeviceUpdateExecutor::CountTooLarge(uint64_t elements) {
-  // The CPU has so much less to take of what comes.
-  cpu_elements_ += elements;
+  cpu_share_.Charge(elements);
   const absl::MutexLock lock(&mu_);
   counters_.too_large_elements += elements;
 }

@@ -16,6 +16,7 @@
 #include "absl/types/span.h"
 #include "proto/types/layout.h"
 #include "server/observe/trace_recorder.h"
+#include "server/scheduler/executors/cpu_share.h"
 #include "server/scheduler/executors/cpu_update_executor.h"
 #include "server/scheduler/executors/device_batch.h"
 #include "server/scheduler/executors/device_kernels.h"
@@ -63,6 +64,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     // As for CpuUpdateExecutor, but at least one slot.
     absl::Span<WorkerUndo> undo;
     StepObserver* observer = nullptr;  // may be null
+    // Of the layout, whose tasks it is given.
+    uint64_t flat_elements = 0;
     // Gets what devices do; null: nothing is recorded.
     observe::TraceRecorder* trace = nullptr;
     // The memory of a batch, of the device and pinned on the host, more than
@@ -233,8 +236,6 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
                                         size_t index, uint64_t batch_bytes,
                                         ResidentRecords* records) const;
   void CountPlaces();
-  // Returns whether the next task, of so many elements, is the CPU's.
-  bool IsForCpu(size_t numel);
   // Puts a task into the batch that is being filled, or into the CPU's part.
   void Take(size_t slot, const UpdateTask& task, UpdateTasks* tasks);
   void TakeForCpu(size_t slot, const UpdateTask& task, UpdateTasks* tasks);
@@ -287,7 +288,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   std::optional<DeviceTrace> trace_;  // with Options::trace
   CpuUpdateExecutor cpu_;
   const DeviceKernels* kernels_ = nullptr;
-  double cpu_fraction_ = 1;
+  CpuShare cpu_share_;
   OptimizerKind optimizer_ = OptimizerKind::kAdamW;
   bool is_whole_ = false;  // tasks are of whole parameters
   SharedGradients gradients_;
@@ -313,9 +314,6 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     const UpdateTask& task = updated_->held[i].task;
     Observe(task.step, task.run);
   };
-  // Elements of tasks so far, of all and of those that were the CPU's.
-  uint64_t elements_ = 0;
-  uint64_t cpu_elements_ = 0;
   mutable absl::Mutex mu_;
   Counters counters_ ABSL_GUARDED_BY(mu_);
 };

@@ -45,6 +45,7 @@ class DeviceExecutor final : public UpdateExecutor {
       : runtime_(std::move(runtime)),
         executor_({.pool = pool,
                    .undo = undo,
+                   .flat_elements = kRunsInAll * kNumel,
                    .batch_bytes = DeviceBatch::TableBytes() + setup.bytes}) {
     std::vector<accelerator::Device*> opened;
     for (size_t i = 0; i < setup.devices; ++i) {
@@ -213,8 +214,9 @@ TEST_F(DeviceUpdateExecutorTest, AFractionChangesBetweenPasses) {
   const auto device = runtime->Open(0);
   ASSERT_TRUE(device.ok());
   accelerator::Device* const devices[] = {device->get()};
-  DeviceUpdateExecutor executor(
-      {.pool = &pool_, .undo = absl::MakeSpan(undo_)});
+  DeviceUpdateExecutor executor({.pool = &pool_,
+                                 .undo = absl::MakeSpan(undo_),
+                                 .flat_elements = kRunsInAll * kNumel});
   uint64_t by_device = 0;
   for (const double fraction : {1.0, 0.0, 0.5, 1.0, 0.0}) {
     updates_.Reset();

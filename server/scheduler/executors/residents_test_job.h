@@ -343,6 +343,7 @@ class Job final : public UpdateTasks {
     executor_.reset(new DeviceUpdateExecutor(
         {.pool = &pool_,
          .undo = {undo_.get(), kWorkers},
+         .flat_elements = kFlatEnd,
          .batch_bytes = DeviceBatch::TableBytes() + setup_.batch_bytes,
          .records_max = setup_.records_max}));
   }

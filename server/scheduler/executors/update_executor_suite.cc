@@ -123,6 +123,7 @@ void WatchedUpdates::ForEachTask(size_t slot,
     task.run = index;
     task.step = kStep;
     task.view = ViewOf(&runs_[index], gradients.data());
+    task.view.flat_begin = index * kNumel;
     task.key = &key_;
     task.kernel = kernel_;
     task.factors = &factors;

@@ -157,6 +157,7 @@ void MakeExecutor(JobContext* job) {
           .undo = {reinterpret_cast<WorkerUndo*>(undo.data()),
                    undo.size() / sizeof(WorkerUndo)},
           .observer = job->options.observer,
+          .flat_elements = job->layout().flat_elements(),
           .trace = &job->trace,
           .batch_bytes = DeviceUpdateExecutor::BatchBytesFor(job->layout()),
           // Without a disk a pin takes nothing.
@@ -197,8 +198,7 @@ absl::StatusOr<DeviceParameters> ShareParameters(absl::string_view device,
       fraction > 0) {
     return absl::NotFoundError(absl::StrCat(
         "the CPU updates ", fraction,
-        " of the elements, tile by tile: what stays on a device of a parameter "
-        "lies in parts that are too small to be copied alone. "
+        " of the elements, so that a device has only parts of parameters. "
         "offload_fraction=0 has parameters there whole"));
   }
   OPTSTATE_RETURN_IF_ERROR(index.status());
