@@ -309,13 +309,16 @@ void DeviceUpdateExecutor::BeginCpuPart(UpdateTasks* tasks) {
 void DeviceUpdateExecutor::SubmitBatch(Ring* ring, UpdateTasks* tasks) {
   Slot& slot = ring->filling();
   if (slot.batch->size() == 0) return;
+  // Another batch must be there to be filled, while the workers gather this
+  // one: hence the oldest is finished before.
+  if (ring->under_way + 1 == ring->batches.size()) {
+    // The CPU has better to do than wait.
+    BeginCpuPart(tasks);
+    FinishOldest(ring, tasks);
+  }
   slot.is_submitted = !is_lost_[slot.device];
   if (slot.is_submitted) BeginGather(&slot, tasks);
   ++ring->under_way;
-  if (ring->under_way < ring->batches.size()) return;
-  // One batch must be there to be filled. The CPU has better to do than wait.
-  BeginCpuPart(tasks);
-  FinishOldest(ring, tasks);
 }
 
 void DeviceUpdateExecutor::BeginGather(Slot* slot, UpdateTasks* tasks) {

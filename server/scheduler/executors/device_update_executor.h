@@ -221,9 +221,9 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     Slot& filling() { return batches[(oldest + under_way) % batches.size()]; }
   };
 
-  // One more than are under way, which is filled.
-  static size_t BatchesOf(size_t devices) { return 2 * devices + 1; }
-  static constexpr size_t kResidentBatches = 3;  // of a device
+  // A device has two, while workers gather one and another one is filled.
+  static size_t BatchesOf(size_t devices) { return 2 * devices + 2; }
+  static constexpr size_t kResidentBatches = 4;  // of a device
 
   absl::Status ShareAnew(absl::Span<accelerator::Device* const> devices,
                          const Residents& residents);

@@ -196,7 +196,7 @@ TEST_F(DeviceUpdateExecutorTest, EachDeviceCountsWhatItHasAndDoes) {
     batches += one.batches;
   }
   EXPECT_EQ(elements, counters.device_elements);
-  EXPECT_EQ(batches, 5u);
+  EXPECT_EQ(batches, 6u);
 }
 
 TEST_F(DeviceUpdateExecutorTest, TheCpuDoesItsFraction) {
