@@ -12,26 +12,19 @@ TEST(PtxKernelsTest, NeedsDeviceCode) {
 
 #else
 
-#include <cxxabi.h>
-
-#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <memory>
 #include <random>
-#include <sstream>
 #include <string>
 #include <typeinfo>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "kernels/cpu/rule_calls.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/cuda/block_kernels.h"
+#include "kernels/cuda/test_ptx.h"
 #include "kernels/cuda/test_reductions.h"
 #include "kernels/cuda/test_tiles.h"
 #include "kernels/cuda/tile_task.h"
@@ -46,38 +39,12 @@ namespace optstate::kernels::cuda {
 namespace {
 
 using kernels::testing::PtxKernel;
-using kernels::testing::PtxModule;
-
-constexpr char kPtx[] = "kernels/cuda/_nvcc/launch/launch.ptx";
-
-std::string Demangled(const char* name) {
-  int status = 0;
-  const std::unique_ptr<char, decltype(&std::free)> text(
-      abi::__cxa_demangle(name, nullptr, nullptr, &status), &std::free);
-  // Spaces between brackets differ.
-  return absl::StrReplaceAll(status == 0 ? text.get() : name, {{" ", ""}});
-}
-
-// The compiled kernels, which live as long as the process.
-const PtxModule& Module() {
-  static const PtxModule* const module = [] {
-    std::ifstream file(kPtx);
-    std::stringstream text;
-    text << file.rdbuf();
-    auto parsed = PtxModule::Parse(text.str());
-    EXPECT_TRUE(parsed.ok()) << parsed.status();
-    return parsed.ok() ? parsed->release() : new PtxModule();
-  }();
-  return *module;
-}
 
 // Returns the kernel whose name has a part; null: there is none.
 const PtxKernel* Find(const std::string& part) {
-  for (const auto& [name, kernel] : Module().kernels()) {
-    if (absl::StrContains(Demangled(name.c_str()), part)) return &kernel;
-  }
-  ADD_FAILURE() << "there is no kernel " << part;
-  return nullptr;
+  static const TestPtx* const ptx =
+      new TestPtx("kernels/cuda/_nvcc/launch/launch.ptx");
+  return ptx->Find(part);
 }
 
 const PtxKernel* FindUpdate(OptimizerKind kind, uint32_t options) {
@@ -96,26 +63,16 @@ const PtxKernel* FindUpdate(OptimizerKind kind, uint32_t options) {
   }
 }
 
-uint64_t Argument(const void* address) {
-  return reinterpret_cast<uint64_t>(address);
-}
-
 // Updates a view as tiles of 512 in one launch. Its arrays are not aligned, so
 // that each element is loaded alone.
 bool ApplyByPtx(const UpdateKernelKey& key, const UpdateFactors& factors,
                 const TileView& view) {
   constexpr size_t kTileElements = 512;
   const PtxKernel* const kernel = FindUpdate(key.optimizer, key.options);
-  if (kernel == nullptr) return false;
   const std::vector<TileTask> tasks =
       TilesOf(key, factors, view, kTileElements);
   const UpdateFactors all[] = {{}, factors};
-  const std::array<uint64_t, 2> arguments = {Argument(tasks.data()),
-                                             Argument(all)};
-  const absl::Status ran = PtxModule::Run(
-      *kernel, static_cast<uint32_t>(tasks.size()), kBlockThreads, arguments);
-  EXPECT_TRUE(ran.ok()) << ran;
-  return ran.ok();
+  return RunPtx(kernel, tasks.size(), {Argument(tasks.data()), Argument(all)});
 }
 
 // Does the same with arrays that are aligned as a device's are, whose whole
@@ -183,24 +140,18 @@ INSTANTIATE_TEST_SUITE_P(Keys, PtxUpdateTest,
 TEST(PtxReduceTest, IsWhatTheCpuDoes) {
   std::mt19937 random(TestSeed());
   const PtxKernel* const add = Find("AddTilesOfParameters");
-  ASSERT_NE(add, nullptr);
   for (const TestReduction& test : TestReductions(&random)) {
     const PtxKernel* const reduce =
         Find(absl::StrCat("ReduceTiles<(optstate::kernels::Reduction)",
                           static_cast<int>(test.reduction), ">"));
-    ASSERT_NE(reduce, nullptr);
     const void* const addresses[] = {test.values.data()};
     const std::vector<ReduceTask> tasks = test.TasksOf(addresses);
     const auto count = static_cast<uint32_t>(tasks.size());
     std::vector<double> results(count);
     uint32_t found_inf = 0;
-    const std::array<uint64_t, 4> arguments = {Argument(tasks.data()), count,
-                                               Argument(results.data()),
-                                               Argument(&found_inf)};
-    const absl::Status ran =
-        PtxModule::Run(*reduce, (count + kBlockArrays - 1) / kBlockArrays,
-                       kBlockThreads, arguments);
-    ASSERT_TRUE(ran.ok()) << ran;
+    ASSERT_TRUE(RunPtx(reduce, (count + kBlockArrays - 1) / kBlockArrays,
+                       {Argument(tasks.data()), count, Argument(results.data()),
+                        Argument(&found_inf)}));
     EXPECT_EQ(std::memcmp(results.data(), test.expected.data(),
                           count * sizeof(double)),
               0);
@@ -208,10 +159,9 @@ TEST(PtxReduceTest, IsWhatTheCpuDoes) {
 
     const ParameterTasks parameter = {0, count};
     double sum = 0;
-    const std::array<uint64_t, 4> addends = {
-        Argument(&parameter), 1, Argument(results.data()), Argument(&sum)};
-    const absl::Status added = PtxModule::Run(*add, 1, kBlockThreads, addends);
-    ASSERT_TRUE(added.ok()) << added;
+    ASSERT_TRUE(RunPtx(
+        add, 1,
+        {Argument(&parameter), 1, Argument(results.data()), Argument(&sum)}));
     EXPECT_EQ(std::memcmp(&sum, &test.expected_sum, sizeof(double)), 0);
   }
 }

@@ -47,7 +47,8 @@ void Compare(const PtxInstruction& i, PtxThread* t) {
 }
 template <class To, class From>
 void Convert(const PtxInstruction& i, PtxThread* t) {
-  t->Write<To>(i.operands[0], static_cast<To>(t->Read<From>(i.operands[1])));
+  t->Write<To>(i.operands[0],
+               Canonical<To>(static_cast<To>(t->Read<From>(i.operands[1]))));
 }
 template <class To, class From>
 void MultiplyWide(const PtxInstruction& i, PtxThread* t) {
@@ -60,6 +61,14 @@ void MultiplyAdd(const PtxInstruction& i, PtxThread* t) {
   t->Write<T>(i.operands[0], static_cast<T>(t->Read<T>(i.operands[1]) *
                                                 t->Read<T>(i.operands[2]) +
                                             t->Read<T>(i.operands[3])));
+}
+template <class T>
+void DivideInteger(const PtxInstruction& i, PtxThread* t) {
+  const T divisor = t->Read<T>(i.operands[2]);
+  // A device gives a value that is defined nowhere.
+  if (divisor == 0) return t->Fail("a division by zero");
+  t->Write<T>(i.operands[0],
+              static_cast<T>(t->Read<T>(i.operands[1]) / divisor));
 }
 template <class T>
 void Select(const PtxInstruction& i, PtxThread* t) {
@@ -84,12 +93,19 @@ void LoadShared(const PtxInstruction& i, PtxThread* t) {
 }
 // A vector is in registers that stand before the address.
 template <class T, size_t kLanes>
-void LoadVector(const PtxInstruction& i, PtxThread* t) {
-  const void* const from = t->Global(i.operands[kLanes], kLanes * sizeof(T));
+void LoadLanes(const void* from, const PtxInstruction& i, PtxThread* t) {
   if (from == nullptr) return;
   T lanes[kLanes];
   std::memcpy(lanes, from, sizeof(lanes));
   for (size_t k = 0; k < kLanes; ++k) t->Write<T>(i.operands[k], lanes[k]);
+}
+template <class T, size_t kLanes>
+void LoadVector(const PtxInstruction& i, PtxThread* t) {
+  LoadLanes<T, kLanes>(t->Global(i.operands[kLanes], kLanes * sizeof(T)), i, t);
+}
+template <class T, size_t kLanes>
+void LoadSharedVector(const PtxInstruction& i, PtxThread* t) {
+  LoadLanes<T, kLanes>(t->Shared(i.operands[kLanes], kLanes * sizeof(T)), i, t);
 }
 template <class T, size_t kLanes>
 void StoreVector(const PtxInstruction& i, PtxThread* t) {
@@ -159,6 +175,14 @@ template <class T>
 T Larger(T a, T b) {
   return std::max(a, b);
 }
+// A number wins against NaN, and 0 against -0.
+template <class T>
+T LargerNumber(T a, T b) {
+  if (std::isnan(a)) return b;
+  if (std::isnan(b)) return a;
+  if (a == b) return std::signbit(a) ? b : a;
+  return std::max(a, b);
+}
 template <class T>
 T And(T a, T b) {
   return static_cast<T>(a & b);
@@ -182,6 +206,11 @@ T Same(T a) {
 float Magnitude(float a) { return std::fabs(a); }
 double Magnitude(double a) { return std::fabs(a); }
 float Negative(float a) { return -a; }
+// The least integer is its own opposite: done without a sign, it may wrap.
+template <class T>
+T Opposite(T a) {
+  return static_cast<T>(T{0} - a);
+}
 float WithSignOf(float sign, float a) { return std::copysign(a, sign); }
 
 // Shifts by more than the width leave nothing, or the sign.
@@ -326,6 +355,10 @@ Handlers MakeHandlers() {
                        t->Read<uint64_t>(i.operands[1]) == 0 ? 1 : 0);
   };
   handlers["neg.f32"] = Unary<float, Negative>;
+  handlers["neg.s64"] = Unary<uint64_t, Opposite<uint64_t>>;
+  handlers["max.f64"] = Binary<double, LargerNumber<double>>;
+  handlers["div.u32"] = DivideInteger<uint32_t>;
+  handlers["div.u64"] = DivideInteger<uint64_t>;
   handlers["copysign.f32"] = Binary<float, WithSignOf>;
   handlers["mul.wide.u16"] = MultiplyWide<uint32_t, uint16_t>;
   handlers["mul.wide.u32"] = MultiplyWide<uint64_t, uint32_t>;
@@ -335,14 +368,21 @@ Handlers MakeHandlers() {
   handlers["cvt.u64.u32"] = Convert<uint64_t, uint32_t>;
   handlers["cvt.u32.u64"] = Convert<uint32_t, uint64_t>;
   handlers["cvt.s16.s8"] = Convert<int16_t, int8_t>;
+  handlers["cvt.s32.s8"] = Convert<int32_t, int8_t>;
   handlers["cvt.s32.s16"] = Convert<int32_t, int16_t>;
   handlers["cvt.rn.f32.s32"] = Convert<float, int32_t>;
   handlers["cvt.rn.f32.s16"] = Convert<float, int16_t>;
   handlers["cvt.f64.f32"] = Convert<double, float>;
+  // The CPU rounds to nearest even, unless it has been told otherwise.
+  handlers["cvt.rn.f32.f64"] = Convert<float, double>;
+  handlers["cvt.rn.f64.u64"] = Convert<double, uint64_t>;
   // Addresses are those of one process.
   handlers["cvta.to.global.u64"] = Unary<uint64_t, Same<uint64_t>>;
   handlers["atom.shared.max.s32"] = RaiseShared;
-  handlers["bar.sync"] = [](const PtxInstruction&, PtxThread* t) {
+  handlers["ld.shared.v2.f32"] = LoadSharedVector<float, 2>;
+  handlers["bar.sync"] = [](const PtxInstruction& i, PtxThread* t) {
+    // A second operand is the number of threads that it waits for.
+    if (i.operands.size() != 1) return t->Fail("a barrier of some threads");
     t->WaitAtBarrier();
   };
   handlers["ret"] = [](const PtxInstruction&, PtxThread* t) { t->End(); };

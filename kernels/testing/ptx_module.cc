@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "kernels/testing/ptx_thread.h"
+#include "kernels/testing/ptx_block.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::kernels::testing {
@@ -44,6 +44,10 @@ bool ReadImmediate(absl::string_view text, uint64_t* bits) {
 
 }  // namespace
 
+std::string NameOf(const PtxInstruction& instruction) {
+  return absl::StrCat("line ", instruction.line, ": ", instruction.text);
+}
+
 // Reads line by line: nvcc writes an instruction or a declaration on each.
 class PtxParser {
  public:
@@ -51,6 +55,7 @@ class PtxParser {
 
   absl::Status Parse(absl::string_view text) {
     for (absl::string_view line : absl::StrSplit(text, '\n')) {
+      ++line_;
       line = absl::StripAsciiWhitespace(line.substr(0, line.find("//")));
       OPTSTATE_RETURN_IF_ERROR(ParseLine(line));
     }
@@ -146,6 +151,7 @@ class PtxParser {
   absl::Status ParseInstruction(absl::string_view line) {
     PtxInstruction instruction;
     instruction.text = std::string(line);
+    instruction.line = line_;
     if (!absl::ConsumeSuffix(&line, ";")) return NotKnown(line);
     if (absl::ConsumePrefix(&line, "@")) {
       instruction.is_guard_negated = absl::ConsumePrefix(&line, "!");
@@ -222,6 +228,7 @@ class PtxParser {
   }
 
   PtxModule& module_;
+  size_t line_ = 0;
   PtxKernel* kernel_ = nullptr;
   std::map<std::string, uint32_t, std::less<>> registers_;
   std::map<std::string, size_t> labels_;
@@ -245,29 +252,9 @@ absl::Status PtxModule::Run(const PtxKernel& kernel, uint32_t blocks,
         absl::StrCat("the kernel has ", kernel.parameters, " parameters, not ",
                      arguments.size()));
   }
-  for (uint32_t block = 0; block < blocks; ++block) {
-    // Shared memory has no defined values at first.
-    constexpr uint8_t kGarbage = 0xa5;
-    std::vector<std::byte> shared(kernel.shared_bytes, std::byte{kGarbage});
-    std::vector<PtxThread> all;
-    for (uint32_t thread = 0; thread < threads; ++thread) {
-      all.emplace_back(&kernel, thread, block, arguments, shared.data());
-    }
-    size_t ended = 0;
-    while (ended < threads) {
-      ended = 0;
-      // The order of threads between two barriers is any.
-      for (uint32_t k = 0; k < threads; ++k) {
-        PtxThread& thread = all[block % 2 == 0 ? k : threads - 1 - k];
-        if (thread.state() != PtxThread::State::kEnded) thread.Run();
-        OPTSTATE_RETURN_IF_ERROR(thread.failure());
-        if (thread.state() == PtxThread::State::kEnded) ++ended;
-      }
-      if (ended > 0 && ended < threads) {
-        return absl::InternalError(absl::StrCat(
-            ended, " of ", threads, " threads have ended, others wait"));
-      }
-    }
+  PtxBlock block(&kernel, threads, arguments);
+  for (uint32_t number = 0; number < blocks; ++number) {
+    OPTSTATE_RETURN_IF_ERROR(block.Run(number));
   }
   return absl::OkStatus();
 }

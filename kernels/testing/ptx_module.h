@@ -37,12 +37,16 @@ struct PtxOperand {
 
 struct PtxInstruction {
   std::string text;
+  size_t line = 0;               // of the module's text, from 1
   PtxHandler handler = nullptr;  // null: a branch, to `target`
   int guard = -1;                // the predicate's register; -1: none
   bool is_guard_negated = false;
   std::vector<PtxOperand> operands;
   size_t target = 0;
 };
+
+// Returns an instruction's line and text, for errors.
+std::string NameOf(const PtxInstruction& instruction);
 
 struct PtxKernel {
   std::vector<PtxInstruction> instructions;
@@ -68,9 +72,9 @@ class PtxModule {
 
   // Runs `blocks` blocks of `threads` threads. An argument is the value of a
   // parameter. Errors, with the instruction: INVALID_ARGUMENT, an address that
-  // is null or not aligned, which a device would refuse too, or another number
-  // of arguments; INTERNAL: threads that do not end, or of which some wait for
-  // others that have ended.
+  // is null or not aligned, which a device would refuse too, a division by
+  // zero, or another number of arguments; INTERNAL: threads that do not end, or
+  // a barrier that some threads reach and others do not.
   static absl::Status Run(const PtxKernel& kernel, uint32_t blocks,
                           uint32_t threads,
                           absl::Span<const uint64_t> arguments);

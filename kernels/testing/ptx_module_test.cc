@@ -5,9 +5,13 @@
 
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -15,6 +19,7 @@
 namespace optstate::kernels::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr char kHead[] =
@@ -123,6 +128,180 @@ TEST(PtxModuleTest, ThreadsMeetAtBarriersAndShareMemory) {
   EXPECT_EQ(out, (std::array<uint32_t, 8>{3, 2, 1, 0, 3, 2, 1, 0}));
 }
 
+// Four threads of a block, of which one, number 2, takes another way.
+absl::Status RunWithout2(const std::string& body) {
+  return RunBody(absl::StrCat("mov.u32 %r1, %tid.x;\nsetp.eq.s32 %p1, %r1, 2;\n"
+                              "@%p1 bra $L1;\n",
+                              body),
+                 1, 4, nullptr, nullptr);
+}
+
+TEST(PtxModuleTest, ABarrierThatAThreadMissesIsNamed) {
+  const absl::Status met =
+      RunWithout2("mov.u32 %r2, 5;\n$L1:\nbar.sync 0;\nbar.sync 0;\n");
+  EXPECT_TRUE(met.ok()) << met;
+  const absl::Status ended = RunWithout2("bar.sync 0;\n$L1:\n");
+  EXPECT_TRUE(absl::IsInternal(ended)) << ended;
+  EXPECT_THAT(
+      std::string(ended.message()),
+      AllOf(HasSubstr("line 17: bar.sync 0; (thread 2)"), HasSubstr("ended")));
+  // A device would let them meet.
+  const absl::Status elsewhere = RunWithout2(
+      "bar.sync 0;\nbra.uni $L2;\n$L1:\nbar.sync 0;\n$L2:\nbar.sync 0;\n");
+  EXPECT_TRUE(absl::IsInternal(elsewhere)) << elsewhere;
+  EXPECT_THAT(std::string(elsewhere.message()),
+              AllOf(HasSubstr("line 17: bar.sync 0; (thread 2)"),
+                    HasSubstr("waits at line 20: bar.sync 0;")));
+  // One round more than the others.
+  const absl::Status again = RunWithout2("bar.sync 0;\n$L1:\nbar.sync 0;\n");
+  EXPECT_TRUE(absl::IsInternal(again)) << again;
+  const absl::Status some = RunWithout2("$L1:\nbar.sync 0, 2;\n");
+  EXPECT_TRUE(absl::IsInvalidArgument(some)) << some;
+}
+
+TEST(PtxModuleTest, EveryBlockHasMemoryOfItsOwn) {
+  std::array<uint32_t, 2> out = {};
+  // A block reads what is there, then writes 7.
+  ASSERT_TRUE(RunBody("ld.shared.u32 %r1, [box];\nmov.u32 %r2, 7;\n"
+                      "st.shared.u32 [box], %r2;\nmov.u32 %r3, %ctaid.x;\n"
+                      "shl.b32 %r3, %r3, 2;\ncvt.u64.u32 %rd3, %r3;\n"
+                      "add.s64 %rd4, %rd2, %rd3;\nst.global.u32 [%rd4], %r1;\n",
+                      2, 1, nullptr, out.data())
+                  .ok());
+  EXPECT_EQ(out, (std::array<uint32_t, 2>{0xa5a5a5a5, 0xa5a5a5a5}));
+}
+
+TEST(PtxModuleTest, VectorsAreLoadedFromSharedMemory) {
+  std::array<float, 2> in = {3, -4};
+  std::array<float, 2> out = {};
+  const auto load = [&](const std::string& from) {
+    return RunBody(
+        absl::StrCat(
+            "ld.f32 %f1, [%rd1];\nld.f32 %f2, [%rd1+4];\n"
+            "mov.u32 %r1, box;\nst.shared.f32 [%r1+8], %f1;\n"
+            "st.shared.f32 [box+12], %f2;\nld.shared.v2.f32 {%f3, %f4}, ",
+            from, ";\nst.f32 [%rd2], %f4;\nst.f32 [%rd2+4], %f3;\n"),
+        1, 1, in.data(), out.data());
+  };
+  ASSERT_TRUE(load("[%r1+8]").ok());
+  EXPECT_EQ(out, (std::array<float, 2>{-4, 3}));
+  EXPECT_TRUE(absl::IsInvalidArgument(load("[%r1+4]"))) << "not aligned";
+  EXPECT_TRUE(absl::IsInvalidArgument(load("[%r1+16]"))) << "behind the end";
+}
+
+// Returns what an instruction makes of %rd3 and %rd4 in %rd5.
+uint64_t ResultOf(const std::string& instruction, uint64_t a, uint64_t b = 0) {
+  std::array<uint64_t, 2> in = {a, b};
+  uint64_t out = 0;
+  const absl::Status status = RunBody(
+      absl::StrCat(
+          "ld.global.u64 %rd3, [%rd1];\nld.global.u64 %rd4, [%rd1+8];\n",
+          instruction, "\nst.global.u64 [%rd2], %rd5;\n"),
+      1, 1, in.data(), &out);
+  EXPECT_TRUE(status.ok()) << status;
+  return out;
+}
+
+TEST(PtxModuleTest, IntegersAreDividedWithoutASign) {
+  constexpr uint64_t kMax = ~uint64_t{0};
+  const std::string div32 = "div.u32 %rd5, %rd3, %rd4;";
+  const std::string div64 = "div.u64 %rd5, %rd3, %rd4;";
+  EXPECT_EQ(ResultOf(div32, 7, 2), 3u);
+  EXPECT_EQ(ResultOf(div32, 0xffffffff, 2), 0x7fffffffu);
+  EXPECT_EQ(ResultOf(div32, (uint64_t{9} << 32) + 8, 4), 2u)
+      << "the lower halves alone";
+  EXPECT_EQ(ResultOf(div64, 1, 2), 0u);
+  EXPECT_EQ(ResultOf(div64, kMax, 3), 0x5555555555555555u);
+  EXPECT_EQ(ResultOf(div64, kMax, kMax), 1u);
+  for (const char* name : {"div.u32", "div.u64"}) {
+    const absl::Status status = RunBody(
+        absl::StrCat("mov.u64 %rd3, 0;\n", name, " %rd4, %rd1, %rd3;\n"), 1, 1,
+        nullptr, nullptr);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(name));
+  }
+}
+
+TEST(PtxModuleTest, LongIntegersAreNegatedAndShiftOut) {
+  constexpr uint64_t kLeast = uint64_t{1} << 63;
+  EXPECT_EQ(ResultOf("neg.s64 %rd5, %rd3;", 5), ~uint64_t{0} - 4);
+  EXPECT_EQ(ResultOf("neg.s64 %rd5, %rd3;", 0), 0u);
+  EXPECT_EQ(ResultOf("neg.s64 %rd5, %rd3;", kLeast), kLeast);
+  EXPECT_EQ(ResultOf("shl.b64 %rd5, %rd3, %rd4;", 3, 63), kLeast);
+  for (const uint64_t by : {64u, 65u, 0xffffffffu}) {
+    EXPECT_EQ(ResultOf("shl.b64 %rd5, %rd3, %rd4;", kLeast + 1, by), 0u) << by;
+    EXPECT_EQ(ResultOf("shr.u64 %rd5, %rd3, %rd4;", kLeast + 1, by), 0u) << by;
+  }
+}
+
+TEST(PtxModuleTest, BytesAreExtendedByTheirSign) {
+  const auto extended = [](uint64_t bits) {
+    return static_cast<uint32_t>(ResultOf("cvt.s32.s8 %rd5, %rd3;", bits));
+  };
+  EXPECT_EQ(extended(0x7f), 127u);
+  EXPECT_EQ(extended(0x80), 0xffffff80u);
+  EXPECT_EQ(extended(0x12345ff), 0xffffffffu) << "one byte alone";
+}
+
+TEST(PtxModuleTest, TheLargerDoubleIsANumber) {
+  const auto larger = [](double a, double b) {
+    return ResultOf("max.f64 %rd5, %rd3, %rd4;", std::bit_cast<uint64_t>(a),
+                    std::bit_cast<uint64_t>(b));
+  };
+  const auto is = [](double value) { return std::bit_cast<uint64_t>(value); };
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(larger(1, 2), is(2));
+  EXPECT_EQ(larger(-infinity, -1), is(-1));
+  EXPECT_EQ(larger(nan, -infinity), is(-infinity));
+  EXPECT_EQ(larger(1, nan), is(1));
+  EXPECT_EQ(larger(-0.0, 0.0), is(0.0));
+  EXPECT_EQ(larger(0.0, -0.0), is(0.0));
+  EXPECT_EQ(larger(-0.0, -0.0), is(-0.0));
+  EXPECT_TRUE(std::isnan(std::bit_cast<double>(larger(nan, nan))));
+}
+
+TEST(PtxModuleTest, DoublesAreRoundedToTheNearestFloat) {
+  const auto rounded = [](double value) {
+    return ResultOf("cvt.rn.f32.f64 %rd5, %rd3;",
+                    std::bit_cast<uint64_t>(value));
+  };
+  const auto is = [](float value) { return std::bit_cast<uint32_t>(value); };
+  const float infinity = std::numeric_limits<float>::infinity();
+  const std::vector<std::pair<double, uint32_t>> cases = {
+      {1 + 0x1p-24, is(1)},  // a tie, to even
+      {1 + 0x1p-24 + 0x1p-50, is(1 + 0x1p-23f)},
+      {1 + 0x3p-24, is(1 + 0x1p-22f)},
+      {-0.0, is(-0.0f)},
+      {0x1.fffffefp127, is(0x1.fffffep127f)},
+      {0x1.ffffffp127, is(infinity)},  // a tie
+      {-1e300, is(-infinity)},
+      {0x1.8p-149, is(0x1p-148f)},
+      {0x1p-150, is(0)},
+      {-0x1p-151, is(-0.0f)},
+      {-std::numeric_limits<double>::quiet_NaN(), 0x7fffffff}};
+  for (const auto& [value, expected] : cases) {
+    EXPECT_EQ(rounded(value), expected) << value;
+  }
+}
+
+TEST(PtxModuleTest, LongIntegersAreRoundedToTheNearestDouble) {
+  constexpr uint64_t kExact = uint64_t{1} << 53;
+  const std::vector<std::pair<uint64_t, double>> cases = {
+      {0, 0},
+      {kExact - 1, 0x1.fffffffffffffp52},
+      {kExact + 1, 0x1p53},  // a tie, to even
+      {kExact + 3, 0x1.0000000000002p53},
+      {(uint64_t{1} << 63) + 0x400, 0x1p63},  // a tie, with no sign
+      {(uint64_t{1} << 63) + 0x401, 0x1.0000000000001p63},
+      {~uint64_t{0}, 0x1p64}};
+  for (const auto& [value, expected] : cases) {
+    EXPECT_EQ(ResultOf("cvt.rn.f64.u64 %rd5, %rd3;", value),
+              std::bit_cast<uint64_t>(expected))
+        << value;
+  }
+}
+
 TEST(PtxModuleTest, BranchesAndTables) {
   uint32_t out = 0;
   ASSERT_TRUE(RunBody("mov.u64 %rd3, table;\nmov.u32 %r1, 0;\n$L1:\n"
@@ -182,6 +361,14 @@ TEST(PtxModuleTest, WhatIsNotKnownIsNamed) {
     const absl::Status status =
         RunBody(absl::StrCat(line, "\n"), 1, 1, nullptr, nullptr);
     EXPECT_TRUE(absl::IsUnimplemented(status)) << line << ": " << status;
+  }
+  for (const char* line :
+       {"min.f64 %fd1, %fd2, %fd3;", "ld.local.f32 %f1, [%rd1];",
+        "shfl.sync.bfly.b32 %r1, %r2, 1, 31, -1;"}) {
+    const absl::Status status =
+        RunBody(absl::StrCat(line, "\n"), 1, 1, nullptr, nullptr);
+    EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(line));
   }
 }
 

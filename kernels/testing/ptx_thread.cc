@@ -3,10 +3,18 @@
 namespace optstate::kernels::testing {
 namespace {
 
-// More than any of our kernels takes for a tile.
+// More than any of our kernels takes for a tile, or for a small parameter.
 constexpr uint64_t kStepsMax = 10'000'000;
 
 }  // namespace
+
+void PtxThread::Begin(uint32_t block) {
+  block_ = block;
+  state_ = State::kRunning;
+  next_ = 0;
+  steps_ = 0;
+  failure_ = absl::OkStatus();
+}
 
 void PtxThread::Run() {
   state_ = State::kRunning;
@@ -27,9 +35,9 @@ void PtxThread::Run() {
     }
     instruction.handler(instruction, this);
     if (!failure_.ok()) {
-      failure_ = absl::Status(
-          failure_.code(), absl::StrCat(instruction.text, " (thread ", thread_,
-                                        "): ", failure_.message()));
+      failure_ = absl::Status(failure_.code(),
+                              absl::StrCat(NameOf(instruction), " (thread ",
+                                           thread_, "): ", failure_.message()));
     }
   }
 }

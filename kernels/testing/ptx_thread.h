@@ -9,28 +9,33 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/testing/ptx_module.h"
 
 namespace optstate::kernels::testing {
 
-// One thread of a kernel: its registers, of 64 bits each, and where it is.
+// One thread of a kernel: its registers, of 64 bits each, and where it is. It
+// does its part of one block after the other.
 class PtxThread {
  public:
-  enum class State : uint8_t { kRunning, kAtBarrier, kEnded };
-
-  PtxThread(const PtxKernel* kernel, uint32_t thread, uint32_t block,
+  PtxThread(const PtxKernel* kernel, uint32_t thread,
             absl::Span<const uint64_t> arguments, std::byte* shared)
       : kernel_(*kernel),
         thread_(thread),
-        block_(block),
         arguments_(arguments),
         shared_(shared),
         registers_(kernel->registers) {}
 
-  State state() const { return state_; }
   const absl::Status& failure() const { return failure_; }
+  // Returns the barrier at which it waits; null: it does not.
+  const PtxInstruction* barrier() const {
+    return state_ == State::kAtBarrier ? &kernel_.instructions[next_ - 1]
+                                       : nullptr;
+  }
 
+  // Goes to the beginning of the kernel, as a thread of this block.
+  void Begin(uint32_t block);
   // Goes on to the next barrier, or to the end.
   void Run();
 
@@ -73,8 +78,15 @@ class PtxThread {
 
   void WaitAtBarrier() { state_ = State::kAtBarrier; }
   void End() { state_ = State::kEnded; }
+  // Ends with an error, which gets the instruction's name.
+  void Fail(absl::string_view why) {
+    failure_ = absl::InvalidArgumentError(why);
+    state_ = State::kEnded;
+  }
 
  private:
+  enum class State : uint8_t { kRunning, kAtBarrier, kEnded };
+
   uint64_t Bits(const PtxOperand& operand) const {
     switch (operand.kind) {
       case PtxOperand::Kind::kRegister:
@@ -99,17 +111,13 @@ class PtxThread {
     }
     return reinterpret_cast<void*>(address);
   }
-  void Fail(absl::string_view why) {
-    failure_ = absl::InvalidArgumentError(why);
-    state_ = State::kEnded;
-  }
 
   const PtxKernel& kernel_;
   const uint32_t thread_;
-  const uint32_t block_;
   const absl::Span<const uint64_t> arguments_;
   std::byte* const shared_;
   std::vector<uint64_t> registers_;
+  uint32_t block_ = 0;
   State state_ = State::kRunning;
   size_t next_ = 0;  // instruction
   uint64_t steps_ = 0;
