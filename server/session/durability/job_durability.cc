@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "server/session/durability/commit_period.h"
 #include "server/session/durability/durable_job.h"
 #include "server/session/durability/job_storage.h"
 #include "server/session/durability/store_maker.h"
@@ -46,7 +47,7 @@ bool JobDurability::IsCommitDue() const {
     case v1::DURABILITY_KIND_STEP:
       return true;
     case v1::DURABILITY_KIND_EVERY:
-      return job_.record().committed_step % storage.every_steps() == 0;
+      return job_.record().committed_step % CommitPeriodSteps(storage) == 0;
     case v1::DURABILITY_KIND_INTERVAL:
       return job_.options.clock() - commit_requested_at_ >=
              absl::Milliseconds(storage.interval_ms());
@@ -124,17 +125,19 @@ absl::Status JobDurability::AdoptCommit() {
   }
   const Durable durable = WhatIsDurable();
   const v1::StorageSettings& storage = job_.shape->description.storage;
-  const uint64_t every = storage.every_steps();
   // A load by which the job has begun at a step may leave the number of loads
   // as it was; its record has the digest of no commit.
   const bool has_begun = job_.record().commit_digest == 0;
-  // With "every N" the commit of step N may have been under way when the former
-  // engine ended.
-  const bool needs_step = has_begun ||
-                          storage.durability() == v1::DURABILITY_KIND_STEP ||
-                          (storage.durability() == v1::DURABILITY_KIND_EVERY &&
-                           job_.record().committed_step / every >
-                               job_.store->durable_step() / every);
+  // With "every N" a commit may have been under way when the former engine
+  // ended.
+  const auto is_overdue = [&] {
+    const uint64_t period = CommitPeriodSteps(storage);
+    return job_.record().committed_step / period >
+           job_.store->durable_step() / period;
+  };
+  const bool needs_step =
+      has_begun || storage.durability() == v1::DURABILITY_KIND_STEP ||
+      (storage.durability() == v1::DURABILITY_KIND_EVERY && is_overdue());
   if (durable.loads && (durable.step || !needs_step)) return absl::OkStatus();
   return MakeDurable(WaitsForCommits());
 }

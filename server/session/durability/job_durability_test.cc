@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/session/durability/commit_period.h"
 #include "server/session/durability/store_maker.h"
 #include "server/session/monotonic_clock.h"
 #include "server/session/testing/room_fixture.h"
@@ -84,10 +85,28 @@ TEST_F(JobDurabilityTest, EachStep) {
   }
 }
 
+TEST(CommitPeriodTest, ALossOfPowerCostsAsManySteps) {
+  for (uint32_t every = 1; every <= 20; ++every) {
+    v1::StorageSettings storage;
+    storage.set_every_steps(every);
+    const uint64_t period = CommitPeriodSteps(storage);
+    // Each commit is durable when the next one begins, and not before; a step
+    // is answered after that.
+    uint64_t requested = 0, durable = 0;
+    for (uint64_t step = 1; step <= 100; ++step) {
+      if (step % period == 0) {
+        durable = requested;
+        requested = step;
+      }
+      EXPECT_LE(step - durable, every) << "step " << step;
+    }
+  }
+}
+
 TEST_F(JobDurabilityTest, EveryThirdStep) {
   ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_EVERY));
   for (uint64_t step = 1; step <= 7; ++step) {
-    EXPECT_EQ(DurableAfter(step), step / 3 * 3);
+    EXPECT_EQ(DurableAfter(step), step / 2 * 2);
   }
   EXPECT_EQ(DurableAfter(7, /*is_load=*/true), 7u);
 }
@@ -104,10 +123,10 @@ TEST_F(JobDurabilityTest, EverySecond) {
 
 TEST_F(JobDurabilityTest, NowWhenItIsNotTheTurnOfTheStep) {
   ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_EVERY));
-  SetStep(4);
+  SetStep(5);
   JobCall lock(&job_.lock);
   ASSERT_TRUE(durability_.MakeDurableNow().ok());
-  EXPECT_EQ(job_.store->durable_step(), 4u) << "before it is answered";
+  EXPECT_EQ(job_.store->durable_step(), 5u) << "before it is answered";
 }
 
 TEST_F(JobDurabilityTest, NoneOfAJobThatIsNotOrIsNotLoaded) {
@@ -180,15 +199,15 @@ TEST_F(JobDurabilityTest, SoIsALoadThatBringsAStep) {
 
 TEST_F(JobDurabilityTest, AnOrderlyEndLosesNothing) {
   ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_EVERY));
-  ASSERT_EQ(DurableAfter(3), 3u);
-  SetStep(4);
+  ASSERT_EQ(DurableAfter(4), 4u);
+  SetStep(5);
   CommitFinally(/*loading=*/true);
   job_.failure = absl::DataLossError("why");
   CommitFinally();
   job_.failure = absl::OkStatus();
-  EXPECT_EQ(job_.store->durable_step(), 3u);
-  CommitFinally();
   EXPECT_EQ(job_.store->durable_step(), 4u);
+  CommitFinally();
+  EXPECT_EQ(job_.store->durable_step(), 5u);
   const uint64_t before = commits();
   CommitFinally();
   EXPECT_EQ(commits(), before) << "it is durable";

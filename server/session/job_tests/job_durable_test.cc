@@ -143,7 +143,7 @@ void LeaveNote(const JobHarness& job) {
 TEST(JobDurabilityTest, MemoryIsGivenUpForTheDurableStepOnRequest) {
   JobHarness::Setup setup =
       SetupOf(v1::PLACEMENT_NVME, DType::kFloat32, v1::DURABILITY_KIND_EVERY);
-  setup.storage.set_every_steps(3);
+  setup.storage.set_every_steps(1000);
   JobHarness job(setup);
   JobHarness in_memory(SetupOf(v1::PLACEMENT_HOST, DType::kFloat32,
                                v1::DURABILITY_KIND_UNSPECIFIED));

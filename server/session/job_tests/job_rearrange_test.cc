@@ -179,7 +179,7 @@ TEST_P(JobRearrangeTest, AutoSplitsAsANewJobWouldBe) {
 TEST_P(JobRearrangeTest, APowerCutRightAfterItLeavesTheDurableStep) {
   if (!GetParam().is_durable()) GTEST_SKIP();
   StartBoth();
-  TrainBoth();  // step 3, which "every 2" does not make durable
+  TrainBoth();  // step 3, which "every 4" does not make durable
   ASSERT_TRUE(SetWeights(&on_disk_, {1, 4, 0}).ok());
   // The files as a power cut leaves them: an orderly end would commit.
   const std::string aside = on_disk_.disk() + "-aside";

@@ -55,7 +55,7 @@ inline JobHarness::Setup SetupOf(const Kind& kind) {
   setup.storage.set_durability(kind.durability);
   setup.storage.set_parameters_on_disk(kind.parameters_on_disk);
   if (kind.durability == v1::DURABILITY_KIND_EVERY) {
-    setup.storage.set_every_steps(2);
+    setup.storage.set_every_steps(4);
   }
   if (kind.placement == v1::PLACEMENT_NVME) {
     // Five of eight frames, so that records are read from the disk. Those of

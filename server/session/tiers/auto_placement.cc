@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "proto/types/status_macros.h"
+#include "server/session/durability/commit_period.h"
 #include "server/session/durability/job_storage.h"
 
 namespace optstate::session {
@@ -74,14 +75,15 @@ uint64_t RecordsRead(const v1::StorageSettings& storage,
 }
 
 // Returns the records that a step writes, on average: with a durability of each
-// step all, of each N steps at least all in N.
+// step all, of each N steps at least all in each period of commits.
 double RecordsWritten(const v1::StorageSettings& storage,
                       const storage::SwapSizes& sizes) {
   const auto swapped = static_cast<double>(RecordsRead(storage, sizes));
   const auto all = static_cast<double>(sizes.records);
   if (storage.durability() == v1::DURABILITY_KIND_STEP) return all;
   if (storage.durability() != v1::DURABILITY_KIND_EVERY) return swapped;
-  return std::max(swapped, all / storage.every_steps());
+  return std::max(swapped,
+                  all / static_cast<double>(CommitPeriodSteps(storage)));
 }
 
 }  // namespace
