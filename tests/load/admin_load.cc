@@ -1,7 +1,5 @@
 #include "tests/load/admin_load.h"
 
-#include <grpcpp/grpcpp.h>
-
 #include <algorithm>
 #include <thread>
 #include <utility>
@@ -53,16 +51,37 @@ void Time(const char* method, uint32_t age_max_ms, AdminTally* tally,
   }
 }
 
+// The protos of this service are not installed with gRPC.
+grpc::Status CheckHealth(grpc::GenericStub* stub,
+                         grpc::ClientContext* context) {
+  grpc::CompletionQueue queue;
+  const grpc::ByteBuffer of_the_server(nullptr, 0);
+  const auto call = stub->PrepareUnaryCall(
+      context, "/grpc.health.v1.Health/Check", of_the_server, &queue);
+  call->StartCall();
+  grpc::ByteBuffer reply;
+  grpc::Status status;
+  call->Finish(&reply, &status, /*tag=*/nullptr);
+  void* tag = nullptr;
+  bool is_ok = false;
+  queue.Next(&tag, &is_ok);
+  return status;
+}
+
 }  // namespace
 
-std::unique_ptr<v1::Admin::Stub> ConnectAdmin(const std::string& socket) {
+std::shared_ptr<grpc::Channel> Connect(const std::string& socket) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   // A list of 256 jobs with their ranks may be larger than gRPC's 4 MiB.
   arguments.SetMaxReceiveMessageSize(-1);
-  return v1::Admin::NewStub(
-      grpc::CreateCustomChannel(absl::StrCat("unix:", socket),
-                                grpc::InsecureChannelCredentials(), arguments));
+  return grpc::CreateCustomChannel(absl::StrCat("unix:", socket),
+                                   grpc::InsecureChannelCredentials(),
+                                   arguments);
+}
+
+std::unique_ptr<v1::Admin::Stub> ConnectAdmin(const std::string& socket) {
+  return v1::Admin::NewStub(Connect(socket));
 }
 
 uint64_t AdminTally::answered() const { return all_ms().size(); }
@@ -107,19 +126,39 @@ std::string AdminTally::ToString() const {
 
 AdminLoad::AdminLoad(Options options) : options_(std::move(options)) {
   for (size_t i = 0; i < std::max<size_t>(options_.channels, 1); ++i) {
-    stubs_.push_back(ConnectAdmin(options_.socket));
+    const std::shared_ptr<grpc::Channel> channel = Connect(options_.socket);
+    connections_.push_back(
+        {.admin = v1::Admin::NewStub(channel),
+         .bare = std::make_unique<grpc::GenericStub>(channel)});
   }
 }
 
 AdminTally AdminLoad::Run(const Stretch& stretch) {
+  return RunThreads(stretch, [this](uint64_t number, const Connection& to,
+                                    AdminTally* tally) {
+    CallAdmin(number, to.admin.get(), tally);
+  });
+}
+
+AdminTally AdminLoad::RunBare(const Stretch& stretch) {
+  return RunThreads(stretch, [](uint64_t /*number*/, const Connection& to,
+                                AdminTally* tally) {
+    Time("Health/Check", 0, tally,
+         [&](grpc::ClientContext* context, std::string* /*wrong*/) {
+           return CheckHealth(to.bare.get(), context);
+         });
+  });
+}
+
+AdminTally AdminLoad::RunThreads(const Stretch& stretch, Call call) {
   next_.store(0);
   const absl::Time begin = absl::Now();
   std::vector<AdminTally> tallies(std::max<size_t>(options_.threads, 1));
   std::vector<std::thread> threads;
   threads.reserve(tallies.size());
   for (size_t i = 0; i < tallies.size(); ++i) {
-    threads.emplace_back([this, i, &stretch, begin, &tallies] {
-      RunThread(i, stretch, begin, &tallies[i]);
+    threads.emplace_back([this, i, &stretch, begin, call, &tallies] {
+      RunThread(i, stretch, begin, call, &tallies[i]);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -130,8 +169,8 @@ AdminTally AdminLoad::Run(const Stretch& stretch) {
 }
 
 void AdminLoad::RunThread(size_t thread, const Stretch& stretch,
-                          absl::Time begin, AdminTally* tally) {
-  v1::Admin::Stub* const stub = stubs_[thread % stubs_.size()].get();
+                          absl::Time begin, Call call, AdminTally* tally) {
+  const Connection& connection = connections_[thread % connections_.size()];
   const absl::Time end = begin + stretch.time;
   while (true) {
     const uint64_t number = next_.fetch_add(1);
@@ -143,12 +182,12 @@ void AdminLoad::RunThread(size_t thread, const Stretch& stretch,
       if (due > absl::Now()) absl::SleepFor(due - absl::Now());
     }
     if (absl::Now() >= end) return;
-    Call(number, stub, tally);
+    call(number, connection, tally);
   }
 }
 
-void AdminLoad::Call(uint64_t number, v1::Admin::Stub* stub,
-                     AdminTally* tally) const {
+void AdminLoad::CallAdmin(uint64_t number, v1::Admin::Stub* stub,
+                          AdminTally* tally) const {
   const size_t jobs = options_.jobs.size();
   const uint64_t every = std::max<uint64_t>(options_.lists_every, 1);
   if (jobs != 0 && number % every != 0) {

@@ -1,6 +1,9 @@
 #ifndef OPTSTATE_TESTS_LOAD_ADMIN_LOAD_H_
 #define OPTSTATE_TESTS_LOAD_ADMIN_LOAD_H_
 
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "optstate/v1/admin.grpc.pb.h"
@@ -16,8 +20,9 @@
 
 namespace optstate::load {
 
-// Returns a stub with a connection of its own: by default gRPC has all channels
-// of a process to one address share one.
+// Returns a channel with a connection of its own: by default gRPC has all
+// channels of a process to one address share one.
+std::shared_ptr<grpc::Channel> Connect(const std::string& socket);
 std::unique_ptr<v1::Admin::Stub> ConnectAdmin(const std::string& socket);
 
 // The outcome of many calls of Admin.
@@ -63,14 +68,26 @@ class AdminLoad {
 
   // Makes `stretch` calls.
   AdminTally Run(const Stretch& stretch);
+  // Makes as many calls of gRPC's own health service, which the same server
+  // answers without any work: no other call can be faster on this machine.
+  AdminTally RunBare(const Stretch& stretch);
 
  private:
+  struct Connection {
+    std::unique_ptr<v1::Admin::Stub> admin;
+    std::unique_ptr<grpc::GenericStub> bare;
+  };
+  using Call =
+      absl::FunctionRef<void(uint64_t number, const Connection&, AdminTally*)>;
+
+  AdminTally RunThreads(const Stretch& stretch, Call call);
   void RunThread(size_t thread, const Stretch& stretch, absl::Time begin,
-                 AdminTally* tally);
-  void Call(uint64_t number, v1::Admin::Stub* stub, AdminTally* tally) const;
+                 Call call, AdminTally* tally);
+  void CallAdmin(uint64_t number, v1::Admin::Stub* stub,
+                 AdminTally* tally) const;
 
   const Options options_;
-  std::vector<std::unique_ptr<v1::Admin::Stub>> stubs_;
+  std::vector<Connection> connections_;
   std::atomic<uint64_t> next_{0};
 };
 

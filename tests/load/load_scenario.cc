@@ -135,6 +135,7 @@ absl::Status RunRounds(const LoadOptions& options, const LoadDaemon& daemon,
     report->steps_alone_ms.insert(report->steps_alone_ms.end(), alone.begin(),
                                   alone.end());
     report->calls_alone.Add(calls->Run(options.calls));
+    report->calls_bare.Add(calls->RunBare(options.calls));
     OPTSTATE_RETURN_IF_ERROR(
         RunBoth(options, daemon, fleet, calls, report, nullptr));
   }
@@ -184,6 +185,7 @@ std::string LoadReport::ToString() const {
       " steps in all\nsteps alone: ", QuantilesOf(steps_alone_ms).ToString(),
       "\nsteps beside calls: ", QuantilesOf(steps_ms).ToString(),
       "\ncalls alone: ", calls_alone.ToString(),
+      "\ncalls that do nothing: ", calls_bare.ToString(),
       "\ncalls beside steps: ", calls.ToString(),
       absl::StrFormat("\np99 of steps beside calls / alone: %.2f"
                       "\np99 of calls beside steps / alone: %.2f\n",

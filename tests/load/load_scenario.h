@@ -26,7 +26,8 @@ struct LoadOptions {
   size_t channels = 2;
   uint64_t lists_every = 2;  // see AdminLoad
   uint32_t age_max_ms = 0;   // likewise
-  // Rounds of three slices each: steps alone, calls alone, both.
+  // Rounds of four slices each: steps alone, calls alone, calls that do
+  // nothing, steps and calls.
   int rounds = 1;
   Stretch steps;  // of each job in a slice
   Stretch calls;  // in a slice
@@ -49,6 +50,7 @@ struct LoadReport {
   std::vector<double> steps_alone_ms;
   std::vector<double> steps_ms;  // beside calls
   AdminTally calls_alone;
+  AdminTally calls_bare;  // AdminLoad::RunBare(), without steps too
   AdminTally calls;    // beside steps
   uint64_t steps = 0;  // of all jobs
 

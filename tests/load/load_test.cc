@@ -64,6 +64,7 @@ TEST_P(LoadTest, ManyJobsStepBesideManyCalls) {
   ASSERT_TRUE(report.ok()) << report.status();
   std::cerr << report->ToString();
   ExpectAnswered(report->calls_alone);
+  EXPECT_EQ(report->calls_bare.answered(), report->calls_bare.made);
   ExpectAnswered(report->calls);
   EXPECT_EQ(report->steps_alone_ms.size(), kRounds * kJobs * kSteps);
   EXPECT_EQ(report->steps_ms.size(), kRounds * kJobs * kSteps);
