@@ -51,8 +51,8 @@ struct LoadReport {
   std::vector<double> steps_ms;  // beside calls
   AdminTally calls_alone;
   AdminTally calls_bare;  // AdminLoad::RunBare(), without steps too
-  AdminTally calls;    // beside steps
-  uint64_t steps = 0;  // of all jobs
+  AdminTally calls;       // beside steps
+  uint64_t steps = 0;     // of all jobs
 
   std::string ToString() const;
 };
