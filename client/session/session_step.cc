@@ -23,6 +23,14 @@ constexpr absl::Duration kLookPauseMax = absl::Milliseconds(2);
 // The wait of an interrupted rank for an engine that hangs.
 constexpr absl::Duration kFinishPatience = absl::Seconds(5);
 
+// Returns whether the engine may still have what an abort was to drop, because
+// no answer came. It would take other gradients for a repeat of those, so the
+// next push or commit has to drop them first.
+bool MayBeStaged(const absl::Status& aborted) {
+  return absl::IsDeadlineExceeded(aborted) || absl::IsUnavailable(aborted) ||
+         absl::IsCancelled(aborted);
+}
+
 }  // namespace
 
 absl::Status Session::CheckIdle() const {
@@ -76,7 +84,7 @@ absl::Status Session::TakeFailedPush() {
   if (failed.step == committed_step_ + 1) {
     ForgetStaged();
     refused_push_ = status;
-    channel_->Abort(failed.step, StepDeadline()).IgnoreError();
+    push_failed_ = MayBeStaged(channel_->Abort(failed.step, StepDeadline()));
   }
   return status;
 }
@@ -340,14 +348,14 @@ void Session::DropFailedStep(uint64_t step, const absl::Status& status) {
   ForgetStaged();
   channel_->ClearFailedPush();
   if (!channel_->connected()) return;
-  channel_->Abort(step, StepDeadline()).IgnoreError();
+  push_failed_ = MayBeStaged(channel_->Abort(step, StepDeadline()));
 }
 
 absl::Status Session::Abort(uint64_t step) {
   OPTSTATE_RETURN_IF_ERROR(AnnotateWithJob(CheckIdle()));
   if (step == committed_step_ + 1) ForgetStaged();
   loading_ = false;
-  return AnnotateWithJob(Persist([&] {
+  const absl::Status aborted = Persist([&] {
     absl::Status status = channel_->Abort(step, StepDeadline());
     // The abort is answered after every push before it.
     if (channel_->failed_push() && channel_->failed_push()->step == step) {
@@ -355,7 +363,9 @@ absl::Status Session::Abort(uint64_t step) {
     }
     if (status.ok()) begun_step_ = 0;
     return status;
-  }));
+  });
+  if (step == committed_step_ + 1) push_failed_ = MayBeStaged(aborted);
+  return AnnotateWithJob(aborted);
 }
 
 }  // namespace optstate::client

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "client/client.h"
+#include "client/fake/failing_channel.h"
 #include "client/fake/fake_channel.h"
 #include "client/fake/fake_daemon.h"
 #include "gmock/gmock.h"
@@ -370,6 +371,53 @@ TEST_F(SessionTest, AfterTheDeadlineCommitGoesOnAndPushBeginsAnew) {
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_DOUBLE_EQ(outcome->gradient_norm, std::sqrt(50.0));
   EXPECT_TRUE((*second)->CommitWait().ok());
+}
+
+// The daemon would ignore other gradients as a repeat of those that it has.
+TEST_F(SessionTest, WhatAnAbortCouldNotDropIsDroppedBeforeTheNextPush) {
+  ChannelFaults faults;
+  const auto session = Session::OpenOver(
+      [&](ChannelSetup setup) {
+        return MakeFailingChannel(MakeFakeChannel(&daemon_, std::move(setup)),
+                                  &faults);
+      },
+      NewJob(UniformLayout(3, 50)));
+  ASSERT_TRUE(session.ok()) << session.status();
+  Session& rank = **session;
+  ASSERT_TRUE(LoadConstant(rank, 1).ok());
+  ASSERT_TRUE(PushConstant(rank, 1, 0, 7).ok());
+  faults.lost_aborts = 2;
+  EXPECT_EQ(rank.Abort(1).code(), StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(PushConstant(rank, 1, 0, 1).code(), StatusCode::kDeadlineExceeded);
+  ASSERT_TRUE(PushConstant(rank, 1, 0, 1).ok());
+  ExpectCommit(rank, 1);
+  ExpectUndisturbed(rank, 1);
+  // A commit does not take them either.
+  ASSERT_TRUE(PushConstant(rank, 2, 0, 7).ok());
+  faults.lost_aborts = 1;
+  EXPECT_EQ(rank.Abort(2).code(), StatusCode::kDeadlineExceeded);
+  const auto outcome = rank.Commit(CommitOf(rank, 2));
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->gradient_norm, 0);
+}
+
+// The session itself drops a step of which a push was refused.
+TEST_F(SessionTest, ARefusedStepThatCouldNotBeDroppedIsDroppedByTheNextPush) {
+  ChannelFaults faults;
+  const auto session = Session::OpenOver(
+      [&](ChannelSetup setup) {
+        return MakeFailingChannel(MakeFakeChannel(&daemon_, std::move(setup)),
+                                  &faults);
+      },
+      NewJob(UniformLayout(3, 50)));
+  ASSERT_TRUE(session.ok()) << session.status();
+  Session& rank = **session;
+  ASSERT_TRUE(LoadConstant(rank, 1).ok());
+  ASSERT_TRUE(PushConstant(rank, 1, 0, 7).ok());
+  faults = {.refused_pushes = 1, .lost_aborts = 1};
+  EXPECT_EQ(rank.Push(1, 0, 0, 1).code(), StatusCode::kInvalidArgument);
+  Step(rank, 1);
+  ExpectUndisturbed(rank, 1);
 }
 
 TEST_F(SessionTest, VanishedJobIsNotCreatedAgain) {

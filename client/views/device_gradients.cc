@@ -9,6 +9,13 @@
 #include "proto/types/status_macros.h"
 
 namespace optstate::client {
+namespace {
+
+// Kernels load so many bytes at once: an engine takes a gradient that begins
+// elsewhere from the gradient area, and says nothing of it.
+constexpr uint64_t kAlignBytes = 16;
+
+}  // namespace
 
 DeviceGradients::DeviceGradients(const Layout& layout,
                                  const RankPartition& partition,
@@ -66,13 +73,17 @@ absl::Status DeviceGradients::Mark(uint64_t step,
           absl::StrCat("this rank has no gradient of parameter ", parameter));
     }
     const uint64_t bytes = piece_bytes_[parameter];
-    if (offsets[i] <= memory_bytes_ && bytes <= memory_bytes_ - offsets[i]) {
-      continue;
+    if (offsets[i] > memory_bytes_ || bytes > memory_bytes_ - offsets[i]) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the gradient of parameter ", parameter, " has ", bytes,
+                       " bytes at offset ", offsets[i], " of ", memory_bytes_,
+                       " bytes of memory of a device"));
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat("the gradient of parameter ", parameter, " has ", bytes,
-                     " bytes at offset ", offsets[i], " of ", memory_bytes_,
-                     " bytes of memory of a device"));
+    if (offsets[i] % kAlignBytes != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the gradient of parameter ", parameter, " is at offset ", offsets[i],
+          " of the memory of a device, which is no multiple of ", kAlignBytes));
+    }
   }
   for (size_t i = 0; i < parameters.size(); ++i) {
     shm::DeviceGradient& marked = entry(parameters[i]);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/shm/device_gradients.h"
@@ -105,8 +106,8 @@ TEST_F(DeviceGradientsTest, AnEngineSeesWhatIsThere) {
 }
 
 TEST_F(DeviceGradientsTest, WhatCannotBeThereIsRefused) {
-  // The last place of each.
-  EXPECT_TRUE(Mark({0, 2}, {kMemoryBytes - 200, kMemoryBytes - 600}).ok());
+  // The last place of each, as gradients begin at multiples of 16.
+  EXPECT_TRUE(Mark({0, 2}, {kMemoryBytes - 208, kMemoryBytes - 608}).ok());
   const std::vector<uint32_t> all = {0, 1, 2};
   ASSERT_TRUE(gradients_->Clear(all).ok());
   const auto refusal = [this](const std::vector<uint32_t>& parameters,
@@ -119,8 +120,12 @@ TEST_F(DeviceGradientsTest, WhatCannotBeThereIsRefused) {
   };
   EXPECT_THAT(refusal({0, 1}, {0, 512}), HasSubstr("parameter 1"));
   EXPECT_THAT(refusal({3}, {0}), HasSubstr("parameter 3"));
-  EXPECT_THAT(refusal({0, 2}, {0, kMemoryBytes - 599}), HasSubstr("600 bytes"));
+  EXPECT_THAT(refusal({0, 2}, {0, kMemoryBytes - 592}), HasSubstr("600 bytes"));
   EXPECT_THAT(refusal({0}, {~uint64_t{0}}), HasSubstr("200 bytes"));
+  for (const uint64_t offset : {1, 8, 24, 1039}) {
+    EXPECT_THAT(refusal({0, 2}, {0, offset}),
+                HasSubstr(absl::StrCat("parameter 2 is at offset ", offset)));
+  }
   EXPECT_THAT(refusal({0}, {0}, 0), HasSubstr("step 0"));
   const std::vector<uint32_t> unknown = {0, 3};
   EXPECT_TRUE(absl::IsInvalidArgument(gradients_->Clear(unknown)));

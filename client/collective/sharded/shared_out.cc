@@ -358,10 +358,18 @@ absl::Status SharedOut::Stage(
   const absl::Status all_pushed = AgreeOn(collective_, pushed);
   // The step may be taken again, with other gradients. An interrupted push may
   // have reached the daemon, which would ignore the next one as a repeat.
+  absl::Status dropped;
   if (!all_pushed.ok() && (pushed.ok() || absl::IsCancelled(pushed))) {
-    session.Abort(commit.step).IgnoreError();
+    dropped = session.Abort(commit.step);
   }
-  return all_pushed;
+  if (dropped.ok()) return all_pushed;
+  // The session drops them before its next push, or refuses that.
+  return absl::Status(
+      all_pushed.code(),
+      absl::StrCat(all_pushed.message(),
+                   "; and the gradients that this rank had pushed could not be "
+                   "dropped: ",
+                   dropped.message()));
 }
 
 CommitOptions SharedOut::ToPrepare(const CommitOptions& commit) const {

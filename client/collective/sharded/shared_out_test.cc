@@ -3,15 +3,21 @@
 
 #include "client/collective/sharded/shared_out.h"
 
+#include <array>
 #include <cmath>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/client.h"
 #include "client/collective/sharded/shared_out_fixture.h"
 #include "client/collective/testing/ranks.h"
+#include "client/fake/failing_channel.h"
+#include "client/fake/fake_channel.h"
+#include "client/fake/fake_daemon.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/types/status_macros.h"
@@ -226,6 +232,110 @@ TEST_F(SharedOutTest, ARefusedStepMayBeTakenAgain) {
   }));
   TakeOnOne(made, false);
   for (const SharedRank& each : ranks) ExpectParametersOfOne(each);
+}
+
+// Two nodes, each with a model of the daemon, which takes a step in one phase.
+class DroppingTest : public testing::Test {
+ protected:
+  static constexpr int64_t kNumel = 50;
+
+  // One of the ranks, which has loaded 1 everywhere.
+  struct Rank {
+    std::unique_ptr<SharedOut> shared;
+    std::unique_ptr<Session> session;
+    Arrays parameters;
+  };
+
+  absl::StatusOr<Rank> Attach(Collective& collective) {
+    const uint32_t number = collective.rank();
+    Rank rank;
+    OPTSTATE_ASSIGN_OR_RETURN(
+        rank.shared, SharedOut::Make(&collective, absl::StrCat("node", number),
+                                     layout_, SharedOutOptions()));
+    SessionOptions options = NewJob(layout_);
+    rank.shared->Place(&options);
+    OPTSTATE_ASSIGN_OR_RETURN(
+        rank.session,
+        Session::OpenOver(
+            [&](ChannelSetup setup) {
+              return MakeFailingChannel(
+                  MakeFakeChannel(&daemons_[number], std::move(setup)),
+                  &faults_[number]);
+            },
+            std::move(options)));
+    OPTSTATE_RETURN_IF_ERROR(rank.session->BeginLoad());
+    const std::vector<std::byte> ones = ConstantGradient(whole_, 0, 1);
+    for (uint32_t p = 0; p < layout_.parameters.size(); ++p) {
+      OPTSTATE_RETURN_IF_ERROR(rank.shared->Load(
+          *rank.session, StateArray::kMaster, p, DType::kFloat32, ones));
+      rank.parameters.push_back(ones);
+    }
+    OPTSTATE_RETURN_IF_ERROR(rank.session->FinishLoad());
+    return rank;
+  }
+
+  // Takes the first step, with this value in all gradients.
+  absl::Status Take(Rank& rank, float value) const {
+    Arrays arrays;
+    std::vector<absl::Span<std::byte>> parameters;
+    for (uint32_t p = 0; p < layout_.parameters.size(); ++p) {
+      arrays.push_back(ConstantGradient(whole_, p, value));
+      parameters.push_back(absl::MakeSpan(rank.parameters[p]));
+    }
+    const std::vector<absl::Span<const std::byte>> gradients(arrays.begin(),
+                                                             arrays.end());
+    return rank.shared
+        ->Step(*rank.session, CommitOf(*rank.session, 1), gradients, parameters)
+        .status();
+  }
+
+  const LayoutSpec layout_ = UniformLayout(2, kNumel);
+  const Layout whole_ = *Layout::Make(layout_);
+  std::array<FakeDaemon, 2> daemons_;
+  std::array<ChannelFaults, 2> faults_;  // by rank
+};
+
+// The daemon of rank 0 would take the next gradients for a repeat of those that
+// it still has.
+TEST_F(DroppingTest, WhatCouldNotBeDroppedIsDroppedByTheNextStep) {
+  const absl::StatusOr<Collectives> all = MakeTcpRanks(2);
+  ASSERT_TRUE(all.ok()) << all.status();
+  std::array<Rank, 2> ranks;
+  ExpectAllOk(OnRanks(*all, [&](Collective& each) -> absl::Status {
+    Rank& rank = ranks[each.rank()];
+    OPTSTATE_ASSIGN_OR_RETURN(rank, Attach(each));
+    ChannelFaults& faults = faults_[each.rank()];
+    const bool is_first = each.rank() == 0;
+    if (is_first) faults.lost_aborts = 2;
+    if (!is_first) faults.refused_pushes = 1;
+    const absl::Status refused = Take(rank, 1);
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("made up fault"));
+    EXPECT_EQ(absl::StrContains(refused.message(), "could not be dropped"),
+              is_first)
+        << refused;
+    // The first rank cannot begin the step, which is then taken on none.
+    const absl::Status again = Take(rank, -1);
+    EXPECT_TRUE(absl::IsDeadlineExceeded(again)) << again;
+    EXPECT_EQ(rank.session->committed_step(), 0);
+    return Take(rank, -1);
+  }));
+  FakeDaemon daemon;
+  const auto one = Session::OpenOver(
+      [&](ChannelSetup setup) {
+        return MakeFakeChannel(&daemon, std::move(setup));
+      },
+      NewJob(layout_));
+  ASSERT_TRUE(one.ok()) << one.status();
+  ASSERT_TRUE(LoadConstant(**one, 1).ok());
+  ASSERT_TRUE(PushConstant(**one, 1, 0, -1).ok());
+  ASSERT_TRUE((*one)->Commit(CommitOf(**one, 1)).ok());
+  for (const Rank& rank : ranks) {
+    for (uint32_t p = 0; p < layout_.parameters.size(); ++p) {
+      EXPECT_TRUE(absl::MakeConstSpan(rank.parameters[p]) ==
+                  (*one)->parameter(p));
+    }
+  }
 }
 
 TEST_F(SharedOutTest, NodesThatAreAtDifferentStepsAreRefused) {
