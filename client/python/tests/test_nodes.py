@@ -348,28 +348,30 @@ def test_what_several_nodes_exclude(kwargs, kind, text, nodes, job):
         assert found is not None and found[0] == kind and text in found[1]
 
 
-def _last_node(connection, rank, endpoint, job):
+def _last_node(connection, rank, endpoint, job, kwargs):
     os.environ["OPTSTATE_NODE"] = "node0"
     model = small_model()
-    optimizer = optstate.AdamW(
-        model.named_parameters(), lr=0.01, job=job, endpoint=endpoint, across_nodes="replicated"
-    )
+    kwargs = {"lr": 0.01, "across_nodes": "replicated", **kwargs}
+    optimizer = optstate.AdamW(model.named_parameters(), job=job, endpoint=endpoint, **kwargs)
     found = optimizer.committed_step
     loss_of(model, 0).backward()
     optimizer.step()
     return found, optimizer.committed_step
 
 
-def test_the_last_node_goes_on_alone(nodes, job):
+@pytest.mark.parametrize(("kwargs", "resumed_at"), [({}, 2), ({"max_norm": 0.1}, 3)])
+def test_the_last_node_goes_on_alone(kwargs, resumed_at, nodes, job):
+    """With the step that was prepared when it has clipped that itself. Another one may have been
+    prepared to be clipped by the norm of several jobs (norm_group), and is taken anew."""
     endpoints = [each.shm for each in nodes]
     with ranks.running(
-        _train, 2, endpoints, 1, job, "plain", {}, on_nodes.stops_when_prepared
+        _train, 2, endpoints, 1, job, "plain", kwargs, on_nodes.stops_when_prepared
     ) as running:
         for rank in range(2):
             assert running.hear(rank) == "stopped"
         running.kill(0, 1)
-    [(found, then)] = ranks.run(_last_node, 1, endpoints[0], job)
-    assert (found, then) == (3, 4)
+    [found] = ranks.run(_last_node, 1, endpoints[0], job, kwargs)
+    assert found == (resumed_at, resumed_at + 1)
 
 
 def test_nodes_that_begin_with_other_parameters(nodes, job):

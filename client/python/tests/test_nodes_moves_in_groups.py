@@ -163,7 +163,7 @@ def test_a_step_that_was_under_way_is_settled_by_all_jobs(where, resumed_at, nod
     assert _run(nodes, APART, job) == (resumed_at, expected)
 
 
-def _without_others(connection, rank, endpoint, job):
+def _without_others(connection, rank, endpoint, job, across):
     """One of the jobs, which is started by itself; returns its step."""
     os.environ["OPTSTATE_NODE"] = "node0"
     optimizer = optstate.AdamW(
@@ -171,7 +171,7 @@ def _without_others(connection, rank, endpoint, job):
         lr=0.01,
         job=f"{job}-0",
         endpoint=endpoint,
-        across_nodes="sharded",
+        across_nodes=across,
         max_norm=MAX_NORM,
     )
     step = optimizer.committed_step
@@ -179,10 +179,11 @@ def _without_others(connection, rank, endpoint, job):
     return step
 
 
+@pytest.mark.parametrize("across", ["sharded", "replicated"])
 @pytest.mark.parametrize(
     ("where", "resumed_at"), [(on_nodes.stops_when_prepared, 2), (on_nodes.stops_when_noted, 3)]
 )
-def test_a_job_that_is_started_without_the_others(where, resumed_at, nodes, daemon, job):
+def test_a_job_that_is_started_without_the_others(where, resumed_at, across, nodes, daemon, job):
     """It does not take a step that is not clipped yet, and all go on together."""
     expected = _unmoved(daemon, job)
     arguments = (moves.endpoints(nodes), HOME, job, moves.UNTIL, None, None, where)
@@ -190,7 +191,7 @@ def test_a_job_that_is_started_without_the_others(where, resumed_at, nodes, daem
         for rank in range(2):
             assert running.hear(rank) == "stopped"
         running.kill(0, 1)
-    assert ranks.run(_without_others, 1, nodes[0].shm, job) == [resumed_at]
+    assert ranks.run(_without_others, 1, nodes[0].shm, job, across) == [resumed_at]
     assert _run(nodes, APART, job) == (resumed_at, expected)
 
 

@@ -10,6 +10,7 @@ import pytest
 from nodes_model import Scenario
 from optstate._torch.nodes import resolution
 from optstate._torch.nodes.resolution import Position, Step, Unresolvable, Verdict
+from optstate._torch.nodes.without_others import settled_without_others
 from optstate.job_position import NodesNorm
 
 NONE = Step(0, 0)
@@ -212,13 +213,39 @@ def test_a_job_that_is_alone_takes_no_step_that_it_was_to_clip_with_others():
     def verdicts(prepared):
         positions = [Position(Step(7, 9), prepared)]
         found = resolution.resolve(positions, ["a"])
-        return resolution.dropping_unnoted(found, positions)
+        return settled_without_others("job", found, positions)
 
     assert verdicts(None) == {}
     assert verdicts(Step(8, 11)) == {0: Verdict.ABORT}
     assert verdicts(Step(8, 11, True)) == {0: Verdict.SKIP}
+    # No job of a norm_group clips a step by its own norm.
+    assert verdicts(Step(8, 11, is_clipped_here=True)) == {0: Verdict.COMMIT}
     # Others may have taken it.
     assert verdicts(Step(8, 11, norm=NodesNorm(2.0, 0.5))) == {0: Verdict.COMMIT}
+    # A node that gets the job from the other one does not know either; one that has it does.
+    committed = {0: Verdict.COMMIT}
+    positions = [_at(7, prepared=Step(8, 11)), None]
+    assert settled_without_others("job", committed, positions) == {0: Verdict.ABORT}
+    assert settled_without_others("job", committed, [positions[0], _at(8, 11)]) == committed
+
+
+def test_a_norm_that_one_node_of_a_job_has_noted_clips_it_on_all():
+    """The job clips with others (norm_group), which its nodes, that hold the same, do not say."""
+    step, norm = Step(8, 9), NodesNorm(2.0, 0.5)
+    noted = dataclasses.replace(step, norm=norm)
+
+    def settled(*positions):
+        found = resolution.resolve(positions, ["a", "b"])
+        return settled_without_others("job", found, positions)
+
+    positions = [_at(7, prepared=noted), _at(7, prepared=step)]
+    assert settled(*positions) == {1: Verdict.CLIP}
+    assert resolution.noted_norm(positions) == norm
+    assert settled(positions[0], positions[0]) == dict.fromkeys((0, 1), Verdict.COMMIT)
+    # Nodes that take their steps by themselves note none.
+    assert settled(positions[1], positions[1]) == dict.fromkeys((0, 1), Verdict.COMMIT)
+    assert settled(positions[1], _at(8, 9)) == {0: Verdict.COMMIT}
+    assert settled(positions[1], _at(7)) == {0: Verdict.ABORT}
 
 
 def test_the_rules():

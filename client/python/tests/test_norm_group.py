@@ -310,6 +310,59 @@ def test_ranks_that_are_killed_within_a_step(where, daemon, job):
     assert len({len(outcomes) for _, outcomes, _ in again}) == 1
 
 
+def _alone(connection, rank, endpoints, per_node, job, across):
+    """The first job, which is started without the group; returns its step, or an error."""
+    endpoint = on_nodes.enter(rank, endpoints, per_node)
+    kwargs = {"lr": 0.01, "across_nodes": across, **MAX_NORM}
+    try:
+        optimizer = optstate.AdamW(
+            _of_stage(small_model(), 0), job=f"{job}-0", endpoint=endpoint, **kwargs
+        )
+    except optstate.FailedPreconditionError as error:
+        return str(error)
+    step = optimizer.committed_step
+    optimizer.close()
+    return step
+
+
+@pytest.mark.parametrize("across", [None, "replicated"])
+@pytest.mark.parametrize(
+    ("where", "resumed_at"), [(on_nodes.stops_when_prepared, 2), (on_nodes.stops_when_noted, 3)]
+)
+def test_a_job_that_is_started_without_the_others(where, resumed_at, across, daemon, job):
+    """It takes no step by a norm of its own; then all go on together."""
+    expected = _one_job(daemon, job)
+    args = ([daemon.shm], 2, job, PLAIN, "", MAX_NORM)
+    with ranks.running(_train, 2, *args, where) as running:
+        for rank in range(2):
+            assert running.hear(rank) == "stopped"
+        running.kill(0, 1)
+    [found] = ranks.run(_alone, 1, [daemon.shm], 1, job, across)
+    if across is None:
+        assert "step 3" in found and "is prepared" in found and "across_nodes" in found
+    else:
+        assert found == resumed_at
+    again = ranks.run(_train, 2, *args)
+    _assert_same(again, expected)
+    assert [len(outcomes) for _, outcomes, _ in again] == [STEPS - resumed_at] * 2
+
+
+def test_a_job_on_two_nodes_that_is_started_without_the_others(nodes, daemon, job):
+    """One of its nodes has noted the norm, by which the other one takes the step too."""
+    expected = _one_job(daemon, job)
+    endpoints, jobs = [each.shm for each in nodes], ((0, 2), (1, 3))
+    kwargs = {"across_nodes": "replicated", **MAX_NORM}
+    args = (endpoints, 2, job, jobs, "", kwargs)
+    with ranks.running(_train, 4, *args, on_nodes.stops_before_deciding) as running:
+        for rank in range(4):
+            assert running.hear(rank) == "stopped"
+        running.kill(0, 1, 2, 3)
+    assert ranks.run(_alone, 2, endpoints, 1, job, "replicated") == [3, 3]
+    again = ranks.run(_train, 4, *args)
+    _assert_same(again, expected)
+    assert [len(outcomes) for _, outcomes, _ in again] == [STEPS - 3] * 4
+
+
 def _survives(connection, rank, endpoint, job):
     model, optimizer = _open(rank, endpoint, job, PLAIN, MAX_NORM)
     on_nodes.stops_when_prepared(connection, rank, optimizer)

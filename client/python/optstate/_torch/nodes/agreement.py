@@ -24,6 +24,7 @@ from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.positions import position_of
 from optstate._torch.nodes.resolution import Position, Step, Verdict
 from optstate._torch.nodes.together import interrupts_afterwards
+from optstate._torch.nodes.without_others import settled_without_others
 from optstate._torch.ranks import Ranks
 from optstate._torch.state.checkpoint import PartialEntry
 from optstate._torch.tensors import bits_sum, in_memory
@@ -111,11 +112,6 @@ class NodeAgreement:
         return self._kinds is not None and len(set(self._kinds)) > 1
 
     @property
-    def _is_alone(self) -> bool:
-        """Whether the job is a sharded one on one node, without others in norm_group."""
-        return self.moves_state and not self._places.several and not self.spans_jobs
-
-    @property
     def is_undecided(self) -> bool:
         """Whether take() refuses all further steps, on all ranks."""
         return self.is_split and self._undecided != 0
@@ -146,8 +142,10 @@ class NodeAgreement:
                 verdicts = self._resolve(found)
             except resolution.Unresolvable as error:
                 raise errors.FailedPreconditionError(f'job "{spec.job}": {error}') from None
-            if self._is_alone:
-                verdicts = resolution.dropping_unnoted(verdicts, found)
+            if not self.spans_jobs:
+                verdicts = settled_without_others(
+                    spec.job, verdicts, found, says=self._ranks.rank == 0
+                )
             if verdicts:
                 self.bring(spec, found, verdicts)
                 continue

@@ -18,7 +18,13 @@ def position_of(spec: SessionSpec) -> Position | None:
         if found.prepared_is_clipped:
             norm = NodesNorm(found.prepared_gradient_norm, found.prepared_clip_coefficient)
             digest = noted_digest(digest, norm)  # as it was before
-        prepared = Step(found.prepared_step, digest, bool(found.prepared_found_inf), norm=norm)
+        prepared = Step(
+            found.prepared_step,
+            digest,
+            bool(found.prepared_found_inf),
+            norm=norm,
+            is_clipped_here=norm is None and 0 < found.prepared_clip_coefficient < 1,
+        )
     return Position(
         committed=Step(
             found.committed_step,

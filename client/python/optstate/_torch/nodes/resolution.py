@@ -52,6 +52,8 @@ class Step:
     # a prepared step is that from before, the one of a committed step from after.
     norm: NodesNorm | None = None
     clip: tuple[int, ...] = ()
+    # Of a prepared step: the node has clipped it by the norm of its own gradients.
+    is_clipped_here: bool = False
 
     @property
     def is_begun(self) -> bool:
@@ -200,22 +202,6 @@ def resolve_present(
             " alone: they then get it from the others"
         ) from None
     return {present[place]: verdict for place, verdict in verdicts.items()}
-
-
-def dropping_unnoted(
-    verdicts: dict[int, Verdict], positions: Sequence[Position | None]
-) -> dict[int, Verdict]:
-    """Returns the verdicts about a job that takes its steps by itself, in one phase: one that it
-    has prepared it was to take with other jobs (norm_group), whose norm clips it. Where that is not
-    noted nobody has taken the step, and it is dropped.
-    """
-    found = dict(verdicts)
-    for node, verdict in verdicts.items():
-        position = positions[node]
-        assert position is not None and position.prepared is not None
-        if verdict is Verdict.COMMIT and position.prepared.norm is None:
-            found[node] = Verdict.ABORT
-    return found
 
 
 def noted_norm(positions: Sequence[Position | None]) -> NodesNorm | None:

@@ -29,6 +29,7 @@ from optstate._torch.nodes.part_names import Part, part_of
 from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.positions import position_of
 from optstate._torch.nodes.resolution import Position, Step
+from optstate._torch.nodes.without_others import settled_without_others
 from optstate._torch.ranks import Ranks
 from optstate.session_spec import ParameterSpec, SessionSpec
 
@@ -144,7 +145,7 @@ class Mover:
         except resolution.Unresolvable as error:
             raise errors.FailedPreconditionError(f'job "{address.job}": {error}') from None
         if all(each.held.part is None for each in choice.sources):  # it was on one node
-            verdicts = resolution.dropping_unnoted(verdicts, positions)
+            verdicts = settled_without_others(address.job, verdicts, positions)
         if not verdicts:
             return False
         by_node = {choice.sources[place].node: verdict for place, verdict in verdicts.items()}
