@@ -355,7 +355,7 @@ absl::Status SharedOut::Stage(
   OPTSTATE_RETURN_IF_ERROR(scatter_.Reduce(gradients, has_mine_));
   OPTSTATE_RETURN_IF_ERROR(FindNorm(commit));
   const absl::Status pushed = Push(session, commit.step);
-  const absl::Status all_pushed = AgreeOn(collective_, pushed);
+  absl::Status all_pushed = AgreeOn(collective_, pushed);
   // The step may be taken again, with other gradients. An interrupted push may
   // have reached the daemon, which would ignore the next one as a repeat.
   absl::Status dropped;
