@@ -31,7 +31,8 @@ TEST(CpuShareTest, TheCpuHasItsFractionOfTheTiles) {
           static_cast<double>(std::count(cpu.begin(), cpu.end(), true));
       const double expected = fraction * static_cast<double>(tiles);
       // Each block is as near as half a tile.
-      EXPECT_NEAR(count, expected, 0.5 * static_cast<double>(tiles / 256 + 1))
+      const uint64_t blocks = tiles / 256 + 1;
+      EXPECT_NEAR(count, expected, 0.5 * static_cast<double>(blocks))
           << tiles << " tiles, fraction " << fraction;
       if (fraction == 0 || fraction == 1) {
         EXPECT_EQ(count, expected);
