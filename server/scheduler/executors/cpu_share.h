@@ -42,7 +42,7 @@ class CpuShare {
 
   double fraction_ = 1;
   uint64_t flat_elements_ = 0;
-  // Of whole parameters so far, of all and of those that were the CPU's.
+  // The elements of whole parameters so far: of all, and of the CPU's.
   uint64_t elements_ = 0;
   uint64_t cpu_elements_ = 0;
 };

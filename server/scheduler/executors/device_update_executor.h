@@ -64,7 +64,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     // As for CpuUpdateExecutor, but at least one slot.
     absl::Span<WorkerUndo> undo;
     StepObserver* observer = nullptr;  // may be null
-    // Of the layout, whose tasks it is given.
+    // The size of the flat space that its tasks are of.
     uint64_t flat_elements = 0;
     // Gets what devices do; null: nothing is recorded.
     observe::TraceRecorder* trace = nullptr;

@@ -52,7 +52,7 @@ class Step:
     # a prepared step is that from before, the one of a committed step from after.
     norm: NodesNorm | None = None
     clip: tuple[int, ...] = ()
-    # Of a prepared step: the node has clipped it by the norm of its own gradients.
+    # A prepared step that the node has clipped by the norm of its own gradients.
     is_clipped_here: bool = False
 
     @property
