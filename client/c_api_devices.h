@@ -77,8 +77,9 @@ OPTSTATE_EXPORT int optstate_device_gradients_share(
     optstate_session* session, const char* device, int memory_file,
     uint64_t memory_bytes, optstate_device_gradients** out);
 /* Says that the gradients of a step of these parameters, this rank's pieces of
- * them, are in the memory at these offsets in bytes, with the bytes of the
- * gradient area: before they are pushed. They stay until the step's outcome. */
+ * them, are in the memory at these offsets in bytes, which are multiples of 16,
+ * with the bytes of the gradient area: before they are pushed. They stay until
+ * the step's outcome. */
 OPTSTATE_EXPORT int optstate_device_gradients_mark(
     optstate_device_gradients* gradients, uint64_t step,
     const uint32_t* parameters, const uint64_t* offsets, size_t count);

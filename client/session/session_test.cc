@@ -43,6 +43,16 @@ class SessionTest : public testing::Test {
         std::move(options));
   }
 
+  // The faults outlive the session.
+  absl::StatusOr<std::unique_ptr<Session>> OpenFailing(ChannelFaults* faults) {
+    return Session::OpenOver(
+        [this, faults](ChannelSetup setup) {
+          return MakeFailingChannel(MakeFakeChannel(&daemon_, std::move(setup)),
+                                    faults);
+        },
+        NewJob(UniformLayout(3, 50)));
+  }
+
   std::unique_ptr<Session> OpenLoaded(SessionOptions options) {
     auto session = Open(std::move(options));
     EXPECT_TRUE(session.ok()) << session.status();
@@ -376,12 +386,7 @@ TEST_F(SessionTest, AfterTheDeadlineCommitGoesOnAndPushBeginsAnew) {
 // The daemon would ignore other gradients as a repeat of those that it has.
 TEST_F(SessionTest, WhatAnAbortCouldNotDropIsDroppedBeforeTheNextPush) {
   ChannelFaults faults;
-  const auto session = Session::OpenOver(
-      [&](ChannelSetup setup) {
-        return MakeFailingChannel(MakeFakeChannel(&daemon_, std::move(setup)),
-                                  &faults);
-      },
-      NewJob(UniformLayout(3, 50)));
+  const auto session = OpenFailing(&faults);
   ASSERT_TRUE(session.ok()) << session.status();
   Session& rank = **session;
   ASSERT_TRUE(LoadConstant(rank, 1).ok());
@@ -404,12 +409,7 @@ TEST_F(SessionTest, WhatAnAbortCouldNotDropIsDroppedBeforeTheNextPush) {
 // The session itself drops a step of which a push was refused.
 TEST_F(SessionTest, ARefusedStepThatCouldNotBeDroppedIsDroppedByTheNextPush) {
   ChannelFaults faults;
-  const auto session = Session::OpenOver(
-      [&](ChannelSetup setup) {
-        return MakeFailingChannel(MakeFakeChannel(&daemon_, std::move(setup)),
-                                  &faults);
-      },
-      NewJob(UniformLayout(3, 50)));
+  const auto session = OpenFailing(&faults);
   ASSERT_TRUE(session.ok()) << session.status();
   Session& rank = **session;
   ASSERT_TRUE(LoadConstant(rank, 1).ok());

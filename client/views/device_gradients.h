@@ -40,7 +40,8 @@ class DeviceGradients {
   // Says that the rank's pieces of these parameters' gradients of a step are in
   // the memory, at these offsets in bytes, with the bytes of the gradient area:
   // before they are pushed. INVALID_ARGUMENT: the rank has no such piece, it
-  // would not be within the memory, or the step is 0.
+  // would not be within the memory or not at a multiple of 16, or the step is
+  // 0.
   absl::Status Mark(uint64_t step, absl::Span<const uint32_t> parameters,
                     absl::Span<const uint64_t> offsets);
 

@@ -44,6 +44,10 @@ absl::Status DeviceUpdateExecutor::Share(
   if (cpu_fraction < 1) {
     OPTSTATE_RETURN_IF_ERROR(kernels->CanUpdate(optimizer));
     const OptimizerInfo& info = InfoOf(optimizer);
+    if (info.is_separable && cpu_fraction > 0 && options_.flat_elements == 0) {
+      return absl::InvalidArgumentError(
+          "the CPU's part of a flat space without elements is not defined");
+    }
     if (!info.is_separable && residents.device_bytes > 0) {
       return absl::UnimplementedError(
           absl::StrCat("records of the optimizer ", info.name,

@@ -64,7 +64,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     // As for CpuUpdateExecutor, but at least one slot.
     absl::Span<WorkerUndo> undo;
     StepObserver* observer = nullptr;  // may be null
-    // The size of the flat space that its tasks are of.
+    // The size of the flat space that its tasks are of; a part of the CPU needs
+    // it, but for whole parameters.
     uint64_t flat_elements = 0;
     // Gets what devices do; null: nothing is recorded.
     observe::TraceRecorder* trace = nullptr;
@@ -132,11 +133,11 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   // Lets the CPU update this fraction of the elements, as near as whole tiles
   // allow, and the devices the others, in turn; 1: the CPU updates all, and the
   // batches are freed. INVALID_ARGUMENT: there is no device, the batches are
-  // too small, or the fraction is not in [0, 1]; UNIMPLEMENTED, naming it:
-  // there is no kernel of the optimizer, or its records are to stay and cannot;
-  // other errors are those of the devices' memory and streams. After an error
-  // all is as before, but that no record stays on a device. Devices, kernels
-  // and the log outlive the executor.
+  // too small, the fraction is not in [0, 1], or the flat space is empty;
+  // UNIMPLEMENTED, naming it: there is no kernel of the optimizer, or its
+  // records are to stay and cannot; other errors are those of the devices'
+  // memory and streams. After an error all is as before, but that no record
+  // stays on a device. Devices, kernels and the log outlive the executor.
   absl::Status Share(double cpu_fraction, OptimizerKind optimizer,
                      absl::Span<accelerator::Device* const> devices,
                      const DeviceKernels* kernels, const Residents& residents);

@@ -306,6 +306,8 @@ TEST_F(DeviceUpdateExecutorShareTest, BadArgumentsAreRefused) {
     EXPECT_TRUE(absl::IsInvalidArgument(Share(fraction, 1, kMemory, kBatch)))
         << fraction;
   }
+  EXPECT_TRUE(absl::IsInvalidArgument(Share(0.5, 1, kMemory, kBatch)))
+      << "of which elements";
   EXPECT_TRUE(Share(0, 1, kMemory, kBatch).ok());
 }
 

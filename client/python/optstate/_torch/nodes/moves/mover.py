@@ -145,7 +145,9 @@ class Mover:
         except resolution.Unresolvable as error:
             raise errors.FailedPreconditionError(f'job "{address.job}": {error}') from None
         if all(each.held.part is None for each in choice.sources):  # it was on one node
-            verdicts = settled_without_others(address.job, verdicts, positions)
+            verdicts = settled_without_others(
+                address.job, verdicts, positions, says=self._ranks.rank == 0
+            )
         if not verdicts:
             return False
         by_node = {choice.sources[place].node: verdict for place, verdict in verdicts.items()}
