@@ -50,19 +50,19 @@ class OptctlSetTest : public OptctlTest {
 
 TEST_F(OptctlSetTest, SettingsAreInForceAtOnceAndInTheNextEngine) {
   const auto session = TrainOnDisk();
-  const Ran ran = Optctl("set job gpt host_budget=2MiB 'durability=every 5'");
+  const Ran ran = Optctl("set job gpt host_budget=2MiB 'durability=every 9'");
   EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
   for (const char* text :
        {"job gpt: host_budget 2.0 MiB, which is 1 of 1 records of up to ",
-        " in memory at once; durability: every 5 steps\n"}) {
+        " in memory at once; durability: every 9 steps\n"}) {
     EXPECT_TRUE(absl::StrContains(ran.output, text)) << ran.output;
   }
   ExpectDescribed("2.0 MiB");
-  ExpectDescribed("every 5 steps");
+  ExpectDescribed("every 9 steps");
   ASSERT_TRUE(Step(*session, 2).ok());
   ASSERT_TRUE(daemon_->KillEngine("gpt").ok());
   ASSERT_TRUE(Step(*session, 3).ok());
-  ExpectDescribed("every 5 steps");
+  ExpectDescribed("every 9 steps");
   const auto job = daemon_->GetJob("gpt");
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_EQ(job->storage().host_budget_bytes(), 2 << 20);
