@@ -246,6 +246,10 @@ typedef struct {
    * no exception may leave it. */
   void (*part_ready)(const optstate_part* part);
   void* part_ready_context;
+  /* The step is prepared (optstate_session_options.two_phase), and committed
+   * only once OPTSTATE_VERDICT_CLIP has noted the norm of several nodes or
+   * jobs. Without a max_norm alone. */
+  int32_t awaits_norm;
 } optstate_commit_options;
 
 OPTSTATE_EXPORT const char* optstate_version(void);

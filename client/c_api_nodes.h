@@ -44,6 +44,8 @@ typedef struct {
   double prepared_gradient_norm;
   double prepared_clip_coefficient;
   int32_t prepared_is_clipped;
+  /* optstate_commit_options.awaits_norm of the prepared step. */
+  int32_t prepared_awaits_norm;
 } optstate_job_position;
 
 /* CLIP: the node has only some of the parameters, and the norm and the clip

@@ -290,6 +290,7 @@ absl::StatusOr<CommitOptions> ReadCommitOptions(
   options.max_value = from.max_value;
   options.norm_type = from.norm_type == 0 ? 2 : from.norm_type;
   options.found_inf = from.found_inf != 0;
+  options.awaits_norm = from.awaits_norm != 0;
   options.groups.reserve(from.group_count);
   options.clips_with.reserve(from.group_count);
   for (size_t i = 0; i < from.group_count; ++i) {

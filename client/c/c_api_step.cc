@@ -82,6 +82,7 @@ void WritePosition(const client::JobPosition& from,
     to.prepared_digest = from.prepared->digest;
     to.prepared_found_inf = from.prepared->found_inf;
     to.prepared_is_clipped = from.prepared_is_clipped ? 1 : 0;
+    to.prepared_awaits_norm = from.prepared_awaits_norm ? 1 : 0;
     to.prepared_gradient_norm = from.prepared->gradient_norm;
     to.prepared_clip_coefficient = from.prepared->clip_coefficient;
   }

@@ -106,11 +106,12 @@ absl::Status Greet(int socket, const v1::Hello& hello, bool two_phase,
                      ") speaks protocol version ", reply.protocol_version(),
                      ", this client (", kVersion, ") ", shm::kProtocolVersion));
   }
-  if (two_phase && !reply.knows_two_phases()) {
+  if (two_phase &&
+      (!reply.knows_two_phases() || !reply.knows_awaited_norms())) {
     return absl::UnimplementedError(absl::StrCat(
         "the daemon (", reply.server_version(),
-        ") does not know steps of two phases, which a job on several nodes "
-        "needs: upgrade it (optctl upgrade)"));
+        ") does not know steps of two phases as this client takes them, which "
+        "a job on several nodes needs: upgrade it (optctl upgrade)"));
   }
   return absl::OkStatus();
 }
@@ -231,6 +232,7 @@ void FillCommit(const ChannelSetup& setup, const CommitOptions& options,
   commit->set_max_value(options.max_value);
   commit->set_norm_type(options.norm_type);
   commit->set_two_phase(setup.two_phase);
+  commit->set_awaits_norm(options.awaits_norm);
   // A prepared step has none yet.
   commit->set_wants_parameters(!setup.fetches_parameters && !setup.two_phase);
   for (size_t i = 0; i < options.groups.size(); ++i) {

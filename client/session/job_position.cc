@@ -75,6 +75,7 @@ absl::StatusOr<JobPosition> FindPosition(const JobAddress& address) {
   }
   if (from.has_prepared()) position.prepared = FromProto(from.prepared());
   position.prepared_is_clipped = from.prepared_is_clipped();
+  position.prepared_awaits_norm = from.prepared_awaits_norm();
   return position;
 }
 

@@ -28,6 +28,7 @@ struct JobPosition {
   std::optional<Outcome> last_outcome;
   std::optional<Outcome> prepared;
   bool prepared_is_clipped = false;  // by the norm of all nodes
+  bool prepared_awaits_norm = false;
   uint32_t loads_finished = 0;
   uint64_t durable_step = 0;
 };

@@ -106,6 +106,7 @@ enum class Op : uint16_t {
 // Flags of a Submission.
 inline constexpr uint16_t kSubmissionFoundInf = 1;
 inline constexpr uint16_t kSubmissionTwoPhase = 2;
+inline constexpr uint16_t kSubmissionAwaitsNorm = 4;
 
 // One request. The comment beside a field names the ops that use it; the other
 // fields are 0.

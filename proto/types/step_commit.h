@@ -24,6 +24,8 @@ struct StepCommit {
   double norm_type = 2;    // of max_norm: 1, 2 or infinity
   bool found_inf = false;  // this rank found non-finite values: skip
   bool two_phase = false;  // prepare the step; a verdict takes it
+  // The prepared step is committed only once the norm of all nodes is noted.
+  bool awaits_norm = false;
 };
 
 }  // namespace optstate

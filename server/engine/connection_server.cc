@@ -262,6 +262,7 @@ absl::Status ConnectionServer::SendHelloReply(
   reply.set_server_version(std::string(kVersion));
   reply.set_engine_instance(engine_instance_);
   reply.set_knows_two_phases(true);
+  reply.set_knows_awaited_norms(true);
   return shm::SendFrame(socket, reply.SerializeAsString(), {},
                         absl::Now() + kHelloReplyTimeout);
 }

@@ -148,6 +148,7 @@ struct JobPosition {
   std::optional<StepOutcome> last_outcome;
   std::optional<StepOutcome> prepared;
   bool prepared_is_clipped = false;  // by the norm of all nodes
+  bool prepared_awaits_norm = false;
   uint32_t loads_finished = 0;
   uint64_t durable_step = 0;
 };

@@ -354,6 +354,7 @@ absl::StatusOr<v1::PositionReply> SessionHandler::Position() const {
   if (position.prepared.has_value()) {
     *reply.mutable_prepared() = ToProto(*position.prepared);
     reply.set_prepared_is_clipped(position.prepared_is_clipped);
+    reply.set_prepared_awaits_norm(position.prepared_awaits_norm);
   }
   return reply;
 }

@@ -32,6 +32,8 @@ inline constexpr uint32_t kStepRecordApplied = 2;
 inline constexpr uint32_t kStepRecordFoundInf = 4;
 // In an intent alone: the node's own norms clip some gradients.
 inline constexpr uint32_t kStepRecordClipped = 8;
+// Likewise: it is committed only once the norm of all nodes is noted.
+inline constexpr uint32_t kStepRecordAwaitsNorm = 16;
 
 inline constexpr uint32_t kNoParameter = UINT32_MAX;
 // The number of masters that a load of former engines overwrote at a time.

@@ -338,9 +338,10 @@ absl::Status ShmChannel::StartCommit(const CommitOptions& options,
   }
   Submission submission = {};
   submission.step = options.step;
-  submission.flags =
-      static_cast<uint16_t>((options.found_inf ? shm::kSubmissionFoundInf : 0) |
-                            (setup_.two_phase ? shm::kSubmissionTwoPhase : 0));
+  submission.flags = static_cast<uint16_t>(
+      (options.found_inf ? shm::kSubmissionFoundInf : 0) |
+      (setup_.two_phase ? shm::kSubmissionTwoPhase : 0) |
+      (options.awaits_norm ? shm::kSubmissionAwaitsNorm : 0));
   submission.grad_scale = options.grad_scale;
   submission.max_norm = options.max_norm;
   OPTSTATE_ASSIGN_OR_RETURN(commit_, Submit(Op::kCommit, submission, deadline));

@@ -46,6 +46,8 @@ struct NodeStep {
   // The norm of all nodes, where they hold different parameters; nullopt: not
   // noted.
   std::optional<NodesNorm> norm = std::nullopt;
+  // A prepared step that its daemon commits only once that norm is noted.
+  bool awaits_norm = false;
 };
 
 // How far one node's job is.

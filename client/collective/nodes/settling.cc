@@ -74,6 +74,7 @@ absl::StatusOr<std::optional<NodePosition>> Ask(const SessionOptions& options,
   position.committed.step = found->committed_step;
   if (found->prepared.has_value()) {
     NodeStep prepared = StepOf(*found->prepared);
+    prepared.awaits_norm = found->prepared_awaits_norm;
     if (found->prepared_is_clipped) {
       prepared.norm = NormOf(*found->prepared);
       // The digest from before: noting a norm twice undoes it.
@@ -87,7 +88,7 @@ absl::StatusOr<std::optional<NodePosition>> Ask(const SessionOptions& options,
 }
 
 // A step, and a position, as numbers, which ranks gather.
-constexpr size_t kStepNumbers = 7;
+constexpr size_t kStepNumbers = 8;
 constexpr size_t kPositionNumbers = 2 * kStepNumbers + 2;
 
 void Append(const std::optional<NodeStep>& step,
@@ -101,7 +102,8 @@ void Append(const std::optional<NodeStep>& step,
       known.found_inf ? uint64_t{1} : 0,
       known.norm.has_value() ? uint64_t{1} : 0,
       absl::bit_cast<uint64_t>(norm.gradient_norm),
-      absl::bit_cast<uint64_t>(norm.clip_coefficient)};
+      absl::bit_cast<uint64_t>(norm.clip_coefficient),
+      known.awaits_norm ? uint64_t{1} : 0};
   numbers->insert(numbers->end(), of_step.begin(), of_step.end());
 }
 
@@ -114,6 +116,7 @@ std::optional<NodeStep> StepFrom(absl::Span<const uint64_t> numbers) {
         NodesNorm{.gradient_norm = absl::bit_cast<double>(numbers[5]),
                   .clip_coefficient = absl::bit_cast<double>(numbers[6])};
   }
+  step.awaits_norm = numbers[7] != 0;
   return step;
 }
 
@@ -202,12 +205,32 @@ absl::Status Bring(const Places& places, const SessionOptions& options,
   }
 }
 
-// Makes of a verdict to commit a step whose norm is not noted one to drop it.
-void DropUnnoted(const NodePositions& positions,
-                 std::map<size_t, Verdict>* verdicts) {
-  for (auto& [node, verdict] : *verdicts) {
-    const bool is_noted = positions[node]->prepared->norm.has_value();
-    if (verdict == Verdict::kCommit && !is_noted) verdict = Verdict::kAbort;
+// Changes verdicts about a step that its nodes took together with others, of
+// which these ranks may not know: a norm that one node has noted clips the step
+// on all of them, and a step that waits for a norm which none has noted is
+// dropped. No daemon has committed it.
+void SettleWithoutOthers(const NodePositions& positions,
+                         std::map<size_t, Verdict>* verdicts) {
+  bool is_lacking = false;
+  bool is_noted = false;
+  for (const auto& [node, verdict] : *verdicts) {
+    if (verdict != Verdict::kCommit) continue;
+    const NodeStep& prepared = *positions[node]->prepared;
+    is_noted |= prepared.norm.has_value();
+    is_lacking |= prepared.awaits_norm && !prepared.norm.has_value();
+  }
+  if (!is_lacking) return;
+  for (auto it = verdicts->begin(); it != verdicts->end();) {
+    const bool has_norm = positions[it->first]->prepared->norm.has_value();
+    // A node that has the norm commits when the others have it too.
+    if (is_noted && has_norm) {
+      it = verdicts->erase(it);
+      continue;
+    }
+    if (it->second == Verdict::kCommit) {
+      it->second = is_noted ? Verdict::kClip : Verdict::kAbort;
+    }
+    ++it;
   }
 }
 
@@ -246,10 +269,7 @@ absl::Status SettleNodes(Collective& collective, const Places& places,
                       absl::StrCat("job \"", options.job, "\""));
     }
     if (verdicts->empty()) return absl::OkStatus();
-    // A node that is alone here may be one of several, which has not clipped
-    // the step yet: its layout is seen only later. If it is not, no rank was
-    // told that a step was taken which is still prepared.
-    if (!kinds.empty() && !IsSplit(kinds)) DropUnnoted(positions, &*verdicts);
+    if (!IsSplit(kinds)) SettleWithoutOthers(positions, &*verdicts);
     OPTSTATE_RETURN_IF_ERROR(
         AgreeOn(collective, Bring(places, options, positions, *verdicts)));
   }

@@ -378,6 +378,7 @@ CommitOptions SharedOut::ToPrepare(const CommitOptions& commit) const {
   // The norm of all nodes' gradients is noted for the prepared step.
   prepared.max_norm = 0;
   prepared.norm_type = 2;
+  prepared.awaits_norm = true;
   if (!std::isfinite(norm_.gradient_norm)) prepared.found_inf = true;
   return prepared;
 }

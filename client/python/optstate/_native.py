@@ -206,6 +206,7 @@ class JobPosition(_Versioned):
         ("prepared_gradient_norm", c_double),
         ("prepared_clip_coefficient", c_double),
         ("prepared_is_clipped", c_int32),
+        ("prepared_awaits_norm", c_int32),
     )
 
 
@@ -332,6 +333,7 @@ class CommitOptions(_Versioned):
         ("read_count", c_size_t),
         ("part_ready", PART_READY),
         ("part_ready_context", c_void_p),
+        ("awaits_norm", c_int32),
     )
 
 

@@ -272,6 +272,7 @@ class Session:
         max_value: float = 0,
         norm_type: float = 2,
         found_inf: bool = False,
+        awaits_norm: bool = False,
         read: tuple[array.array, array.array, Callable[[Any], Any] | None] | None = None,
     ) -> StepOutcome:
         """Waits until every rank has committed; returns the outcome of the step.
@@ -291,6 +292,7 @@ class Session:
             commit.max_value = max_value
             commit.norm_type = norm_type
             commit.found_inf = found_inf
+            commit.awaits_norm = awaits_norm
             commit.read_count = 0
             commit.part_ready = _native.PART_READY()
             if read is not None:

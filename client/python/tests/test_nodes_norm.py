@@ -137,6 +137,13 @@ def test_a_norm_that_cannot_be_is_refused_and_the_step_stays_prepared(
         with pytest.raises(ValueError, match="clip_coefficient"):
             session.decide(outcome.step, outcome.digest, Verdict.CLIP, norm)
     assert session.decide(outcome.step, outcome.digest, Verdict.ABORT).step == 0
+    # It is committed only with the norm that it awaits.
+    outcome = commit(session, [torch.randn(SIZES["a"])], awaits_norm=True)
+    with pytest.raises(errors.FailedPreconditionError, match="bring the norm first"):
+        session.decide(outcome.step, outcome.digest, Verdict.COMMIT)
+    assert session.decide(outcome.step, outcome.digest, Verdict.ABORT).step == 0
+    with pytest.raises(ValueError, match="awaits_norm"):
+        commit(session, [torch.randn(SIZES["a"])], awaits_norm=True, max_norm=MAX_NORM)
     # Clipped by the node itself, with a norm of its own gradients alone.
     outcome = commit(session, [torch.randn(SIZES["a"])], max_norm=MAX_NORM)
     with pytest.raises(errors.FailedPreconditionError, match="max_norm"):

@@ -210,28 +210,31 @@ def test_a_job_that_has_moved_is_not_compared_with_other_jobs():
 
 
 def test_a_job_that_is_alone_takes_no_step_that_it_was_to_clip_with_others():
-    def verdicts(prepared):
-        positions = [Position(Step(7, 9), prepared)]
-        found = resolution.resolve(positions, ["a"])
+    def verdicts(*prepared):
+        positions = [Position(Step(7, 9), each) for each in prepared]
+        found = resolution.resolve(positions, ["a", "b"][: len(prepared)])
         return settled_without_others("job", found, positions)
 
+    awaiting = Step(8, 11, awaits_norm=True)
     assert verdicts(None) == {}
-    assert verdicts(Step(8, 11)) == {0: Verdict.ABORT}
-    assert verdicts(Step(8, 11, True)) == {0: Verdict.SKIP}
-    # No job of a norm_group clips a step by its own norm.
-    assert verdicts(Step(8, 11, is_clipped_here=True)) == {0: Verdict.COMMIT}
+    assert verdicts(awaiting) == {0: Verdict.ABORT}
+    assert verdicts(awaiting, awaiting) == dict.fromkeys((0, 1), Verdict.ABORT)
+    assert verdicts(dataclasses.replace(awaiting, found_inf=True)) == {0: Verdict.SKIP}
+    # Steps of a job by itself are taken, by however many nodes.
+    assert verdicts(Step(8, 11)) == {0: Verdict.COMMIT}
+    assert verdicts(Step(8, 11), Step(8, 11)) == dict.fromkeys((0, 1), Verdict.COMMIT)
     # Others may have taken it.
-    assert verdicts(Step(8, 11, norm=NodesNorm(2.0, 0.5))) == {0: Verdict.COMMIT}
-    # A node that gets the job from the other one does not know either; one that has it does.
+    noted = dataclasses.replace(awaiting, norm=NodesNorm(2.0, 0.5))
+    assert verdicts(noted) == {0: Verdict.COMMIT}
+    # A node that gets the job from the other one does not know either.
+    positions = [_at(7, prepared=awaiting), None]
     committed = {0: Verdict.COMMIT}
-    positions = [_at(7, prepared=Step(8, 11)), None]
     assert settled_without_others("job", committed, positions) == {0: Verdict.ABORT}
-    assert settled_without_others("job", committed, [positions[0], _at(8, 11)]) == committed
 
 
 def test_a_norm_that_one_node_of_a_job_has_noted_clips_it_on_all():
     """The job clips with others (norm_group), which its nodes, that hold the same, do not say."""
-    step, norm = Step(8, 9), NodesNorm(2.0, 0.5)
+    step, norm = Step(8, 9, awaits_norm=True), NodesNorm(2.0, 0.5)
     noted = dataclasses.replace(step, norm=norm)
 
     def settled(*positions):
@@ -242,9 +245,8 @@ def test_a_norm_that_one_node_of_a_job_has_noted_clips_it_on_all():
     assert settled(*positions) == {1: Verdict.CLIP}
     assert resolution.noted_norm(positions) == norm
     assert settled(positions[0], positions[0]) == dict.fromkeys((0, 1), Verdict.COMMIT)
-    # Nodes that take their steps by themselves note none.
-    assert settled(positions[1], positions[1]) == dict.fromkeys((0, 1), Verdict.COMMIT)
-    assert settled(positions[1], _at(8, 9)) == {0: Verdict.COMMIT}
+    # No node can have committed a step that awaits a norm which none has noted.
+    assert settled(positions[1], positions[1]) == dict.fromkeys((0, 1), Verdict.ABORT)
     assert settled(positions[1], _at(7)) == {0: Verdict.ABORT}
 
 

@@ -117,6 +117,37 @@ TEST_P(ClippedStepTest, WhatANodeHasClippedIsNotClippedAnew) {
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
+// Ranks that are started without the other nodes know no norm, and may not know
+// that there is to be one.
+TEST_P(ClippedStepTest, IsNotCommittedBeforeTheNormIsNoted) {
+  ASSERT_NO_FATAL_FAILURE(AttachWithSegments());
+  const StepVerdict clipping = ClippedAsOnOneNode(PrepareUnclipped());
+  const absl::Status early = Decide(0, VerdictOf(Verdict::kCommit)).status;
+  EXPECT_TRUE(absl::IsFailedPrecondition(early)) << early;
+  EXPECT_THAT(early.message(), HasSubstr("bring the norm first"));
+  harness_.Close();
+  ASSERT_TRUE(harness_.OpenWith(std::move(segments_)).ok());
+  const auto position = harness_.job().Position();
+  ASSERT_TRUE(position.ok()) << position.status();
+  EXPECT_TRUE(position->prepared_awaits_norm);
+  EXPECT_FALSE(position->prepared_is_clipped);
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      harness_.job().DecideUnattached(VerdictOf(Verdict::kCommit)).status()));
+  EXPECT_EQ(committed_step(), 2);
+  ASSERT_TRUE(harness_.job().DecideUnattached(clipping).ok());
+  EXPECT_TRUE(harness_.job().Position()->prepared_awaits_norm);
+  EXPECT_TRUE(harness_.job().DecideUnattached(ClippedVerdict(clipping)).ok());
+  harness_.AttachAll();
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+TEST_P(ClippedStepTest, AStepOfOneNodeAwaitsNoNorm) {
+  const StepOutcome prepared = Prepare();
+  EXPECT_TRUE(prepared.prepared);
+  EXPECT_FALSE(harness_.job().Position()->prepared_awaits_norm);
+  EXPECT_TRUE(Decide(0, VerdictOf(Verdict::kCommit)).status.ok());
+}
+
 TEST_P(ClippedStepTest, TheNextEngineClipsIt) {
   ASSERT_NO_FATAL_FAILURE(AttachWithSegments());
   const StepVerdict clipping = ClippedAsOnOneNode(PrepareUnclipped());

@@ -22,6 +22,8 @@ struct RecoveredStep {
   bool is_ours = false;
   // This node's own norms clip its gradients.
   bool is_clipped_here = false;
+  // It is committed only once the norm of all nodes is noted.
+  bool awaits_norm = false;
   // The norm of all nodes clips them.
   bool is_clipped_together = false;
   storage::StepRecord record = {};  // to be published
@@ -37,7 +39,9 @@ struct RecoveredStep {
   void TakeRecord(const storage::StepRecord& from) {
     record = from;
     is_clipped_here = (record.flags & storage::kStepRecordClipped) != 0;
-    record.flags &= ~storage::kStepRecordClipped;
+    awaits_norm = (record.flags & storage::kStepRecordAwaitsNorm) != 0;
+    record.flags &=
+        ~(storage::kStepRecordClipped | storage::kStepRecordAwaitsNorm);
     is_clipped_together = false;
   }
   // Replaces this node's norm and clip coefficient, which is 1, by those of all

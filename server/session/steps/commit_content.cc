@@ -67,6 +67,13 @@ absl::Status CheckClipsWith(const CommitSpec& spec) {
   return absl::OkStatus();
 }
 
+bool HasMaxNorm(const CommitSpec& spec) {
+  return spec.max_norm != 0 ||
+         std::any_of(
+             spec.groups.begin(), spec.groups.end(),
+             [](const Hyperparams& group) { return group.max_norm != 0; });
+}
+
 }  // namespace
 
 uint32_t FirstOfClipped(const CommitSpec& spec, uint32_t group) {
@@ -105,6 +112,11 @@ absl::Status CheckContent(const CommitSpec& spec, OptimizerKind optimizer,
       spec.norm_type != std::numeric_limits<double>::infinity()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Invalid norm_type: ", spec.norm_type, ": must be 1, 2 or infinity"));
+  }
+  if (spec.awaits_norm && (!spec.two_phase || HasMaxNorm(spec))) {
+    return absl::InvalidArgumentError(
+        "awaits_norm is for steps of two phases whose max_norm, and that of "
+        "each group, is 0: the norm of all nodes clips them");
   }
   return absl::OkStatus();
 }
@@ -191,7 +203,8 @@ absl::Status CheckEqual(OptimizerKind optimizer, uint32_t rank_a,
       {"max_norm", a.max_norm, b.max_norm},
       {"max_value", a.max_value, b.max_value},
       {"norm_type", a.norm_type, b.norm_type},
-      {"two_phase", a.two_phase ? 1.0 : 0.0, b.two_phase ? 1.0 : 0.0}};
+      {"two_phase", a.two_phase ? 1.0 : 0.0, b.two_phase ? 1.0 : 0.0},
+      {"awaits_norm", a.awaits_norm ? 1.0 : 0.0, b.awaits_norm ? 1.0 : 0.0}};
   for (const Field& field : fields) {
     if (Same(field.a, field.b)) continue;
     return Unequal(field.name, rank_a, field.a, rank_b, field.b);

@@ -117,6 +117,23 @@ TEST(CommitContentTest, NumbersOutOfRangeAreRefused) {
   }
 }
 
+TEST(CommitContentTest, AStepThatAwaitsANormHasNoneOfItsOwn) {
+  Commit commit;
+  commit.spec.max_norm = 0;
+  for (Hyperparams& group : commit.groups) group.max_norm = 0;
+  commit.spec.awaits_norm = true;
+  EXPECT_TRUE(absl::IsInvalidArgument(Check(commit))) << "in one phase";
+  commit.spec.two_phase = true;
+  EXPECT_TRUE(Check(commit).ok()) << Check(commit);
+  commit.groups[1].max_norm = 2;
+  EXPECT_TRUE(absl::IsInvalidArgument(Check(commit)));
+  commit.groups[1].max_norm = 0;
+  commit.spec.max_norm = 2;
+  const absl::Status refused = Check(commit);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused));
+  EXPECT_THAT(refused.message(), HasSubstr("awaits_norm"));
+}
+
 TEST(CommitContentTest, AGroupIsClippedWithAnEarlierOneAlone) {
   const std::vector<uint32_t> wrongs[] = {
       {0, 0, 4},   // no group

@@ -49,10 +49,11 @@ absl::Status StepCommitter::CommitDecision(const StepDecision& decision,
 
 storage::StepRecord StepCommitter::PrepareDecision(
     const StepDecision& decision, absl::Span<const uint8_t> updated,
-    uint64_t digest) {
+    uint64_t digest, bool awaits_norm) {
   storage::StepRecord next = NextRecord(decision);
   next.prepared_digest = digest;
   if (decision.clipped) next.flags |= storage::kStepRecordClipped;
+  if (awaits_norm) next.flags |= storage::kStepRecordAwaitsNorm;
   WriteIntent(next, updated);
   step_.progress.Prepare(next.committed_step);
   return next;

@@ -44,7 +44,7 @@ class StepCommitter {
   // the record that it would have.
   storage::StepRecord PrepareDecision(const StepDecision& decision,
                                       absl::Span<const uint8_t> updated,
-                                      uint64_t digest);
+                                      uint64_t digest, bool awaits_norm);
   // Notes, for the next engine too, that a prepared step is clipped by the norm
   // of all nodes.
   void NoteClipping(const StepVerdict& verdict);

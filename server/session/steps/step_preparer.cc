@@ -80,7 +80,7 @@ void StepPreparer::Prepare(const StepDecision& decision,
       PreparedDigest(commit, job_.layout().hash(), job_.record().loads_finished,
                      decider_.gradient_norms());
   const storage::StepRecord record =
-      committer_.PrepareDecision(decision, updated, digest);
+      committer_.PrepareDecision(decision, updated, digest, commit.awaits_norm);
   recovery_.KeepPrepared(record, decider_.groups(), commit.max_value, updated,
                          step_.open_step.pushed_by());
 }
@@ -135,6 +135,20 @@ absl::Status StepPreparer::CheckCanClip(const RecoveredStep& prepared) const {
       "gradients: commit without one where nodes have different parameters"));
 }
 
+// Ranks that are started without those of the other nodes or jobs may not know
+// that there are any.
+absl::Status StepPreparer::CheckCanCommit(const RecoveredStep& prepared) const {
+  if (!prepared.awaits_norm || prepared.is_clipped_together ||
+      !IsApplied(prepared.record)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "step ", prepared.record.committed_step, " of job \"", job_.options.name,
+      "\" was prepared to be clipped by the norm of several nodes or jobs, "
+      "which is not noted: bring the norm first, or abort the step and take it "
+      "again"));
+}
+
 absl::StatusOr<StepPreparer::Due> StepPreparer::CheckVerdict(
     const StepVerdict& verdict) const {
   OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
@@ -174,6 +188,9 @@ absl::StatusOr<StepPreparer::Due> StepPreparer::CheckVerdict(
                    : ": nodes have other gradients, settings or loads"));
   }
   if (clips) OPTSTATE_RETURN_IF_ERROR(CheckCanClip(*job_.recovery));
+  if (verdict.verdict == Verdict::kCommit) {
+    OPTSTATE_RETURN_IF_ERROR(CheckCanCommit(*job_.recovery));
+  }
   return Due::kDecide;
 }
 
@@ -264,6 +281,7 @@ absl::StatusOr<JobPosition> StepPreparer::Position() const {
   if (job_.recovery.has_value()) {
     position.prepared = PreparedOutcome();
     position.prepared_is_clipped = job_.recovery->is_clipped_together;
+    position.prepared_awaits_norm = job_.recovery->awaits_norm;
   }
   return position;
 }

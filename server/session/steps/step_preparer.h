@@ -65,6 +65,7 @@ class StepPreparer {
   absl::Status CheckIsDecidedSo(const StepVerdict& verdict,
                                 const storage::StepRecord& record) const;
   absl::Status CheckCanClip(const RecoveredStep& prepared) const;
+  absl::Status CheckCanCommit(const RecoveredStep& prepared) const;
   // Makes the verdict that of the step, for the next engine too.
   void Take(const StepVerdict& verdict);
   // Returns the answer to a verdict with which nothing is to be waited for.

@@ -30,6 +30,7 @@ class TwoPhaseTest : public JobCrashTest,
   StepOutcome PrepareUnclipped() {
     CommitSpec spec = TwoPhaseCommit();
     spec.max_norm = 0;
+    spec.awaits_norm = true;
     return Prepare(spec);
   }
   StepOutcome Prepare() { return Prepare(TwoPhaseCommit()); }

@@ -300,6 +300,7 @@ absl::Status GrpcSession::StartCommit(const v1::SessionRequest& request) {
   spec.norm_type = commit.norm_type() == 0 ? 2 : commit.norm_type();
   spec.found_inf = commit.found_inf();
   spec.two_phase = commit.two_phase();
+  spec.awaits_norm = commit.awaits_norm();
   if (commit.wants_parameters() && !spec.two_phase &&
       !handler_.fetches_parameters()) {
     parameters_.Begin(request.request_id(), commit.step());

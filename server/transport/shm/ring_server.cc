@@ -120,13 +120,14 @@ absl::Status RingServer::Push(const shm::Submission& submission) {
 
 absl::Status RingServer::ServeCommit(const shm::Submission& submission) {
   ReadCommitGroups();
-  constexpr int kKnown = shm::kSubmissionFoundInf | shm::kSubmissionTwoPhase;
+  constexpr int kKnown = shm::kSubmissionFoundInf | shm::kSubmissionTwoPhase |
+                         shm::kSubmissionAwaitsNorm;
   if ((submission.flags & ~kKnown) != 0) {
     return Answer(submission.request_id,
                   absl::InvalidArgumentError(
                       absl::StrCat("commit has flags ", submission.flags,
-                                   "; only 1 (found_inf) and 2 (two_phase) "
-                                   "are known")));
+                                   "; only 1 (found_inf), 2 (two_phase) and 4 "
+                                   "(awaits_norm) are known")));
   }
   session::CommitSpec spec;
   spec.step = submission.step;
@@ -140,6 +141,7 @@ absl::Status RingServer::ServeCommit(const shm::Submission& submission) {
   spec.norm_type = settings.norm_type == 0 ? 2 : settings.norm_type;
   spec.found_inf = (submission.flags & shm::kSubmissionFoundInf) != 0;
   spec.two_phase = (submission.flags & shm::kSubmissionTwoPhase) != 0;
+  spec.awaits_norm = (submission.flags & shm::kSubmissionAwaitsNorm) != 0;
   may_work_ahead_ = true;
   handler_->Commit(submission.request_id, spec);
   return absl::OkStatus();

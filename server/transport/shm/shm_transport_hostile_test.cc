@@ -278,7 +278,7 @@ TEST_F(ShmHostileTest, PushOfTooManyParameters) {
 TEST_F(ShmHostileTest, UnknownCommitFlags) {
   auto peer = Open(0);
   shm::Submission commit = peer->Commit(1);
-  commit.flags = 4;
+  commit.flags = 8;
   EXPECT_TRUE(absl::IsInvalidArgument(peer->Call(commit).status));
 }
 

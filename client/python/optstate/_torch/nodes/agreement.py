@@ -390,7 +390,7 @@ class NodeAgreement:
         alike = {name: value for name, value in how.items() if name != "found_inf"}
         values = repr((loss_scale, sorted(alike.items()))).encode()
         self._options = hash_of(bytes(hyperparams) + values)
-        return {**how, "max_norm": 0.0} if self.is_split else how
+        return {**how, "max_norm": 0.0, "awaits_norm": True} if self.is_split else how
 
     def of_all_shards(self, of_node: list[Any]) -> list[Any]:
         """Returns what the first node of each kind has of its shards, one after the other, from

@@ -23,7 +23,7 @@ def position_of(spec: SessionSpec) -> Position | None:
             digest,
             bool(found.prepared_found_inf),
             norm=norm,
-            is_clipped_here=norm is None and 0 < found.prepared_clip_coefficient < 1,
+            awaits_norm=bool(found.prepared_awaits_norm),
         )
     return Position(
         committed=Step(

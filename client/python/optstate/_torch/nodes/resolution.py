@@ -52,8 +52,8 @@ class Step:
     # a prepared step is that from before, the one of a committed step from after.
     norm: NodesNorm | None = None
     clip: tuple[int, ...] = ()
-    # A prepared step that the node has clipped by the norm of its own gradients.
-    is_clipped_here: bool = False
+    # A prepared step that its daemon commits only once the norm of all nodes is noted.
+    awaits_norm: bool = False
 
     @property
     def is_begun(self) -> bool:

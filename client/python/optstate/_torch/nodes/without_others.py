@@ -1,16 +1,11 @@
 """A prepared step of a job whose ranks have started without those of the other jobs.
 
-When its ranks died, the job may have been one of several that clip by one norm (norm_group), or one
-whose nodes all hold the same (across_nodes="replicated"). Nothing in the daemons' files tells
-which, but two facts do. Where a node has noted a norm, that is the norm of several jobs, which may
-have taken the step. Where a node has clipped the step by its own norm, there are no other jobs:
-those of a norm_group leave that to the group.
-
-A step of which neither is known must not be committed by a node that is the only one to have the
-job: it would take it by a norm of its own. Other jobs cannot have taken it, since no norm is noted.
-Other nodes can, and are refused then when they come back, as they are in any case when this one has
-gone on without them. Where several nodes have the job, all of which have prepared the step, a rank
-that still lives may be about to commit it, so that none may drop it.
+When its ranks died, the job may have been one of several that clip by one norm (norm_group), which
+its ranks do not know now. Its daemon does: such a step waits for the norm, and is committed only
+once that is noted (CommitRequest.awaits_norm). So no job and no node has taken a step whose norm
+nobody has noted, and ranks that still live cannot do so once it is dropped: a noted step has
+another digest. Where one node has noted the norm, other jobs may have taken the step, and all nodes
+clip it by that norm.
 """
 
 from __future__ import annotations
@@ -39,18 +34,16 @@ def settled_without_others(
         for node, position in enumerate(positions)
         if verdicts.get(node) is Verdict.COMMIT and position is not None and position.prepared
     }
-    unnoted = [node for node, step in commits.items() if step.norm is None]
-    if len(unnoted) < len(commits):
-        return dict.fromkeys(unnoted, Verdict.CLIP) or verdicts
-    present = sum(position is not None for position in positions)
-    if present != 1 or all(step.is_clipped_here for step in commits.values()):
+    lacking = [node for node, step in commits.items() if step.awaits_norm and step.norm is None]
+    if not lacking:
         return verdicts
-    [(node, step)] = commits.items()
+    if any(step.norm is not None for step in commits.values()):
+        return dict.fromkeys(lacking, Verdict.CLIP)
     if says:
         logger.warning(
-            'step %d of job "%s" was prepared, and what other jobs or nodes decided about it is not'
-            " known here: it is dropped, and is to be taken again",
-            step.step,
+            'step %d of job "%s" was prepared to be clipped by the norm of several jobs, which is'
+            " not noted: it is dropped, and is to be taken again",
+            commits[lacking[0]].step,
             job,
         )
-    return {node: Verdict.ABORT}
+    return {**verdicts, **dict.fromkeys(commits, Verdict.ABORT)}
