@@ -18,6 +18,7 @@
 #include "absl/strings/strip.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/utf8.h"
+#include "server/config/yaml_documents.h"
 
 namespace optstate::config {
 namespace {
@@ -410,11 +411,7 @@ absl::Status MergeYaml(absl::string_view text, absl::string_view file,
         absl::StrCat(file, ": is not UTF-8 text: save it as that"));
   }
   try {  // yaml-cpp reports syntax errors in no other way
-    std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
-    // Templates leave a "---" at either end.
-    std::erase_if(documents, [](const YAML::Node& each) {
-      return each.IsNull() || !each.IsDefined();
-    });
+    const std::vector<YAML::Node> documents = LoadDocuments(std::string(text));
     if (documents.size() > 1) {
       return absl::InvalidArgumentError(absl::StrCat(
           file, ":", documents[1].Mark().line + 1,

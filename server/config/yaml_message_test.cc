@@ -144,6 +144,20 @@ TEST(YamlMessageTest, SyntaxErrorsNameTheLine) {
   EXPECT_THAT(ErrorOf("\tsocket: a\n"), StartsWith("f.yaml:1: "));
 }
 
+TEST(YamlMessageTest, ADocumentThatBeginsWithACommaEnds) {
+  for (const char* text : {",", "\n,\n", "---\n, a: 1\n", "# c\n, \"a",
+                           "socket: /s\n...\n, b\n"}) {
+    EXPECT_THAT(ErrorOf(text), HasSubstr("a key or a value is expected here"))
+        << text;
+  }
+  EXPECT_THAT(ErrorOf("# c\n,\n"), StartsWith("f.yaml:2: "));
+  // Empty documents are no such text, however many there are.
+  v1::DaemonConfig config;
+  EXPECT_TRUE(
+      MergeYaml("---\n---\n...\n---\nsocket: /s\n---\n", "f.yaml", &config)
+          .ok());
+}
+
 TEST(YamlMessageTest, LinesOfValues) {
   v1::DaemonConfig config;
   FieldLines lines;
