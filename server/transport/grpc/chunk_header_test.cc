@@ -57,6 +57,25 @@ TEST(ChunkHeaderTest, LeavesEverythingElseToTheParser) {
       Read(Chunk(1, 2, "data").SerializeAsString() + "\x08\x01").has_value());
 }
 
+TEST(ChunkHeaderTest, LeavesToTheParserWhatThatRefuses) {
+  const std::string chunk = "\x22\x07\x08\x40\x12\x03ggg";
+  ASSERT_TRUE(Read(chunk).has_value());
+  const std::string of_ten_bytes = "\x80\x80\x80\x80\x80\x80\x80\x80";
+  const std::string messages[] = {
+      // A tag of ten bytes, that of the chunk and that of its offset.
+      "\xa2" + of_ten_bytes + std::string(1, '\0') + chunk.substr(1),
+      "\x22\x10\x88" + of_ten_bytes + std::string(1, '\0') + chunk.substr(3),
+      // Sizes of 33 bits, whose lower 32 would do.
+      "\x22\x87\x80\x80\x80\x10" + chunk.substr(2),
+      "\x22\x0b\x08\x40\x12\x83\x80\x80\x80\x10ggg",
+  };
+  for (const std::string& message : messages) {
+    v1::SessionRequest request;
+    ASSERT_FALSE(request.ParseFromString(message));
+    EXPECT_FALSE(Read(message).has_value());
+  }
+}
+
 TEST(ChunkHeaderTest, NoPrefixOfAChunkPasses) {
   const std::string message =
       Chunk(300, 1 << 20, std::string(300, 'g')).SerializeAsString();
