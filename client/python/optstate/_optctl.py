@@ -49,9 +49,14 @@ def ask(endpoint: str | None, *arguments: str) -> dict[str, Any]:
         refusal = _REFUSALS.get(done.returncode, errors.UnavailableError)
         raise refusal(_text_of(done, *arguments))
     try:
-        return json.loads(done.stdout)
-    except ValueError as error:
+        answer = json.loads(done.stdout)
+    except (ValueError, RecursionError) as error:
         raise errors.UnavailableError(f"optctl {' '.join(arguments)}: {error}") from None
+    if not isinstance(answer, dict):
+        raise errors.UnavailableError(
+            f"optctl {' '.join(arguments)}: the answer is no JSON object, but {answer!r:.80}"
+        )
+    return answer
 
 
 def change(endpoint: str | None, *arguments: str, within_s: float | None = None) -> None:

@@ -34,7 +34,8 @@ _JOB_NAME_BYTES_MAX = 128
 # does the daemon notice that ranks have ended.
 _DELETED_WITHIN_S = 10.0
 _PAUSE_S = 0.05
-_NAME = re.compile(r"optstate\.copy/(\d+)/([0-9a-f]{16})/([01])/(\d+)/(\S+)")
+# A number has 64 bits. Any client can name a parameter, and int() refuses some thousand digits.
+_NAME = re.compile(r"optstate\.copy/(\d{1,20})/([0-9a-f]{16})/([01])/(\d{1,20})/(\S+)")
 
 
 class CopyNote(NamedTuple):

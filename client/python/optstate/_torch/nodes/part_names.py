@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_NAME = re.compile(r"optstate\.nodes/([0-9a-f]+)/(\d+)of(\d+)(@0)?")
+# A number has 64 bits. Any client can name a parameter, and int() refuses some thousand digits.
+_NAME = re.compile(r"optstate\.nodes/([0-9a-f]+)/(\d{1,20})of(\d{1,20})(@0)?")
 
 
 class Part(NamedTuple):

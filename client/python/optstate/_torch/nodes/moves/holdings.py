@@ -26,9 +26,11 @@ from optstate._torch.warn import warn
 from optstate.job_position import find_position
 from optstate.session_spec import LossScalerState, ParameterSpec, SessionSpec, Shard
 
+# A number has 64 bits. Any client can name a parameter, and int() refuses some thousand digits.
 _MARK = re.compile(
-    r"optstate\.parcel/([0-9a-f]+)/(\d+)of(\d+)/(\d+)/([0-9a-f]+)/(?:-|([0-9a-f]{16})\.(\d+)\.(\d+))"
-    r"(?:/([0-9a-f]{16}))?(?:/d(\d+(?:\.\d+)*))?(?:@0)?"
+    r"optstate\.parcel/([0-9a-f]+)/(\d{1,20})of(\d{1,20})/(\d{1,20})/([0-9a-f]+)"
+    r"/(?:-|([0-9a-f]{16})\.(\d{1,10})\.(\d{1,10}))"
+    r"(?:/([0-9a-f]{16}))?(?:/d(\d{1,20}(?:\.\d{1,20})*))?(?:@0)?"
 )
 _SUFFIX = ".optstate-parcel-"
 _JOB_NAME_BYTES_MAX = 128
@@ -205,9 +207,24 @@ def run_of(job: str, facts: dict[str, Any]) -> str:
 
 
 def _describe(endpoint: str | None, job: str, position: Position) -> HeldJob | None:
+    """Returns a job that a node has; None: there is none that is registered.
+
+    FailedPreconditionError: its layout is none of those that jobs of several nodes have.
+    """
     found = _optctl.find_registered(endpoint, job)
     if found is None or not found.parameters:
         return None
+    try:
+        return _held(job, position, found)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise errors.FailedPreconditionError(
+            f'job "{job}" has a layout of which this build can make nothing ({error!r:.200}):'
+            f" another program or build has made it. Look at it (optctl get params {job}), and"
+            " delete it or choose another name (job=)"
+        ) from error
+
+
+def _held(job: str, position: Position, found: _optctl.RegisteredJob) -> HeldJob:
     facts = found.facts
     entries = [each["parameter"] for each in found.parameters]
     names = [entries[0]["name"]]
