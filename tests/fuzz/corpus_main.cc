@@ -78,10 +78,8 @@ std::vector<std::string> ReadCorpus(const std::string& folder) {
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     paths.push_back(entry.path().string());
   }
-  // A target that has found nothing has seeds alone, and no folder.
-  if (error && error != std::errc::no_such_file_or_directory) {
-    Die(absl::StrCat(folder, ": ", error.message()));
-  }
+  if (error) Die(absl::StrCat(folder, ": ", error.message()));
+  if (paths.empty()) Die(absl::StrCat(folder, " has no files"));
   std::sort(paths.begin(), paths.end());
   std::vector<std::string> inputs;
   for (const std::string& path : paths) {
