@@ -78,6 +78,20 @@ class AdminUsersTest : public AdminServiceTest {
     request.set_user(user);
     return service_->ListUsers(request, caller, Soon()).status();
   }
+  v1::ListUsersReply ListGroup(const access::Caller& caller,
+                               const std::string& group) {
+    v1::ListUsersRequest request;
+    request.set_group(group);
+    const auto reply = service_->ListUsers(request, caller, Soon());
+    EXPECT_TRUE(reply.ok()) << reply.status();
+    return reply.ok() ? *reply : v1::ListUsersReply();
+  }
+  absl::Status GroupRefusal(const access::Caller& caller,
+                            const std::string& group) {
+    v1::ListUsersRequest request;
+    request.set_group(group);
+    return service_->ListUsers(request, caller, Soon()).status();
+  }
 
   std::string root_;
 };
@@ -123,6 +137,99 @@ TEST_F(AdminUsersTest, OperatorsHaveNoLimits) {
   EXPECT_EQ(reply.users(0).user(), "root");
   EXPECT_TRUE(reply.users(0).is_operator());
   EXPECT_EQ(reply.users(0).quota().jobs_max(), 0u);
+  EXPECT_EQ(reply.users(0).keys().jobs_max(), "");
+}
+
+TEST_F(AdminUsersTest, EachLimitHasAKeyOfTheConfiguration) {
+  info_.config.mutable_limits()->set_user_sessions_max(30);
+  info_.config.mutable_limits()->set_user_state_bytes_max(1 << 20);
+  info_.config.add_quotas()->set_user(absl::StrCat(kBob));
+  v1::Quota& quota = *info_.config.add_quotas();
+  quota.set_user(absl::StrCat(kAda));
+  quota.set_state_bytes_max(1 << 30);
+  quota.set_frames_bytes_max(1 << 20);
+  quota.set_weight(300);
+  v1::Quota& group = *info_.config.add_quotas();
+  group.set_group("4714");
+  group.set_disk_bytes_max(1 << 30);
+  Start();
+  const v1::ListUsersReply reply = List(kOperator);
+  ASSERT_THAT(reply.users(), SizeIs(2));
+  const v1::QuotaKeys& ada = reply.users(0).keys();
+  EXPECT_EQ(ada.jobs_max(), "half of limits.jobs_max");
+  EXPECT_EQ(ada.sessions_max(), "limits.user_sessions_max");
+  EXPECT_EQ(ada.state_bytes_max(), "quotas[1].state_bytes_max");
+  EXPECT_EQ(ada.frames_bytes_max(), "quotas[1].frames_bytes_max");
+  EXPECT_EQ(ada.disk_bytes_max(), "");
+  EXPECT_EQ(ada.weight(), "quotas[1].weight");
+  const v1::QuotaKeys& bob = reply.users(1).keys();
+  EXPECT_EQ(bob.state_bytes_max(), "limits.user_state_bytes_max");
+  EXPECT_EQ(bob.weight(), "");
+  ASSERT_THAT(reply.groups(), SizeIs(1));
+  EXPECT_EQ(reply.groups(0).keys().disk_bytes_max(),
+            "quotas[2].disk_bytes_max");
+  EXPECT_EQ(reply.groups(0).keys().jobs_max(), "");
+}
+
+// A user's part is that of all whose engines run, however many jobs each has.
+TEST_F(AdminUsersTest, UsersHaveAPartByTheirWeights) {
+  MakeJob("a", kAda, 1);
+  MakeJob("b", kBob, 1);
+  MakeJob("c", kBob, 1);
+  v1::Quota& ada = *info_.config.add_quotas();
+  ada.set_user(absl::StrCat(kAda));
+  ada.set_weight(300);
+  // One without an engine: the part that it would have.
+  v1::Quota& eve = *info_.config.add_quotas();
+  eve.set_user("4713");
+  eve.set_weight(400);
+  Start();
+  const v1::ListUsersReply reply = List(kOperator);
+  ASSERT_THAT(reply.users(), SizeIs(3));
+  EXPECT_DOUBLE_EQ(reply.users(0).part(), 0.75);
+  EXPECT_DOUBLE_EQ(reply.users(1).part(), 0.25);
+  EXPECT_DOUBLE_EQ(reply.users(2).part(), 0.5);
+}
+
+TEST_F(AdminUsersTest, AnOperatorMayAskForItself) {
+  MakeJob("a", kAda, 1);
+  Start();
+  v1::ListUsersRequest request;
+  request.set_own(true);
+  const auto reply = service_->ListUsers(request, kOperator, Soon());
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  ASSERT_THAT(reply->users(), SizeIs(1));
+  EXPECT_EQ(reply->users(0).uid(), 0u);
+  EXPECT_EQ(reply->users(0).use().jobs(), 0u);
+  request.set_user("root");
+  const absl::Status both =
+      service_->ListUsers(request, kOperator, Soon()).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(both)) << both;
+}
+
+TEST_F(AdminUsersTest, OneGroupIsAskedForByNameOrNumber) {
+  AddJob("hanging", 5, /*hangs=*/true);
+  control_.jobs["hanging"].uid = kAda;
+  for (const char* group : {"4714", "4715"}) {
+    v1::Quota& quota = *info_.config.add_quotas();
+    quota.set_group(group);
+    quota.set_jobs_max(9);
+  }
+  Start();
+  const v1::ListUsersReply reply = ListGroup(kOperator, "4715");
+  EXPECT_THAT(reply.users(), SizeIs(0));
+  ASSERT_THAT(reply.groups(), SizeIs(1));
+  EXPECT_EQ(reply.groups(0).group(), "4715");
+  EXPECT_EQ(reply.groups(0).keys().jobs_max(), "quotas[1].jobs_max");
+  // A job of a user who is not in it is no part of it.
+  EXPECT_THAT(reply.unanswered(), SizeIs(0));
+  const absl::Status none = GroupRefusal(kOperator, "4716");
+  EXPECT_TRUE(absl::IsNotFound(none)) << none;
+  EXPECT_THAT(std::string(none.message()), HasSubstr("has no quota"));
+  for (const char* group : {"4714", "4716", "no such group"}) {
+    const absl::Status refused = GroupRefusal(access::UnixCaller(kAda), group);
+    EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
+  }
 }
 
 TEST_F(AdminUsersTest, SleepingJobsAreCountedAmongTheOthers) {
@@ -210,6 +317,7 @@ TEST_F(AdminUsersTest, GroupsAreTheSumOfTheirMembers) {
     EXPECT_EQ(reply.groups(0).use().jobs(), 3u);
     EXPECT_EQ(reply.groups(0).use().frames_bytes(), 4096u + 8192u);
     EXPECT_EQ(reply.groups(0).quota().jobs_max(), 9u);
+    EXPECT_THAT(ListGroup(caller, group).groups(), SizeIs(1));
     // The sum lacks ranks, which is said without another's name.
     ASSERT_THAT(reply.unanswered(), SizeIs(1));
     EXPECT_EQ(reply.unanswered(0).name(),
