@@ -167,9 +167,7 @@ class GrpcAdminClient : public AdminClient {
   }
 
   absl::StatusOr<v1::ListUsersReply> ListUsers(
-      const std::string& user) override {
-    v1::ListUsersRequest request;
-    request.set_user(user);
+      const v1::ListUsersRequest& request) override {
     return Call(&v1::Admin::Stub::ListUsers, request);
   }
 

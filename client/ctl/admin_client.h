@@ -83,9 +83,8 @@ class AdminClient {
   virtual absl::StatusOr<v1::DescribeTiersReply> MeasureTiers(
       const v1::DescribeTiersRequest& request, absl::Duration measuring) = 0;
   virtual absl::StatusOr<v1::DescribeDevicesReply> DescribeDevices() = 0;
-  // `user`: by name or number; empty: all, as far as the caller sees them.
   virtual absl::StatusOr<v1::ListUsersReply> ListUsers(
-      const std::string& user) = 0;
+      const v1::ListUsersRequest& request) = 0;
   virtual absl::StatusOr<v1::UpgradeReply> Upgrade(
       const std::string& binary) = 0;
   // Drains the daemon, which waits for open steps for most of the timeout: the

@@ -137,7 +137,7 @@ std::vector<pid_t> AddAnswers(const Daemon& daemon, const Interrupt& interrupt,
   progress->Begin("devices.json");
   report->Add("devices.json", AsJson(client.DescribeDevices()));
   progress->Begin("users.json");
-  report->Add("users.json", AsJson(client.ListUsers("")));
+  report->Add("users.json", AsJson(client.ListUsers(v1::ListUsersRequest())));
   progress->Begin("events.jsonl");
   report->Add("events.jsonl", ReadEvents(client, interrupt.fd()));
   if (!jobs.ok()) return engines;

@@ -88,6 +88,7 @@ void AddGetUsers(CLI::App& get, Context& context);
 // Each adds a thing to `describe`.
 void AddDescribeTier(CLI::App& describe, Context& context);
 void AddDescribeDevice(CLI::App& describe, Context& context);
+void AddQuotaCommand(CLI::App& app, Context& context);
 void AddDeleteCommand(CLI::App& app, Context& context);
 void AddRecoverCommand(CLI::App& app, Context& context);
 void AddSetCommand(CLI::App& app, Context& context);

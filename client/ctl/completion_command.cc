@@ -34,11 +34,11 @@ void Collect(const CLI::App& app, const std::string& path,
       node.words.push_back("--" + name);
     }
     // Every positional argument is a job's name, except completion's shell and
-    // the name of a user.
+    // the names of users and groups.
     if (!option->get_positional()) continue;
     if (path == "completion") {
       node.words.insert(node.words.end(), kShells.begin(), kShells.end());
-    } else if (path != "get users") {
+    } else if (path != "get users" && path != "quota") {
       node.takes_job = true;
     }
   }

@@ -7,15 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/ctl/command.h"
+#include "client/ctl/quota_text.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::ctl {
 namespace {
-
-// A number without a name stays a number.
-std::string NameOf(const v1::UserUse& user) {
-  return user.user().empty() ? absl::StrCat(user.uid()) : user.user();
-}
 
 std::string OfMost(uint32_t count, uint32_t max) {
   return absl::StrCat(count, "/", max == 0 ? "-" : absl::StrCat(max));
@@ -37,7 +33,7 @@ Table UsersTable(const v1::ListUsersReply& reply) {
                {"OPERATOR", false, /*wide_only=*/true}});
   for (const v1::UserUse& user : reply.users()) {
     const v1::Use& use = user.use();
-    table.AddRow({NameOf(user), absl::StrCat(user.uid()),
+    table.AddRow({UserName(user), absl::StrCat(user.uid()),
                   absl::StrCat(use.jobs()), absl::StrCat(use.sleeping_jobs()),
                   absl::StrCat(use.sessions()), HumanBytes(use.state_bytes()),
                   HumanBytes(use.frames_bytes()), HumanBytes(use.disk_bytes()),
@@ -66,7 +62,7 @@ Table QuotasTable(const v1::ListUsersReply& reply) {
                {"DISK", true},
                {"WEIGHT", true}});
   for (const v1::UserUse& user : reply.users()) {
-    AddQuota("user", NameOf(user), user.use(), user.quota(), table);
+    AddQuota("user", UserName(user), user.use(), user.quota(), table);
   }
   for (const v1::GroupUse& group : reply.groups()) {
     AddQuota("group", group.group(), group.use(), group.quota(), table);
@@ -77,8 +73,10 @@ Table QuotasTable(const v1::ListUsersReply& reply) {
 absl::Status Get(const Context& context, const std::string& user,
                  Table (*table_of)(const v1::ListUsersReply&)) {
   OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
+  v1::ListUsersRequest request;
+  request.set_user(user);
   OPTSTATE_ASSIGN_OR_RETURN(const v1::ListUsersReply reply,
-                            client->ListUsers(user));
+                            client->ListUsers(request));
   return PrintAnswered(context, reply, table_of(reply));
 }
 

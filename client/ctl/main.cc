@@ -26,6 +26,7 @@ constexpr char kDescription[] =
     "  optctl describe job gpt          why a job does not go on\n"
     "  optctl trace gpt > gpt.json      where the time of a step goes\n"
     "  optctl events --since 1h         what has happened\n"
+    "  optctl quota                     what you may use, and use\n"
     "  optctl get params gpt -o json    for scripts\n";
 
 constexpr char kFooter[] =
@@ -111,6 +112,7 @@ int Main(int argc, char** argv) {
   AddEventsCommand(app, context);
   AddLogsCommand(app, context);
   AddDescribeCommand(app, context);
+  AddQuotaCommand(app, context);
   AddDeleteCommand(app, context);
   AddRecoverCommand(app, context);
   AddSetCommand(app, context);

@@ -1,4 +1,4 @@
-// optctl get users and get quotas, against a real daemon with quotas.
+// optctl quota, get users and get quotas, against a real daemon with quotas.
 
 #include <unistd.h>
 
@@ -35,7 +35,10 @@ class OptctlUsersTest : public OptctlTest {
   }
 
   v1::ListUsersReply Reply(const std::string& verb) const {
-    const Ran ran = Optctl(absl::StrCat("get ", verb, " -o json"));
+    return ReplyOf(absl::StrCat("get ", verb));
+  }
+  v1::ListUsersReply ReplyOf(const std::string& command) const {
+    const Ran ran = Optctl(absl::StrCat(command, " -o json"));
     EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
     v1::ListUsersReply reply;
     EXPECT_TRUE(
@@ -107,6 +110,59 @@ TEST_F(OptctlUsersTest, QuotasAreShownWithWhatIsTaken) {
   EXPECT_TRUE(absl::StrContains(yaml.output, "jobs_max: 3")) << yaml.output;
 }
 
+TEST_F(OptctlUsersTest, AQuotaSaysWhatIsUsedAllowedAndWhichKeySaysSo) {
+  const auto session = Train("gpt");
+  const Ran ran = Optctl("quota 4711");
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
+  for (const char* text :
+       {"user 4711", "RESOURCE", "host budget", "0%", "2.0 GiB",
+        "quotas[0].jobs_max", "quotas[0].state_bytes_max", "weight 200",
+        "half of limits.sessions_max", "quotas[0].weight",
+        "`systemctl reload optstated`"}) {
+    EXPECT_TRUE(absl::StrContains(ran.output, text)) << text << ran.output;
+  }
+  // This user's engine runs, and has the default weight of 100.
+  EXPECT_TRUE(absl::StrContains(ran.output, "67%")) << ran.output;
+  const v1::ListUsersReply reply = ReplyOf("quota 4711");
+  ASSERT_EQ(reply.users_size(), 1);
+  EXPECT_EQ(reply.users(0).keys().jobs_max(), "quotas[0].jobs_max");
+  EXPECT_EQ(reply.groups_size(), 0);
+  const Ran yaml = Optctl("quota 4711 -o yaml");
+  EXPECT_EQ(yaml.exit_code, kExitOk) << yaml.output;
+  EXPECT_TRUE(absl::StrContains(yaml.output, "quotas[0].jobs_max"))
+      << yaml.output;
+}
+
+// An operator has no other limits, and is not all users.
+TEST_F(OptctlUsersTest, WithoutANameAQuotaIsTheCallers) {
+  const auto session = Train("gpt");
+  const v1::ListUsersReply reply = ReplyOf("quota");
+  ASSERT_EQ(reply.users_size(), 1);
+  EXPECT_EQ(reply.users(0).uid(), ::geteuid());
+  EXPECT_EQ(reply.users(0).use().jobs(), 1u);
+  const Ran ran = Optctl("quota");
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
+  EXPECT_TRUE(absl::StrContains(ran.output, "no quota and no limit of users"))
+      << ran.output;
+  EXPECT_FALSE(absl::StrContains(ran.output, "4711")) << ran.output;
+}
+
+TEST_F(OptctlUsersTest, TheQuotaOfAGroupIsThatOfNoUser) {
+  const v1::ListUsersReply reply = ReplyOf("quota @4712");
+  EXPECT_EQ(reply.users_size(), 0);
+  ASSERT_EQ(reply.groups_size(), 1);
+  EXPECT_EQ(reply.groups(0).keys().sessions_max(), "quotas[1].sessions_max");
+  const Ran ran = Optctl("quota @4712");
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
+  EXPECT_TRUE(absl::StrContains(ran.output, "group 4712")) << ran.output;
+  EXPECT_FALSE(absl::StrContains(ran.output, "weight")) << ran.output;
+  const Ran none = Optctl("quota @4711");
+  EXPECT_EQ(none.exit_code, kExitNotFound) << none.output;
+  EXPECT_TRUE(absl::StrContains(none.output, "has no quota")) << none.output;
+  EXPECT_EQ(Optctl("quota @").exit_code, kExitUsage);
+  EXPECT_EQ(Optctl("quota nobody-of-this-name").exit_code, kExitNotFound);
+}
+
 TEST_F(OptctlUsersTest, AJobThatGivesNoAnswerIsNamed) {
   const auto session = Train("gpt");
   const Process engine = StopEngine("gpt");
@@ -123,8 +179,12 @@ TEST_F(OptctlUsersTest, CompletionOffersNoJobsForAUser) {
       "completion bash > $TEST_TMPDIR/c && bash -c '. $TEST_TMPDIR/c; "
       "optctl() { echo NAME; echo gpt; }; "
       "COMP_WORDS=(optctl get users g) COMP_CWORD=3; _optctl; "
+      "echo \"${COMPREPLY[@]}\"; "
+      "COMP_WORDS=(optctl quota g) COMP_CWORD=2; _optctl; "
+      "echo \"${COMPREPLY[@]}\"; "
+      "COMP_WORDS=(optctl quo) COMP_CWORD=1; _optctl; "
       "echo \"${COMPREPLY[@]}\"'");
-  EXPECT_EQ(completed.output, "\n");
+  EXPECT_EQ(completed.output, "\n\nquota\n");
 }
 
 }  // namespace

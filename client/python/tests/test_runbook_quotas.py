@@ -12,7 +12,7 @@ from runbook import attach, executes, read_yaml, train
 _USER = 61711
 
 
-@executes("optctl get quotas", "optctl get users")
+@executes("optctl get quotas", "optctl get users", "optctl quota USER")
 def test_quotas(operator, start_daemon, tmp_path):
     text = read_yaml("quotas:\n")
     group = grp.getgrall()[0].gr_name
@@ -35,6 +35,9 @@ def test_quotas(operator, start_daemon, tmp_path):
     assert re.search(r"^user .* 1/- +1/- ", quotas, re.MULTILINE)
     users = operator.run("optctl get users")
     assert re.search(rf"^{_USER} +{_USER} +0 ", users, re.MULTILINE)
+    quota = operator.run("optctl quota USER", replaced={"USER": str(_USER)})
+    assert re.search(rf"^user {_USER} +jobs +0 +8 +0% +quotas\[0\].jobs_max$", quota, re.MULTILINE)
+    assert "`systemctl reload optstated`" in quota
     optimizer.close()
 
 
