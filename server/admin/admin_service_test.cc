@@ -101,6 +101,7 @@ TEST_F(AdminServiceTest, AnEngineThatDoesNotStartIsListedWithTheReason) {
   AddJob("starting", 1);
   engines_.Erase("starting");
   control_.jobs["starting"].reason = "its engine exited with status 1: locked";
+  control_.jobs["starting"].start_disk_bytes = 4096;
   const v1::ListJobsReply list =
       service_->ListJobs(Operator(), absl::InfinitePast());
   ASSERT_EQ(list.jobs_size(), 1);
@@ -108,6 +109,7 @@ TEST_F(AdminServiceTest, AnEngineThatDoesNotStartIsListedWithTheReason) {
   EXPECT_THAT(
       list.jobs(0).reason(),
       HasSubstr("not running: its engine exited with status 1: locked"));
+  EXPECT_EQ(list.jobs(0).engine_start().disk_bytes(), 4096u);
 }
 
 // The engine never answers, and the caller sets no deadline.

@@ -69,6 +69,9 @@ v1::Job Merge(const JobSummary& summary, absl::StatusOr<v1::Job> described) {
   job.set_state_dir(summary.directory);
   if (summary.sleep.has_value()) *job.mutable_sleep() = *summary.sleep;
   *job.mutable_access() = summary.access;
+  if (summary.start_disk_bytes != 0) {
+    job.mutable_engine_start()->set_disk_bytes(summary.start_disk_bytes);
+  }
   if (!summary.access_problem.empty()) {
     job.set_reason(absl::StrCat(job.reason(), job.reason().empty() ? "" : "; ",
                                 summary.access_problem));

@@ -160,6 +160,11 @@ class JobHost {
   const std::string& reason() const { return reason_; }
   pid_t engine_pid() const { return engine_ == nullptr ? 0 : engine_->pid(); }
   uint32_t restarts() const { return options_.config.restarts(); }
+  // The bytes of records that an engine which is being started has read and
+  // written so far.
+  uint64_t start_disk_bytes() const {
+    return state_ == State::kStarting ? worked_bytes_ : 0;
+  }
   // The Ready message of the last engine that was ready.
   const v1::EngineEvent::Ready& engine_info() const { return engine_info_; }
   const KeptSegments& kept() const { return kept_; }

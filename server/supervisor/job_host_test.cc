@@ -96,15 +96,21 @@ TEST_F(JobHostTest, AnEngineThatReadsRecordsHasTimeToGetReady) {
   start_timeout_ = absl::Seconds(1);
   Make(/*is_new=*/true, "works");
   std::string reason;
+  uint64_t disk_bytes = 0;
   on_engine_ = [this] { loop_->Stop(); };
   host_->Start();
   const pid_t engine = host_->engine_pid();
-  loop_->RunAfter(absl::Milliseconds(500), [&] { reason = host_->reason(); });
+  loop_->RunAfter(absl::Milliseconds(500), [&] {
+    reason = host_->reason();
+    disk_bytes = host_->start_disk_bytes();
+  });
   loop_->Run();
   EXPECT_EQ(host_->state(), JobHost::State::kRunning);
   EXPECT_EQ(host_->engine_pid(), engine) << "another was started";
   EXPECT_THAT(reason, testing::HasSubstr("reads its records from disk"));
   EXPECT_EQ(host_->reason(), "");
+  EXPECT_GE(disk_bytes, uint64_t{1} << 30);
+  EXPECT_EQ(host_->start_disk_bytes(), 0u);
 }
 
 TEST_F(JobHostTest, AnEngineThatDoesNotComeOnIsKilled) {

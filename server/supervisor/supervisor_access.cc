@@ -161,6 +161,7 @@ JobSummary Supervisor::Summarize(const JobHost& host) const {
   summary.reason = host.reason();
   summary.engine_pid = host.engine_pid();
   summary.restarts = host.restarts();
+  summary.start_disk_bytes = host.start_disk_bytes();
   summary.kept_count = host.kept().size();
   summary.directory = host.directory();
   summary.access = known.access;

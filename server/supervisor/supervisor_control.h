@@ -36,6 +36,8 @@ struct JobSummary {
   std::optional<v1::SleepState> sleep = std::nullopt;
   v1::JobAccess access = {};        // who may use the job besides `uid`
   std::string access_problem = "";  // why that is not known; empty: it is
+  // Of records, read and written so far by an engine that is being started.
+  uint64_t start_disk_bytes = 0;
 };
 
 // The supervisor, as the Admin service controls it.

@@ -193,6 +193,7 @@ void JobDurability::DescribeDisk(v1::DiskState* disk) const {
   disk->set_frame_bytes(sizes.frame);
   disk->set_durable_step(job_.store->durable_step());
   disk->set_commits(counters.commits);
+  disk->set_records_to_write(state->records_to_write);
   disk->set_bytes_read(counters.bytes_read);
   disk->set_bytes_written(counters.bytes_written);
   disk->set_step_bytes_read(counters.last_pass.bytes_read);

@@ -115,6 +115,11 @@ bool Committer::is_flushing() const {
   return phase_ == Phase::kFlushing;
 }
 
+uint64_t Committer::records_to_flush() const {
+  monitor_.mu.AssertHeld();
+  return phase_ == Phase::kFlushing ? flushes_left_ : 0;
+}
+
 uint8_t Committer::durable_slot(uint32_t record) const {
   monitor_.mu.AssertHeld();
   return durable_slots_[record];

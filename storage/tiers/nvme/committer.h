@@ -55,6 +55,8 @@ class Committer {
   void Advance();
   bool is_committing() const;
   bool is_flushing() const;
+  // Returns the number of records that the commit still has to write.
+  uint64_t records_to_flush() const;
   // Notes that the record has been written.
   void OnWritten(uint32_t record);
   // Goes on after a request of the commit.

@@ -1,9 +1,11 @@
 // Changing the number of frames of a store that is in use.
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -54,6 +56,22 @@ class NvmeFramesTest : public testing::Test {
     }
   }
 
+  // Returns the most records that a job's store had to write while `work` was
+  // done. Nothing is read or written when that begins.
+  static uint64_t MostToWrite(io::SimulatedDisk* disk, NvmeTestJob* job,
+                              const std::function<void()>& work) {
+    std::atomic<uint64_t> most = 0;
+    // On the thread of I/O, which does not hold the store's lock then.
+    disk->SetHook([&](const io::SimulatedEvent& event) {
+      if (event.kind != io::SimulatedEvent::Kind::kWriteBegun) return;
+      most = std::max(most.load(), job->store().swap_state()->records_to_write);
+    });
+    work();
+    EXPECT_EQ(job->store().swap_state()->records_to_write, 0u);
+    disk->SetHook(nullptr);
+    return most;
+  }
+
   RandomLayouts layouts_;
   std::mt19937_64 random_;
   io::SimulatedDisk disk_{{.seed = layouts_.Uniform(0, UINT32_MAX),
@@ -92,6 +110,37 @@ TEST_F(NvmeFramesTest, AMemoryThatCannotBeResizedStaysInUse) {
   EXPECT_EQ(job_->CompareAll(), absl::OkStatus());
   EXPECT_EQ(job_->ChangeFrames(NvmeStore::kFramesMin), absl::OkStatus());
   EXPECT_EQ(job_->CompareAll(), absl::OkStatus());
+}
+
+TEST_F(NvmeFramesTest, FramesThatAreGivenUpSayHowMuchIsToBeWritten) {
+  EXPECT_EQ(MostToWrite(&disk_, job_.get(),
+                        [this] {
+                          EXPECT_EQ(job_->ChangeFrames(NvmeStore::kFramesMin),
+                                    absl::OkStatus());
+                        }),
+            kRecords - NvmeStore::kFramesMin);
+}
+
+TEST_F(NvmeFramesTest, ACommitSaysHowMuchIsToBeWritten) {
+  io::SimulatedDisk disk{{.seed = layouts_.Uniform(0, UINT32_MAX),
+                          .latency_us_max = 200,
+                          .folders = {"/disk"}}};
+  NvmeTestJob::Setup setup = job_->setup();
+  setup.is_durable = true;
+  setup.make_engine = [&disk] { return io::MakeSimulatedIoEngine(&disk); };
+  NvmeTestJob job(std::move(setup));
+  ASSERT_EQ(job.Open(), absl::OkStatus());
+  // Every record has a frame, so that none is written before the commit.
+  for (size_t i = 0; i < kRecords; ++i) {
+    ASSERT_EQ(job.Write(i, &random_), absl::OkStatus());
+  }
+  EXPECT_EQ(MostToWrite(&disk, &job,
+                        [&job] {
+                          EXPECT_EQ(job.RequestCommit(1), absl::OkStatus());
+                          EXPECT_EQ(job.store().AwaitCommit(),
+                                    absl::OkStatus());
+                        }),
+            kRecords);
 }
 
 // A record that could not be written is still in its frame, and the memory is

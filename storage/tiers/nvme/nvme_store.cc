@@ -456,6 +456,8 @@ std::optional<storage::SwapState> NvmeStore::swap_state() const {
   storage::SwapState state{.io_engine = context_.engine.name(),
                            .counters = monitor_.counters.all(),
                            .directories = monitor_.io_counters.all(),
+                           .records_to_write = committer_.records_to_flush() +
+                                               swapper_.records_to_vacate(),
                            .parameter_cache = std::nullopt};
   if (context_.holds_parameters()) state.parameter_cache = parameters_.state();
   return state;

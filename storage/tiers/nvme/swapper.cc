@@ -55,16 +55,28 @@ void Swapper::Flush() {
               cache_.records());
 }
 
+bool Swapper::IsToVacate(uint32_t record) const {
+  const RecordPlace place = cache_.place(record);
+  return place.frame != RecordCache::kNoFrame &&
+         place.frame >= cache_.vacated_from() && place.is_dirty;
+}
+
 bool Swapper::is_vacating() const {
   monitor_.mu.AssertHeld();
   for (uint32_t i = 0; i < cache_.records(); ++i) {
-    const RecordPlace place = cache_.place(i);
-    if (place.frame != RecordCache::kNoFrame &&
-        place.frame >= cache_.vacated_from() && place.is_dirty) {
-      return true;
-    }
+    if (IsToVacate(i)) return true;
   }
   return false;
+}
+
+uint64_t Swapper::records_to_vacate() const {
+  monitor_.mu.AssertHeld();
+  if (cache_.vacated_from() == RecordCache::kNoFrame) return 0;
+  uint64_t count = 0;
+  for (uint32_t i = 0; i < cache_.records(); ++i) {
+    if (IsToVacate(i)) ++count;
+  }
+  return count;
 }
 
 void Swapper::Vacate() {

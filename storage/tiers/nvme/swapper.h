@@ -61,6 +61,8 @@ class Swapper {
 
   // Says whether a record of such a frame is newer than on disk.
   bool is_vacating() const;
+  // Returns the number of such records.
+  uint64_t records_to_vacate() const;
   // Forgets what is to be written, and is ready for the context's present
   // frames.
   void Reset();
@@ -81,6 +83,8 @@ class Swapper {
 
  private:
   bool StartRead(uint32_t record, bool is_demanded)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
+  bool IsToVacate(uint32_t record) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
   void SubmitRead(uint32_t frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
   void CompleteRead(uint32_t frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
