@@ -1,32 +1,37 @@
-#include <chrono>
 #include <future>
+#include <string>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/ctl/command.h"
-#include "client/ctl/progress_line.h"
 #include "client/ctl/progress_text.h"
+#include "client/ctl/show_while.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::ctl {
 namespace {
 
-constexpr auto kShowInterval = std::chrono::seconds(1);
+constexpr absl::Duration kShowInterval = absl::Seconds(1);
 
-// Has the daemon drain, and says how long it may take. It is not asked
-// meanwhile: a question to an engine that hangs would last longer than the
-// timeout.
+std::string LookAtSteps(AdminClient* client, absl::Duration left) {
+  if (client == nullptr) return DrainProgressText(nullptr, left);
+  const absl::StatusOr<v1::ListJobsReply> jobs = client->ListJobs();
+  return DrainProgressText(jobs.ok() ? &*jobs : nullptr, left);
+}
+
+// Has the daemon drain, and says which steps it waits for, and how long that
+// may take.
 absl::StatusOr<v1::DrainReply> Drain(const Context& context,
                                      AdminClient* client) {
-  const absl::Time deadline = absl::Now() + absl::Seconds(context.timeout_s);
-  ProgressLine line(context.machine_readable());
   std::future<absl::StatusOr<v1::DrainReply>> asked = std::async(
       std::launch::async, [client] { return client->Drain(/*resume=*/false); });
-  do {
-    line.Show("", DrainProgressText(deadline - absl::Now()));
-  } while (asked.wait_for(kShowInterval) != std::future_status::ready);
+  const absl::Status told = ShowWhile(
+      context, {.interval = kShowInterval},
+      [&asked](absl::Duration time) {
+        return asked.wait_for(absl::ToChronoNanoseconds(time)) ==
+               std::future_status::ready;
+      },
+      LookAtSteps);
   absl::StatusOr<v1::DrainReply> reply = asked.get();
-  const absl::Status told = line.End("");
   if (reply.ok() && !told.ok()) return told;
   return reply;
 }

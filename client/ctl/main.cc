@@ -36,7 +36,8 @@ constexpr char kFooter[] =
     "  (permission, wrong state); 5 no daemon there or no answer in time;\n"
     "  6 damaged on disk (verify, wake); 7 cancelled (Ctrl-C in verify, "
     "trace,\n"
-    "  sleep, wake and delete, or in a watch that waits for something);\n"
+    "  sleep, wake, delete and recover, or in a watch that waits for "
+    "something);\n"
     "  8 the daemon is older than optctl, and does not know this (optctl "
     "upgrade).\n";
 

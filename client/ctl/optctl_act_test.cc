@@ -8,6 +8,7 @@
 #include <iterator>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -141,8 +142,12 @@ TEST_F(OptctlActTest, FailedJobIsDescribedAndRecovered) {
         "0 of 1 attached"}) {
     EXPECT_TRUE(absl::StrContains(ran.output, text)) << ran.output;
   }
-  ran = Optctl("recover gpt");
+  ran = Optctl("--timeout 60 recover gpt");
   EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
+  EXPECT_TRUE(absl::StrContains(
+      ran.output,
+      "job gpt: its engine runs again, phase ready, committed step 1\n"))
+      << ran.output;
   const auto outcome = Step(*session, 2);
   EXPECT_TRUE(outcome.ok()) << outcome.status();
 }
@@ -156,8 +161,10 @@ TEST_F(OptctlActTest, JobThatCouldNotBeOpenedIsRecovered) {
   std::filesystem::rename(control, control + ".away");
   ASSERT_TRUE(daemon_->KillEngine("gpt").ok());
   const int64_t first = AwaitFailedEngine("gpt", /*last=*/0);
-  const Ran too_early = Optctl("recover gpt");
+  const Ran too_early = Optctl("--timeout 60 recover gpt");
   ASSERT_EQ(too_early.exit_code, kExitOk) << too_early.output;
+  EXPECT_TRUE(absl::StrContains(too_early.output, "is FAILED as before: "))
+      << too_early.output;
   AwaitFailedEngine("gpt", first);
 
   std::filesystem::rename(control + ".away", control);
@@ -240,6 +247,33 @@ TEST_F(OptctlActTest, DrainRefusesNewSessionsUntilResumed) {
             absl::StatusCode::kUnavailable);
   ASSERT_EQ(Optctl("drain --resume").exit_code, kExitOk);
   EXPECT_NE(Train("second"), nullptr);
+}
+
+TEST_F(OptctlActTest, ADrainNamesTheJobThatItWaitsFor) {
+  const auto session = Train("gpt");
+  const std::vector<float> ones(6, 1.0f);
+  const void* const gradients[] = {ones.data(), ones.data()};
+  ASSERT_TRUE(session->PushGradients(2, 0, {0, 1}, gradients).ok());
+  const std::string said = daemon_->directory() + "/said";
+  Ran ran;
+  std::thread optctl([&] {
+    ran = RunBinary(AtDaemon("--timeout 60 drain"),
+                    absl::StrCat("> ", said, " 2>&1"));
+  });
+  const auto read = [&said] {
+    std::ifstream file(said);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  while (!absl::StrContains(read(), "; 0 of 1 jobs have none; gpt: step 2: ")) {
+    std::this_thread::yield();
+  }
+  client::CommitOptions commit;
+  commit.step = 2;
+  commit.groups.resize(1);
+  EXPECT_TRUE(session->Commit(commit).ok());
+  optctl.join();
+  EXPECT_EQ(ran.exit_code, kExitOk) << read();
+  EXPECT_TRUE(absl::StrContains(read(), "drained: no step is open")) << read();
 }
 
 // The daemon's own answer names the job, so it came before the timeout: optctl

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include <csignal>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -97,6 +98,23 @@ TEST_F(OptctlSetTest, WhatCannotBeSetIsRefusedWithWhatToDo) {
     EXPECT_EQ(ran.exit_code, exit_code) << arguments << ": " << ran.output;
     EXPECT_TRUE(absl::StrContains(ran.output, says)) << ran.output;
   }
+}
+
+// It says that it waits, and gives up at the timeout.
+TEST_F(OptctlSetTest, ASettingThatAnEngineDoesNotTakeIsShown) {
+  const auto session = TrainOnDisk();
+  const Process engine = StopEngine("gpt");
+  const std::string set = "--timeout 4 set job gpt host_budget=2MiB";
+  const Ran ran = Optctl(set);
+  EXPECT_EQ(ran.exit_code, kExitUnreachable) << ran.output;
+  EXPECT_TRUE(
+      absl::StrContains(ran.output, "setting job gpt: waits for its engine, "))
+      << ran.output;
+  // A program that reads the message has no lines of progress.
+  const Ran json = Optctl(absl::StrCat(set, " -o json"));
+  EXPECT_EQ(json.exit_code, kExitUnreachable) << json.output;
+  EXPECT_FALSE(absl::StrContains(json.output, "setting job")) << json.output;
+  engine.Signal(SIGCONT);
 }
 
 TEST_F(OptctlSetTest, StatusAndDescribeSayWhatIsLocked) {

@@ -1,6 +1,8 @@
 #include "client/ctl/progress_text.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -20,6 +22,15 @@ std::string RateText(uint64_t done, uint64_t total, absl::string_view at_most,
   const uint64_t left = total > done ? total - done : 0;
   return absl::StrFormat(", %.1f a second, %s%.0f s left", rate, at_most,
                          static_cast<double>(left) / rate);
+}
+
+// The most jobs that a drain names.
+constexpr size_t kAwaitedShownMax = 3;
+
+std::string AtMostText(absl::Duration left) {
+  return absl::StrFormat(
+      "%.0f s more at the most",
+      absl::ToDoubleSeconds(std::max(left, absl::ZeroDuration())));
 }
 
 }  // namespace
@@ -92,10 +103,49 @@ std::string MeasureProgressText(const v1::DescribeTiersReply& before,
                       " s left");
 }
 
-std::string DrainProgressText(absl::Duration left) {
-  return absl::StrFormat(
-      "draining: waits for open steps, %.0f s more at the most",
-      absl::ToDoubleSeconds(std::max(left, absl::ZeroDuration())));
+std::string DrainProgressText(const v1::ListJobsReply* jobs,
+                              absl::Duration left) {
+  std::string text =
+      absl::StrCat("draining: waits for open steps, ", AtMostText(left));
+  if (jobs == nullptr) return text;
+  std::vector<std::string> awaited;
+  for (const v1::Job& job : jobs->jobs()) {
+    if (job.ranks_unknown()) {
+      awaited.push_back(absl::StrCat(job.name(), " gives no answer"));
+    } else if (!job.open_step().empty()) {
+      awaited.push_back(absl::StrCat(job.name(), ": ", job.open_step()));
+    }
+  }
+  const auto all = static_cast<size_t>(jobs->jobs_size());
+  absl::StrAppend(&text, "; ", all - awaited.size(), " of ", all,
+                  " jobs have none");
+  const size_t shown = std::min(awaited.size(), kAwaitedShownMax);
+  for (size_t i = 0; i < shown; ++i) absl::StrAppend(&text, "; ", awaited[i]);
+  if (shown < awaited.size()) {
+    absl::StrAppend(&text, "; and ", awaited.size() - shown, " more");
+  }
+  return text;
+}
+
+std::string RecoverProgressText(const v1::Job& job, uint64_t read_max,
+                                absl::Duration elapsed, absl::Duration left) {
+  std::string text = absl::StrCat("recovering job ", job.name(), ": ");
+  const uint64_t read = job.engine_start().disk_bytes();
+  if (read == 0) {
+    return absl::StrCat(text, "its engine is being started, ",
+                        AtMostText(left));
+  }
+  absl::StrAppend(&text, "its engine has read ", HumanBytes(read));
+  const uint64_t all = std::max(read_max, read);
+  if (read_max != 0) absl::StrAppend(&text, " of at most ", HumanBytes(all));
+  const double s = absl::ToDoubleSeconds(elapsed);
+  if (s <= 0) return text;
+  const double rate = static_cast<double>(read) / s;
+  absl::StrAppend(&text, " at ", HumanBytes(static_cast<uint64_t>(rate)), "/s");
+  if (read_max == 0) return absl::StrCat(text, ", ", AtMostText(left));
+  absl::StrAppendFormat(&text, ", at most %.0f s left",
+                        static_cast<double>(all - read) / rate);
+  return text;
 }
 
 }  // namespace optstate::ctl

@@ -41,8 +41,18 @@ std::string BugReportProgressText(absl::string_view part, uint64_t number,
 std::string MeasureProgressText(const v1::DescribeTiersReply& before,
                                 const v1::DescribeTiersReply& now);
 
-// Returns what a drain waits for, and how long at the most from now on.
-std::string DrainProgressText(absl::Duration left);
+// Returns what a drain waits for, and how long at the most from now on. `jobs`:
+// all jobs, as they are now; null: that is not known.
+std::string DrainProgressText(const v1::ListJobsReply* jobs,
+                              absl::Duration left);
+
+// Returns how far the engine of a job is that is started again, as the job says
+// it: the records that it has read, with the rate and the time left.
+// `read_max`: the bytes of the job on disks, of which it reads a part; 0: not
+// known. `elapsed`: the time since the first byte; `left`: until optctl gives
+// up.
+std::string RecoverProgressText(const v1::Job& job, uint64_t read_max,
+                                absl::Duration elapsed, absl::Duration left);
 
 }  // namespace optstate::ctl
 

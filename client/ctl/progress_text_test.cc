@@ -103,10 +103,59 @@ TEST(ProgressTextTest, MeasuredDirectoriesAreThoseWithAnotherTime) {
 }
 
 TEST(ProgressTextTest, ADrainSaysHowLongItWaits) {
-  EXPECT_EQ(DrainProgressText(absl::Seconds(9)),
+  EXPECT_EQ(DrainProgressText(nullptr, absl::Seconds(9)),
             "draining: waits for open steps, 9 s more at the most");
-  EXPECT_EQ(DrainProgressText(absl::Seconds(-1)),
+  EXPECT_EQ(DrainProgressText(nullptr, absl::Seconds(-1)),
             "draining: waits for open steps, 0 s more at the most");
+}
+
+TEST(ProgressTextTest, ADrainNamesTheJobsThatItWaitsFor) {
+  v1::ListJobsReply jobs;
+  jobs.add_jobs()->set_name("idle");
+  EXPECT_EQ(DrainProgressText(&jobs, absl::Seconds(9)),
+            "draining: waits for open steps, 9 s more at the most; 1 of 1 jobs "
+            "have none");
+  v1::Job& gpt = *jobs.add_jobs();
+  gpt.set_name("gpt");
+  gpt.set_open_step("step 12: rank 1 has not committed");
+  v1::Job& hanging = *jobs.add_jobs();
+  hanging.set_name("hanging");
+  hanging.set_ranks_unknown(true);
+  EXPECT_EQ(DrainProgressText(&jobs, absl::Seconds(9)),
+            "draining: waits for open steps, 9 s more at the most; 1 of 3 jobs "
+            "have none; gpt: step 12: rank 1 has not committed; hanging gives "
+            "no answer");
+  for (int i = 0; i < 3; ++i) {
+    jobs.add_jobs()->set_name("late");
+    jobs.mutable_jobs()->rbegin()->set_open_step("step 3");
+  }
+  EXPECT_EQ(DrainProgressText(&jobs, absl::Seconds(9)),
+            "draining: waits for open steps, 9 s more at the most; 1 of 6 jobs "
+            "have none; gpt: step 12: rank 1 has not committed; hanging gives "
+            "no answer; late: step 3; and 2 more");
+}
+
+TEST(ProgressTextTest, ARecoveryHasARateAndATimeLeftAtTheMost) {
+  v1::Job job;
+  job.set_name("gpt");
+  EXPECT_EQ(RecoverProgressText(job, 0, absl::ZeroDuration(), absl::Seconds(9)),
+            "recovering job gpt: its engine is being started, 9 s more at the "
+            "most");
+  job.mutable_engine_start()->set_disk_bytes(uint64_t{2} << 30);
+  EXPECT_EQ(RecoverProgressText(job, 0, absl::Seconds(2), absl::Seconds(9)),
+            "recovering job gpt: its engine has read 2.0 GiB at 1.0 GiB/s, 9 s "
+            "more at the most");
+  const uint64_t max = uint64_t{8} << 30;
+  EXPECT_EQ(RecoverProgressText(job, max, absl::Seconds(2), absl::Seconds(9)),
+            "recovering job gpt: its engine has read 2.0 GiB of at most 8.0 "
+            "GiB at 1.0 GiB/s, at most 6 s left");
+  EXPECT_EQ(
+      RecoverProgressText(job, max, absl::ZeroDuration(), absl::Seconds(9)),
+      "recovering job gpt: its engine has read 2.0 GiB of at most 8.0 GiB");
+  // It has written some of them as well.
+  EXPECT_EQ(RecoverProgressText(job, 1, absl::Seconds(2), absl::Seconds(9)),
+            "recovering job gpt: its engine has read 2.0 GiB of at most 2.0 "
+            "GiB at 1.0 GiB/s, at most 0 s left");
 }
 
 }  // namespace

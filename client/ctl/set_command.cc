@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <future>
 #include <memory>
 #include <optional>
@@ -8,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/ctl/access_settings.h"
 #include "client/ctl/command.h"
@@ -16,6 +18,8 @@
 #include "client/ctl/job_settings.h"
 #include "client/ctl/offload_search.h"
 #include "client/ctl/progress_line.h"
+#include "client/ctl/set_progress.h"
+#include "client/ctl/show_while.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::ctl {
@@ -23,6 +27,11 @@ namespace {
 
 // Interval at which optctl asks how far records have been written anew.
 constexpr auto kLookInterval = std::chrono::milliseconds(200);
+
+// Interval at which it asks how far other settings are, and how long it shows
+// nothing of that: most are in force at once.
+constexpr absl::Duration kSetInterval = absl::Milliseconds(200);
+constexpr absl::Duration kQuietTime = absl::Seconds(1);
 
 // Interval at which optctl asks whether a job has taken a step.
 constexpr absl::Duration kStepInterval = absl::Milliseconds(50);
@@ -90,6 +99,30 @@ class Rewriting {
   std::string last_;  // where it was seen last
 };
 
+// Returns the bytes of a job's files in memory; 0: not known.
+uint64_t MemoryOf(const std::string& job, AdminClient* client) {
+  const absl::StatusOr<v1::DescribeTiersReply> tiers =
+      client->DescribeTiers(v1::DescribeTiersRequest());
+  if (!tiers.ok()) return 0;
+  for (const v1::TierJob& each : tiers->memory().jobs()) {
+    if (each.job() == job) return each.bytes();
+  }
+  return 0;
+}
+
+// Returns how far other settings are. `client`: null when there is no time to
+// ask.
+std::string LookAtSettings(const std::string& name, AdminClient* client,
+                           absl::Duration left, SetProgress* progress) {
+  if (client == nullptr) return progress->Waiting(left);
+  const absl::StatusOr<v1::Job> job = client->GetJob(name, /*memory=*/false);
+  // The call that is looked at says what is wrong.
+  if (!job.ok()) return progress->Waiting(left);
+  const bool may_ask = progress->needs_memory() && job->has_disk();
+  return progress->Look(*job, may_ask ? MemoryOf(name, client) : 0, absl::Now(),
+                        left);
+}
+
 absl::StatusOr<v1::SetJobReply> Set(const Context& context,
                                     const v1::SetJobRequest& request) {
   if (!request.directory_weights().empty() ||
@@ -97,7 +130,21 @@ absl::StatusOr<v1::SetJobReply> Set(const Context& context,
     return Rewriting(context, request).Run(context);
   }
   OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
-  return client->SetJob(request);
+  std::future<absl::StatusOr<v1::SetJobReply>> asked =
+      std::async(std::launch::async, [&] { return client->SetJob(request); });
+  SetProgress progress(request);
+  const absl::Status told = ShowWhile(
+      context, {.interval = kSetInterval, .quiet = kQuietTime},
+      [&asked](absl::Duration time) {
+        return asked.wait_for(absl::ToChronoNanoseconds(time)) ==
+               std::future_status::ready;
+      },
+      [&](AdminClient* looking, absl::Duration left) {
+        return LookAtSettings(request.name(), looking, left, &progress);
+      });
+  absl::StatusOr<v1::SetJobReply> reply = asked.get();
+  if (reply.ok() && !told.ok()) return told;
+  return reply;
 }
 
 absl::Status OlderDaemon(const std::string& name) {
