@@ -1,9 +1,12 @@
 // Tests the guarantees of the arithmetic of steps: equal bits in all
 // circumstances, and torch's numbers.
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <iterator>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -48,6 +51,36 @@ void TakeOptimizer(OptimizerKind optimizer, LayoutSpec* layout) {
   }
 }
 
+// Returns a job in host memory that the CPU alone updates, wherever the
+// environment puts the others: it is what they are compared with.
+JobHarness::Setup InHostMemory(JobHarness::Setup setup) {
+  setup.storage.set_placement(v1::PLACEMENT_HOST);
+  setup.storage.set_offload_fraction(1);
+  return setup;
+}
+
+// The frames in memory of a job whose records are on disk.
+enum class Frames : uint8_t { kLeast, kHalf, kAll };
+constexpr const char* kFramesNames[] = {"the least", "half", "all"};
+
+// Sets the budget of a job that has the least frames, when its records are on
+// disk. A job with fewer records keeps them.
+void SetFrames(Frames frames, JobHarness* harness) {
+  const v1::Job job = harness->job().Describe();
+  if (job.storage().placement() != v1::PLACEMENT_NVME) return;
+  const uint64_t least = job.disk().frames();
+  const uint64_t all = std::max(least, job.disk().records());
+  uint64_t count = least;
+  if (frames == Frames::kHalf) count = (least + all) / 2;
+  if (frames == Frames::kAll) count = all;
+  if (count == least) return;
+  v1::SetJobRequest request;
+  request.set_host_budget_bytes(count * job.disk().frame_bytes());
+  const auto reply = harness->job().Set(request);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(reply->frames(), count);
+}
+
 struct Trained {
   std::string state;
   std::vector<double> norms;
@@ -55,11 +88,12 @@ struct Trained {
 
 // Takes five steps with clipping, scaling, a missing gradient and a skipped
 // step.
-Trained Train(JobHarness* harness) {
+Trained Train(JobHarness* harness, Frames frames = Frames::kLeast) {
   const auto last =
       static_cast<uint32_t>(harness->layout().parameters().size() - 1);
   Trained run;
   harness->Start(harness->RandomTensors(1));
+  SetFrames(frames, harness);
   for (uint64_t step = 1; step <= 5; ++step) {
     const std::vector<Hyperparams> groups = GroupsAt(harness->layout(), step);
     CommitSpec spec;
@@ -117,10 +151,17 @@ bool IsRun(size_t world, size_t mode, size_t format) {
   return all || (world + mode + format) % 3 == 0;
 }
 
+// Returns the frames of a job of this world size and partition. IsRun() and
+// this are two Latin squares that fit together: each format, each world size
+// and each partition is run with all three.
+Frames FramesOf(size_t world, size_t mode) {
+  return static_cast<Frames>((2 * world + mode) % 3);
+}
+
 // Tests the determinism of each optimizer, in every format.
 class JobBitsOf : public ::testing::TestWithParam<OptimizerKind> {};
 
-TEST_P(JobBitsOf, RanksPartitionsReductionsThreadsSubGroupsAndRestarts) {
+TEST_P(JobBitsOf, RanksPartitionsReductionsThreadsSubGroupsBudgetsAndRestarts) {
   RandomLayouts layouts;
   for (size_t f = 0; f < std::size(kFormats); ++f) {
     const auto& [format, master] = kFormats[f];
@@ -131,7 +172,7 @@ TEST_P(JobBitsOf, RanksPartitionsReductionsThreadsSubGroupsAndRestarts) {
     if (master == MasterFormat::kSplit) Split(&setup.layout);
     setup.workers = 1;
     setup.subgroup_elements = 1 << 20;
-    JobHarness plain(setup);
+    JobHarness plain(InHostMemory(setup));
     const Trained expected = Train(&plain);
     for (const uint32_t world_size : {1, 2, 3}) {
       for (size_t m = 0; m < std::size(kModes); ++m) {
@@ -141,14 +182,16 @@ TEST_P(JobBitsOf, RanksPartitionsReductionsThreadsSubGroupsAndRestarts) {
         setup.workers = static_cast<uint32_t>(layouts.Uniform(1, 4));
         setup.subgroup_elements =
             static_cast<uint32_t>(layouts.Uniform(1, 4) * kTileElements);
+        const Frames frames = FramesOf(world_size, m);
         JobHarness harness(setup);
-        const Trained run = Train(&harness);
+        const Trained run = Train(&harness, frames);
         EXPECT_EQ(run.norms, expected.norms);
         EXPECT_TRUE(run.state == expected.state)
             << world_size << " ranks, " << setup.workers << " workers, "
             << setup.subgroup_elements << " elements a sub-group, partition "
             << static_cast<int>(kModes[m]) << ", " << Name(format)
-            << ", master " << Name(master);
+            << ", master " << Name(master)
+            << ", frames in memory: " << kFramesNames[static_cast<int>(frames)];
         harness.Close();
         ASSERT_TRUE(harness.Open().ok());
         harness.AttachAll();
@@ -278,7 +321,7 @@ TEST(JobBitsTest, ARestartBetweenStepsChangesNothing) {
   JobHarness::Setup setup;
   setup.layout = layouts.Next(20);
   setup.world_size = 2;
-  JobHarness plain(setup);
+  JobHarness plain(InHostMemory(setup));
   JobHarness restarted(setup);
   plain.Start(plain.RandomTensors(1));
   restarted.Start(plain.RandomTensors(1));
