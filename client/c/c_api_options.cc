@@ -33,6 +33,12 @@ absl::Status BadValue(absl::string_view name, int64_t value) {
       absl::StrCat(name, " ", value, " is not a known one"));
 }
 
+absl::Status BadValue(absl::string_view name, int64_t value,
+                      absl::string_view known) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " ", value, " is none of ", known));
+}
+
 absl::StatusOr<OptimizerKind> ReadOptimizer(int32_t value) {
   if (value >= 0 && FindOptimizer(static_cast<uint32_t>(value)) != nullptr) {
     return static_cast<OptimizerKind>(value);
@@ -75,10 +81,14 @@ absl::StatusOr<ChangeDetection> ReadChangeDetection(int32_t value) {
 absl::StatusOr<StorageOptions> ReadStorage(
     const optstate_session_options& from) {
   if (from.placement < 0 || from.placement > OPTSTATE_PLACEMENT_AUTO) {
-    return BadValue("placement", from.placement);
+    return BadValue("placement", from.placement,
+                    "0 (host, or what the job has), 1 (host), 2 (nvme) and 3 "
+                    "(auto)");
   }
   if (from.durability < 0 || from.durability > OPTSTATE_DURABILITY_INTERVAL) {
-    return BadValue("durability", from.durability);
+    return BadValue("durability", from.durability,
+                    "0 (none, or what the job has), 1 (none), 2 (step), 3 "
+                    "(every) and 4 (interval)");
   }
   return StorageOptions{
       .placement = static_cast<Placement>(from.placement),
