@@ -14,10 +14,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/unique_fd.h"
 #include "storage/format/sealed_text.h"
+#include "storage/io/file_error.h"
 #include "storage/state_folder.h"
 
 namespace optstate::storage {
@@ -106,12 +106,15 @@ absl::StatusOr<std::string> ReadDiskText(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.ok()) {
     const bool is_gone = errno == ENOENT || errno == ENOTDIR;
-    const absl::Status status = OsError(errno, absl::StrCat("open ", path));
+    const absl::Status status =
+        io::FileError(errno, absl::StrCat("open ", path), path);
     return is_gone ? absl::NotFoundError(status.message()) : status;
   }
   std::string text(kTextBytesMax, '\0');
   const ssize_t bytes = ::read(fd.get(), text.data(), text.size());
-  if (bytes < 0) return OsError(errno, absl::StrCat("read ", path));
+  if (bytes < 0) {
+    return io::FileError(errno, absl::StrCat("read ", path), path);
+  }
   text.resize(static_cast<size_t>(bytes));
   return text;
 }
@@ -177,7 +180,7 @@ absl::Status RemoveDiskExtent(const std::string& folder, uint32_t arrangement) {
   const std::string path = DiskExtentPath(folder, arrangement);
   if (::unlink(path.c_str()) == 0) return SyncFolder(folder);
   if (errno == ENOENT) return absl::OkStatus();
-  return OsError(errno, absl::StrCat("unlink ", path));
+  return io::FileError(errno, absl::StrCat("unlink ", path), path);
 }
 
 absl::StatusOr<std::optional<DiskExtent>> ReadDiskExtent(
@@ -239,28 +242,36 @@ absl::Status WriteDurably(const std::string& path, absl::string_view text) {
   const std::string unfinished = path + ".new";
   const UniqueFd fd(::open(unfinished.c_str(),
                            O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (!fd.ok()) return OsError(errno, absl::StrCat("create ", unfinished));
+  if (!fd.ok()) {
+    return io::FileError(errno, absl::StrCat("create ", unfinished), unfinished,
+                         text.size());
+  }
   const ssize_t written = ::write(fd.get(), text.data(), text.size());
-  if (written != static_cast<ssize_t>(text.size()) || ::fsync(fd.get()) != 0) {
-    return OsError(errno, absl::StrCat("write ", unfinished));
+  const bool is_short =
+      written >= 0 && written < static_cast<ssize_t>(text.size());
+  if (written < 0 || is_short || ::fsync(fd.get()) != 0) {
+    // The call that is short has no errno; the next one would have it.
+    return io::FileError(is_short ? ENOSPC : errno,
+                         absl::StrCat("write ", unfinished), unfinished,
+                         text.size());
   }
   if (::rename(unfinished.c_str(), path.c_str()) != 0) {
-    return OsError(errno, absl::StrCat("rename to ", path));
+    return io::FileError(errno, absl::StrCat("rename to ", path), path);
   }
   return SyncFolder(ParentOf(path));
 }
 
 absl::Status SyncFolder(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.ok()) return OsError(errno, absl::StrCat("open ", path));
+  if (!fd.ok()) return io::FileError(errno, absl::StrCat("open ", path), path);
   if (::fsync(fd.get()) == 0) return absl::OkStatus();
-  return OsError(errno, absl::StrCat("fsync ", path));
+  return io::FileError(errno, absl::StrCat("fsync ", path), path);
 }
 
 absl::Status MakeFolder(const std::string& path) {
   if (::mkdir(path.c_str(), 0700) == 0) return SyncFolder(ParentOf(path));
   if (errno == EEXIST) return absl::OkStatus();
-  return OsError(errno, absl::StrCat("mkdir ", path));
+  return io::FileError(errno, absl::StrCat("mkdir ", path), path);
 }
 
 }  // namespace optstate::storage

@@ -20,6 +20,7 @@
 #include "absl/strings/strip.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
+#include "storage/io/file_error.h"
 
 namespace optstate::storage {
 namespace {
@@ -133,7 +134,10 @@ absl::Status CheckNotFull(const std::string& directory) {
 
 absl::Status ExplainFull(const absl::Status& status,
                          const std::string& directory) {
-  if (!absl::IsResourceExhausted(status)) return status;
+  if (!absl::IsResourceExhausted(status) ||
+      io::HasRoomAdvice(status.message())) {
+    return status;
+  }
   const absl::Status full = CheckNotFull(directory);
   if (full.ok()) return status;
   return absl::ResourceExhaustedError(

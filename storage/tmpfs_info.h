@@ -35,7 +35,8 @@ absl::Status CheckNotFull(const std::string& directory);
 
 // Returns `status` of a file operation below the directory; when it is
 // RESOURCE_EXHAUSTED, adds what CheckNotFull says: the kernel has one word for
-// blocks and inodes.
+// blocks and inodes. An error that says what to do (io/file_error.h) stays as
+// it is.
 absl::Status ExplainFull(const absl::Status& status,
                          const std::string& directory);
 

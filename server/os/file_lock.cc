@@ -10,8 +10,8 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "proto/types/os_error.h"
 #include "server/os/small_file.h"
+#include "storage/io/file_error.h"
 
 namespace optstate::os {
 namespace {
@@ -33,10 +33,10 @@ absl::StatusOr<FileLock> FileLock::Take(const std::string& path,
                                         absl::string_view what) {
   UniqueFd fd(
       ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!fd.ok()) return OsError(errno, absl::StrCat("open ", path));
+  if (!fd.ok()) return io::FileError(errno, absl::StrCat("open ", path), path);
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) return Refusal(path, what);
-    return OsError(errno, absl::StrCat("flock ", path));
+    return io::FileError(errno, absl::StrCat("flock ", path), path);
   }
   const std::string pid = absl::StrCat(::getpid(), "\n");
   // The file is truncated after the write: on a full file system the block must
@@ -44,7 +44,7 @@ absl::StatusOr<FileLock> FileLock::Take(const std::string& path,
   const auto bytes = static_cast<ssize_t>(pid.size());
   if (::pwrite(fd.get(), pid.data(), pid.size(), 0) != bytes ||
       ::ftruncate(fd.get(), bytes) != 0) {
-    return OsError(errno, absl::StrCat("write ", path));
+    return io::FileError(errno, absl::StrCat("write ", path), path, pid.size());
   }
   return FileLock(std::move(fd));
 }

@@ -12,10 +12,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "storage/disk_folder.h"
 #include "storage/io/disk_bytes.h"
+#include "storage/io/file_error.h"
 #include "storage/io/io_engine.h"
 
 namespace optstate::storage {
@@ -49,7 +49,7 @@ absl::Status OpenError(const std::string& path, int error) {
       return Refused(path, "is not a block device");
     default:
       return absl::FailedPreconditionError(
-          OsError(error, absl::StrCat("open ", path)).message());
+          io::FileError(error, absl::StrCat("open ", path), path).message());
   }
 }
 
@@ -58,7 +58,8 @@ absl::Status CheckBlocks(const Device& device) {
   int read_only = 0;
   if (::ioctl(device.fd.get(), BLKSSZGET, &block_bytes) != 0 ||
       ::ioctl(device.fd.get(), BLKROGET, &read_only) != 0) {
-    return OsError(errno, absl::StrCat("ioctl of ", device.path));
+    return io::FileError(errno, absl::StrCat("ioctl of ", device.path),
+                         device.path);
   }
   if (read_only != 0) return Refused(device.path, "is read-only");
   if (static_cast<uint64_t>(block_bytes) <= io::kSectorBytes) {
@@ -105,8 +106,10 @@ absl::StatusOr<Superblock> ReadSuperblock(const Device& device) {
   const ssize_t read = ::pread(device.fd.get(), bytes.data(), bytes.size(), 0);
   if (read < 0) {
     return absl::DataLossError(
-        OsError(errno, absl::StrCat("read of ", bytes.size(), " bytes at 0 of ",
-                                    device.path))
+        io::FileError(errno,
+                      absl::StrCat("read of ", bytes.size(), " bytes at 0 of ",
+                                   device.path),
+                      device.path)
             .message());
   }
   absl::StatusOr<Superblock> superblock = DecodeSuperblock(bytes);

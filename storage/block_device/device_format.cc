@@ -12,10 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "storage/block_device/device.h"
 #include "storage/block_device/extents.h"
+#include "storage/io/file_error.h"
 
 namespace optstate::storage {
 namespace {
@@ -27,9 +27,10 @@ absl::Status Read(const Device& device, uint64_t offset, std::string* bytes) {
   const ssize_t read = ::pread(device.fd.get(), bytes->data(), bytes->size(),
                                static_cast<off_t>(offset));
   if (read == static_cast<ssize_t>(bytes->size())) return absl::OkStatus();
-  return OsError(read < 0 ? errno : EIO,
-                 absl::StrCat("read of ", bytes->size(), " bytes at ", offset,
-                              " of ", device.path));
+  return io::FileError(read < 0 ? errno : EIO,
+                       absl::StrCat("read of ", bytes->size(), " bytes at ",
+                                    offset, " of ", device.path),
+                       device.path);
 }
 
 // File systems, partition tables, LVM and RAID have something in one of these.
@@ -53,13 +54,15 @@ absl::Status CheckBlank(const Device& device) {
 absl::Status ReserveFile(const Device& device) {
   struct stat info;
   if (::fstat(device.fd.get(), &info) != 0) {
-    return OsError(errno, absl::StrCat("fstat of ", device.path));
+    return io::FileError(errno, absl::StrCat("fstat of ", device.path),
+                         device.path);
   }
   if (!S_ISREG(info.st_mode)) return absl::OkStatus();
   if (::fallocate(device.fd.get(), 0, 0, info.st_size) == 0) {
     return absl::OkStatus();
   }
-  return OsError(errno, absl::StrCat("fallocate of ", device.path));
+  return io::FileError(errno, absl::StrCat("fallocate of ", device.path),
+                       device.path, static_cast<uint64_t>(info.st_size));
 }
 
 absl::Status WriteHead(const Device& device, const Superblock& superblock) {
@@ -68,12 +71,14 @@ absl::Status WriteHead(const Device& device, const Superblock& superblock) {
   const ssize_t written =
       ::pwrite(device.fd.get(), head.data(), head.size(), 0);
   if (written != static_cast<ssize_t>(head.size())) {
-    return OsError(
+    return io::FileError(
         written < 0 ? errno : EIO,
-        absl::StrCat("write of ", head.size(), " bytes at 0 of ", device.path));
+        absl::StrCat("write of ", head.size(), " bytes at 0 of ", device.path),
+        device.path, head.size());
   }
   if (::fsync(device.fd.get()) == 0) return absl::OkStatus();
-  return OsError(errno, absl::StrCat("fsync of ", device.path));
+  return io::FileError(errno, absl::StrCat("fsync of ", device.path),
+                       device.path);
 }
 
 // Returns the superblock when the directory has the device already. Nullopt:

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/unique_fd.h"
 #include "storage/disk_folder.h"
+#include "storage/io/file_error.h"
 
 namespace optstate::storage {
 namespace {
@@ -45,8 +45,8 @@ absl::StatusOr<std::vector<DiskExtent>> ReadExtents(
     }
   }
   if (error && error.value() != ENOENT) {
-    return OsError(error.value(),
-                   absl::StrCat("read ", directory, kDiskJobsFolder));
+    const std::string folder = absl::StrCat(directory, kDiskJobsFolder);
+    return io::FileError(error.value(), absl::StrCat("read ", folder), folder);
   }
   return extents;
 }
@@ -102,12 +102,14 @@ uint64_t SumOf(const std::vector<io::Extent>& parts) {
 absl::StatusOr<UniqueFd> Lock(const std::string& directory) {
   const std::string path = directory + kLockFile;
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (!fd.ok()) return OsError(errno, absl::StrCat("open ", path));
+  if (!fd.ok()) return io::FileError(errno, absl::StrCat("open ", path), path);
   int failed;
   do {
     failed = ::flock(fd.get(), LOCK_EX);
   } while (failed != 0 && errno == EINTR);
-  if (failed != 0) return OsError(errno, absl::StrCat("flock ", path));
+  if (failed != 0) {
+    return io::FileError(errno, absl::StrCat("flock ", path), path);
+  }
   return fd;
 }
 

@@ -35,7 +35,7 @@ absl::StatusOr<uint64_t> FileBytes(const std::string& directory,
                                    uint64_t round_bytes, uint64_t bytes_max) {
   struct statvfs info;
   if (::statvfs(directory.c_str(), &info) != 0) {
-    return IoError(errno, absl::StrCat("statvfs of ", directory));
+    return IoError(errno, absl::StrCat("statvfs of ", directory), directory);
   }
   const uint64_t left = uint64_t{info.f_bavail} * info.f_frsize;
   const uint64_t rounds = std::max(

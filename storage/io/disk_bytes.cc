@@ -14,7 +14,7 @@ namespace optstate::io {
 absl::StatusOr<uint64_t> DiskBytes(int fd, const std::string& path) {
   struct stat info;
   if (::fstat(fd, &info) != 0) {
-    return IoError(errno, absl::StrCat("fstat of ", path));
+    return IoError(errno, absl::StrCat("fstat of ", path), path);
   }
   if (S_ISREG(info.st_mode)) return static_cast<uint64_t>(info.st_size);
   if (!S_ISBLK(info.st_mode)) {
@@ -23,7 +23,7 @@ absl::StatusOr<uint64_t> DiskBytes(int fd, const std::string& path) {
   }
   uint64_t bytes = 0;
   if (::ioctl(fd, BLKGETSIZE64, &bytes) != 0) {
-    return IoError(errno, absl::StrCat("ioctl(BLKGETSIZE64) of ", path));
+    return IoError(errno, absl::StrCat("ioctl(BLKGETSIZE64) of ", path), path);
   }
   return bytes;
 }

@@ -3,21 +3,19 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "storage/io/disk_bytes.h"
+#include "storage/io/file_error.h"
 #include "storage/io/request_rules.h"
 
 namespace optstate::io {
@@ -46,26 +44,9 @@ std::string FolderOf(const std::string& path) {
 absl::Status SyncFolderOf(const std::string& path) {
   const std::string folder = FolderOf(path);
   const UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.ok()) return OsError(errno, absl::StrCat("open ", folder));
+  if (!fd.ok()) return FileError(errno, absl::StrCat("open ", folder), folder);
   if (::fsync(fd.get()) == 0) return absl::OkStatus();
-  return IoError(errno, absl::StrCat("fsync of ", folder));
-}
-
-// Returns the bytes that the file system has left for files; nullopt when it
-// does not say.
-std::optional<uint64_t> BytesLeft(int fd) {
-  struct statvfs info;
-  if (Retry([&] { return ::fstatvfs(fd, &info); }) != 0 || info.f_blocks == 0) {
-    return std::nullopt;
-  }
-  return uint64_t{info.f_bavail} * info.f_frsize;
-}
-
-absl::Status NoSpace(const std::string& path, uint64_t bytes,
-                     std::optional<uint64_t> left) {
-  return absl::ResourceExhaustedError(absl::StrCat(
-      path, " needs ", bytes, " bytes, its file system has ",
-      left.has_value() ? absl::StrCat(*left) : "an unknown number", " left"));
+  return IoError(errno, absl::StrCat("fsync of ", folder), folder);
 }
 
 absl::Status WriteZeros(int fd, const std::string& path, uint64_t bytes) {
@@ -77,7 +58,8 @@ absl::Status WriteZeros(int fd, const std::string& path, uint64_t bytes) {
         ::pwrite(fd, zeros.data(), size, static_cast<off_t>(done));
     if (result < 0 && errno == EINTR) continue;
     if (result < 0) {
-      return IoError(errno, absl::StrCat("write of zeros to ", path));
+      return IoError(errno, absl::StrCat("write of zeros to ", path), path,
+                     bytes - done);
     }
     done += static_cast<uint64_t>(result);
   }
@@ -88,24 +70,26 @@ absl::Status WriteZeros(int fd, const std::string& path, uint64_t bytes) {
 absl::Status Reserve(int fd, const std::string& path, uint64_t bytes) {
   // Without this look, a file that is too large would for a moment take all the
   // space there is, also from others.
-  const std::optional<uint64_t> left = BytesLeft(fd);
-  if (left.has_value() && *left < bytes) return NoSpace(path, bytes, left);
+  const FileSurroundings around = LookAround(ENOSPC, path, bytes);
+  if (around.bytes_left.has_value() && *around.bytes_left < bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        path, " needs ", bytes, " bytes", FileAdvice(ENOSPC, around)));
+  }
   if (bytes == 0) return absl::OkStatus();
   if (Retry([&] { return ::fallocate(fd, 0, 0, static_cast<off_t>(bytes)); }) ==
       0) {
     return absl::OkStatus();
   }
-  absl::Status status =
-      errno == EOPNOTSUPP ? WriteZeros(fd, path, bytes)
-                          : IoError(errno, absl::StrCat("fallocate of ", path));
-  if (absl::IsResourceExhausted(status)) {
-    return Annotate(NoSpace(path, bytes, left), status.message());
-  }
-  return status;
+  if (errno == EOPNOTSUPP) return WriteZeros(fd, path, bytes);
+  return IoError(errno,
+                 absl::StrCat("fallocate of ", bytes, " bytes for ", path),
+                 path, bytes);
 }
 
 absl::Status MakeDurable(int fd, const std::string& path) {
-  if (::fsync(fd) != 0) return IoError(errno, absl::StrCat("fsync of ", path));
+  if (::fsync(fd) != 0) {
+    return IoError(errno, absl::StrCat("fsync of ", path), path);
+  }
   return SyncFolderOf(path);
 }
 
@@ -180,7 +164,7 @@ absl::Status DiskFiles::Lock(const DiskFile& file) const {
   const absl::Time deadline = absl::Now() + lock_wait_;
   while (Retry([&] { return TryLock(file); }) != 0) {
     if (errno != EWOULDBLOCK && errno != EACCES) {
-      return OsError(errno, absl::StrCat("lock of ", file.path));
+      return FileError(errno, absl::StrCat("lock of ", file.path), file.path);
     }
     if (absl::Now() >= deadline) {
       return absl::UnavailableError(
@@ -199,7 +183,7 @@ absl::StatusOr<std::unique_ptr<DiskFile>> DiskFiles::Create(
   // the same.
   UniqueFd fd(
       ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!fd.ok()) return IoError(errno, absl::StrCat("open ", path));
+  if (!fd.ok()) return IoError(errno, absl::StrCat("open ", path), path);
   auto file = std::make_unique<DiskFile>(
       DiskFile{.fd = std::move(fd), .path = path, .range = {0, bytes}});
   absl::Status status = Lock(*file);
@@ -213,13 +197,13 @@ absl::StatusOr<std::unique_ptr<DiskFile>> DiskFiles::Create(
 absl::StatusOr<std::unique_ptr<DiskFile>> DiskFiles::OpenExisting(
     const std::string& path, uint64_t bytes) const {
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!fd.ok()) return IoError(errno, absl::StrCat("open ", path));
+  if (!fd.ok()) return IoError(errno, absl::StrCat("open ", path), path);
   auto file = std::make_unique<DiskFile>(
       DiskFile{.fd = std::move(fd), .path = path, .range = {}});
   OPTSTATE_RETURN_IF_ERROR(Lock(*file));
   struct stat info;
   if (::fstat(file->fd.get(), &info) != 0) {
-    return IoError(errno, absl::StrCat("fstat of ", path));
+    return IoError(errno, absl::StrCat("fstat of ", path), path);
   }
   // The process that had the lock may have removed the file.
   if (info.st_nlink == 0) {
@@ -239,7 +223,7 @@ absl::Status DiskFiles::BypassPageCache(const DiskFile& file) {
     return absl::OkStatus();
   }
   if (errno != EINVAL) {
-    return OsError(errno, absl::StrCat("fcntl of ", file.path));
+    return FileError(errno, absl::StrCat("fcntl of ", file.path), file.path);
   }
   if (log_) {
     log_(
@@ -273,7 +257,7 @@ absl::StatusOr<FileId> DiskFiles::OpenExtent(const std::string& device,
                  extent.begin_bytes % kSectorBytes == 0,
              "an extent is not whole sectors");
   UniqueFd fd(::open(device.c_str(), O_RDWR | O_CLOEXEC));
-  if (!fd.ok()) return IoError(errno, absl::StrCat("open ", device));
+  if (!fd.ok()) return IoError(errno, absl::StrCat("open ", device), device);
   OPTSTATE_ASSIGN_OR_RETURN(const uint64_t bytes, DiskBytes(fd.get(), device));
   if (bytes < extent.end_bytes()) {
     return absl::DataLossError(
@@ -295,14 +279,14 @@ void DiskFiles::Close(FileId file) {
 
 absl::Status DiskFiles::Remove(const std::string& path) {
   if (::unlink(path.c_str()) != 0) {
-    return IoError(errno, absl::StrCat("unlink of ", path));
+    return IoError(errno, absl::StrCat("unlink of ", path), path);
   }
   return SyncFolderOf(path);
 }
 
 absl::Status DiskFiles::Rename(const std::string& from, const std::string& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) {
-    return IoError(errno, absl::StrCat("rename of ", from, " to ", to));
+    return IoError(errno, absl::StrCat("rename of ", from, " to ", to), to);
   }
   return SyncFolderOf(to);
 }

@@ -278,6 +278,7 @@ TEST_P(IoEngineSuite, ErrorsHaveTheirCodesAndAreNotRepeated) {
       {ENOSPC, absl::StatusCode::kResourceExhausted},
       {EDQUOT, absl::StatusCode::kResourceExhausted},
       {ENODEV, absl::StatusCode::kUnavailable},
+      {EROFS, absl::StatusCode::kUnavailable},
   };
   int round = 0;
   for (const auto& error : kErrors) {

@@ -5,7 +5,7 @@
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
-#include "proto/types/os_error.h"
+#include "storage/io/file_error.h"
 
 namespace optstate::io {
 namespace {
@@ -83,8 +83,9 @@ void CheckMemory(absl::Span<const std::byte> memory) {
              "kSectorBytes");
 }
 
-absl::Status IoError(int error_number, absl::string_view what) {
-  absl::Status status = OsError(error_number, what);
+absl::Status IoError(int error_number, absl::string_view what,
+                     const std::string& path, uint64_t bytes_needed) {
+  absl::Status status = FileError(error_number, what, path, bytes_needed);
   switch (error_number) {
     case EIO:
     case EBADMSG:  // a checksum of the file system
@@ -123,7 +124,8 @@ CallOutcome TakeResult(int64_t result, const std::string& path,
   }
   if (result < 0) {
     request->status =
-        IoError(static_cast<int>(-result), Describe(*request, path));
+        IoError(static_cast<int>(-result), Describe(*request, path), path,
+                RestOf(*request).bytes);
     return CallOutcome::kDone;
   }
   if (request->kind == IoRequest::Kind::kSync) {

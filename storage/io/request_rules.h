@@ -24,9 +24,12 @@ void CheckRequest(const IoRequest& request, const Extent& range);
 // Checks memory given to RegisterMemory().
 void CheckMemory(absl::Span<const std::byte> memory);
 
-// Turns errno of a call on a file into a status with the codes of
-// IoRequest::status.
-absl::Status IoError(int error_number, absl::string_view what);
+// Turns errno of a call on the file at `path` into a status with the codes of
+// IoRequest::status, and says what to do: see file_error.h. `bytes_needed`:
+// that the call was to bring to the file system, for an error of one that is
+// full.
+absl::Status IoError(int error_number, absl::string_view what,
+                     const std::string& path, uint64_t bytes_needed = 0);
 
 // The rest of a request, which its next call is to transfer.
 struct RequestRest {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "storage/io/file_error.h"
 #include "storage/io/request_rules.h"
 
 namespace optstate::io {
@@ -99,20 +100,23 @@ void SimulatedDisk::Notify(SimulatedEvent::Kind kind, const std::string& path,
 
 absl::StatusOr<std::shared_ptr<SimulatedDisk::File>> SimulatedDisk::Open(
     const std::string& path, uint64_t bytes, IoEngine::OpenMode mode) {
-  if (gone_) return IoError(ENODEV, absl::StrCat("open ", path));
+  if (gone_) return IoError(ENODEV, absl::StrCat("open ", path), path);
   const auto found = files_.find(path);
   if (mode == IoEngine::OpenMode::kCreate) {
     if (options_.folders.count(FolderOf(path)) == 0) {
-      return IoError(ENOENT, absl::StrCat("open ", path));
+      return IoError(ENOENT, absl::StrCat("open ", path), path);
     }
     if (found != files_.end()) {
-      return IoError(EEXIST, absl::StrCat("open ", path));
+      return IoError(EEXIST, absl::StrCat("open ", path), path);
     }
     const uint64_t left = options_.capacity_bytes - UsedBytes();
     if (left < bytes) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(path, " needs ", bytes, " bytes, its file system has ",
-                       left, " left"));
+      FileSurroundings around;
+      around.path = path;
+      around.bytes_needed = bytes;
+      around.bytes_left = left;
+      return absl::ResourceExhaustedError(absl::StrCat(
+          path, " needs ", bytes, " bytes", FileAdvice(ENOSPC, around)));
     }
     auto file = std::make_shared<File>(bytes);
     file->locked.push_back({0, bytes});
@@ -121,7 +125,7 @@ absl::StatusOr<std::shared_ptr<SimulatedDisk::File>> SimulatedDisk::Open(
     return file;
   }
   if (found == files_.end()) {
-    return IoError(ENOENT, absl::StrCat("open ", path));
+    return IoError(ENOENT, absl::StrCat("open ", path), path);
   }
   const std::shared_ptr<File>& file = found->second;
   if (!file->locked.empty()) {
@@ -138,10 +142,10 @@ absl::StatusOr<std::shared_ptr<SimulatedDisk::File>> SimulatedDisk::Open(
 
 absl::StatusOr<std::shared_ptr<SimulatedDisk::File>> SimulatedDisk::OpenExtent(
     const std::string& device, const Extent& extent) {
-  if (gone_) return IoError(ENODEV, absl::StrCat("open ", device));
+  if (gone_) return IoError(ENODEV, absl::StrCat("open ", device), device);
   const auto found = files_.find(device);
   if (found == files_.end()) {
-    return IoError(ENOENT, absl::StrCat("open ", device));
+    return IoError(ENOENT, absl::StrCat("open ", device), device);
   }
   const std::shared_ptr<File>& file = found->second;
   if (file->content.bytes() < extent.end_bytes()) {
@@ -161,9 +165,9 @@ absl::StatusOr<std::shared_ptr<SimulatedDisk::File>> SimulatedDisk::OpenExtent(
 }
 
 absl::Status SimulatedDisk::Remove(const std::string& path) {
-  if (gone_) return IoError(ENODEV, absl::StrCat("unlink of ", path));
+  if (gone_) return IoError(ENODEV, absl::StrCat("unlink of ", path), path);
   if (files_.erase(path) == 0) {
-    return IoError(ENOENT, absl::StrCat("unlink of ", path));
+    return IoError(ENOENT, absl::StrCat("unlink of ", path), path);
   }
   Notify(SimulatedEvent::Kind::kRemoved, path, 0, 0, 0);
   return absl::OkStatus();
@@ -172,9 +176,9 @@ absl::Status SimulatedDisk::Remove(const std::string& path) {
 absl::Status SimulatedDisk::Rename(const std::string& from,
                                    const std::string& to) {
   const std::string what = absl::StrCat("rename of ", from, " to ", to);
-  if (gone_) return IoError(ENODEV, what);
+  if (gone_) return IoError(ENODEV, what, from);
   const auto found = files_.find(from);
-  if (found == files_.end()) return IoError(ENOENT, what);
+  if (found == files_.end()) return IoError(ENOENT, what, from);
   const std::shared_ptr<File> file = found->second;
   files_.erase(found);
   files_[to] = file;

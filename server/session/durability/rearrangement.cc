@@ -29,8 +29,8 @@ absl::Status WithAdvice(const absl::Status& status) {
   return absl::ResourceExhaustedError(absl::StrCat(
       status.message(),
       ". While records are written anew, those that are there stay, so both "
-      "need room: the job is as it was. Make room, or take a state_dict, "
-      "delete the job and load it into a new one"));
+      "need room: the job is as it was. Where there cannot be more, take a "
+      "state_dict, delete the job and load it into a new one"));
 }
 
 std::string StateFolderOf(const JobContext& job) {
