@@ -111,7 +111,7 @@ TEST_F(CApiStorageTest, EachPlacementReachesTheJob) {
     v1::Placement placement;
     const char* reason;  // how the daemon's begins; "": it chose nothing
   };
-  // What fits into memory is not put on a disk by "auto".
+  // A job that fits into memory is not put on a disk by "auto".
   for (const Case& each :
        {Case{0, v1::PLACEMENT_HOST, ""},
         Case{OPTSTATE_PLACEMENT_HOST, v1::PLACEMENT_HOST, ""},
