@@ -187,7 +187,7 @@ TEST(FileErrorTest, LooksAtWhatIsThere) {
   EXPECT_THAT(FileError(EMFILE, kCall, path).message(),
               HasSubstr(absl::StrCat(limit.rlim_cur, " files; ")));
   ::unlink(path.c_str());
-  // What is not there yet is to be made in a folder.
+  // A file that is not there yet is to be made in a folder.
   const FileSurroundings absent = LookAround(EACCES, path, 0);
   ASSERT_TRUE(absent.owner.has_value());
   EXPECT_NE(absent.owner->path, path);
