@@ -229,6 +229,10 @@ class StateStore {
   virtual absl::StatusOr<VerifyResult> Verify(
       absl::FunctionRef<bool(const VerifyResult&)> progress);
 
+  // Returns the time, since the store was opened, in which some thread waited
+  // for a record of a pass to come from a disk; 0 without one. It costs no more
+  // than a lock of the store, so that a step may ask.
+  virtual uint64_t waited_ns() const { return 0; }
   // Returns how the swapping of records is doing; nullopt without a disk.
   virtual std::optional<SwapState> swap_state() const { return std::nullopt; }
 

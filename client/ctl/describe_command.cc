@@ -236,6 +236,9 @@ void AddTimes(const v1::Job& job, Table& table) {
   add("  waiting for ranks", last.waiting_ns(), mean.waiting_ns());
   add("  norm and decision", last.decide_ns(), mean.decide_ns());
   add("  update", last.update_ns(), mean.update_ns());
+  if (mean.has_disk_wait_ns()) {
+    add("    disk wait", last.disk_wait_ns(), mean.disk_wait_ns());
+  }
   add("  publish", last.publish_ns(), mean.publish_ns());
   if (last.update_bytes() == 0) return;
   std::string bandwidth =

@@ -178,7 +178,7 @@ TEST_F(OptctlVerifyTest, DescribeCountsTheDirectories) {
   for (const char* text :
        {"disk, last step", "CPU of I/O", "ms a GB", "errors, queue",
         "0 errors, 0 requests under way", " writes, ", "; updates waited ",
-        "/s while busy, "}) {
+        "    disk wait", "/s while busy, "}) {
     EXPECT_TRUE(absl::StrContains(ran.output, text)) << ran.output;
   }
 }

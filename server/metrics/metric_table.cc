@@ -87,7 +87,8 @@ constexpr MetricInfo kMetrics[] = {
     {Metric::kJobEngineRestarts, "optstate_job_engine_restarts_total", kCounter,
      "Engines that were started because one died."},
     {Metric::kJobStepPhase, "optstate_job_step_phase_seconds", kHistogram,
-     "Time of each phase of the job's steps."},
+     "Time of each phase of the job's steps. A job on disk has the phase disk "
+     "wait too, which is a part of the update."},
     {Metric::kJobUpdateBandwidth, "optstate_job_update_bytes_per_second",
      kGauge, "Bytes that the update moves in a second, of the last 16 steps."},
     {Metric::kJobMemoryShare, "optstate_job_update_memory_ratio", kGauge,

@@ -7,6 +7,7 @@ from canned_reports import (
     device_use,
     disk_state,
     event,
+    histogram,
     job,
     node_report,
     timestamp,
@@ -50,6 +51,7 @@ def busy_node(tick: int) -> dict:
     )
     step = int(llama["committed_step"])
     llama["disk"] = disk_state(tick, step)
+    llama["step_phases"].append(histogram("disk wait", step, 1900))
     llama["open_step"] = f"step {step + 1}: ranks 3, 7 have not committed"
     for rank, one in enumerate(llama["sessions"]):
         one["staged_parameters"] = str((tick * 13 + rank * 7) % 46)
@@ -176,8 +178,8 @@ def hostile_node(tick: int) -> dict:
     )
     for one in bad["sessions"]:
         one["wire"] = one["client_version"] = HOSTILE
-    for histogram in bad["step_phases"]:
-        histogram["phase"] = HOSTILE
+    for one in bad["step_phases"]:
+        one["phase"] = HOSTILE
     bad["disk"] = {**disk_state(tick, 9), "directories": [HOSTILE, HOSTILE], "io_engine": HOSTILE}
     bad["device_updates"] = {
         "devices": [HOSTILE],

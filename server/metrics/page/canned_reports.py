@@ -35,24 +35,19 @@ def _step_times(tick: float, mean_ms: tuple[float, ...], steps: int) -> dict:
     return {"steps": steps, **times, "update_bytes": str(24 * GIB), "memory_share": 0.71}
 
 
-def _histograms(step: int, mean_ms: tuple[float, ...]) -> list[dict]:
-    histograms = []
-    for phase, ms in zip(_PHASES, mean_ms):
-        place = next((i for i, bound in enumerate(_BOUNDS_S) if ms / 1e3 <= bound), 11)
-        steps = [0] * 12
-        for distance, share in ((-1, 0.12), (1, 0.05), (2, 0.002)):
-            if 0 <= place + distance < 12:
-                steps[place + distance] = int(step * share)
-        steps[place] = step - sum(steps)
-        histograms.append(
-            {
-                "phase": phase,
-                "bounds_s": _BOUNDS_S,
-                "steps": [str(count) for count in steps],
-                "sum_s": step * ms / 1e3,
-            }
-        )
-    return histograms
+def histogram(phase: str, step: int, ms: float) -> dict:
+    place = next((i for i, bound in enumerate(_BOUNDS_S) if ms / 1e3 <= bound), 11)
+    steps = [0] * 12
+    for distance, share in ((-1, 0.12), (1, 0.05), (2, 0.002)):
+        if 0 <= place + distance < 12:
+            steps[place + distance] = int(step * share)
+    steps[place] = step - sum(steps)
+    return {
+        "phase": phase,
+        "bounds_s": _BOUNDS_S,
+        "steps": [str(count) for count in steps],
+        "sum_s": step * ms / 1e3,
+    }
 
 
 def session(job: str, rank: int, step: int, **fields) -> dict:
@@ -135,7 +130,7 @@ def training_job(
         },
         last_step_times=_step_times(tick, mean_ms, 1),
         mean_step_times=_step_times(tick, mean_ms, 16),
-        step_phases=_histograms(step, mean_ms),
+        step_phases=[histogram(phase, step, ms) for phase, ms in zip(_PHASES, mean_ms)],
         **fields,
     )
 

@@ -56,7 +56,7 @@ class PageTest(page_case.PageCase):
         self.assertIn(f"{step // 10 * 10} ({step % 10} behind)", self.text("#job-facts"))
         self.assertIn("every 10 steps", self.text("#job-facts"))
         self.assertEqual([one.split()[0] for one in self.texts("#histograms tbody tr")],
-                         ["staging", "waiting", "decide", "update", "publish"])  # fmt: skip
+                         ["staging", "waiting", "decide", "update", "publish", "disk"])  # fmt: skip
         self.assertIn("≤ 3 s", self.texts("#histograms tbody tr")[3])
         disks = self.texts("#disk tbody tr")
         self.assertIn("/mnt/nvme0/optstate", disks[0])

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <thread>
@@ -195,6 +196,38 @@ TEST(JobTraceTest, TheUpdateTakesWhatTheTimesOfStepsSay) {
   EXPECT_LT(decide_ns, 3 * mean.decide_ns() + 3);
   EXPECT_GT(trace.NanosOf("workers", "update"), 0u);
   EXPECT_LE(trace.NanosOf("workers", "update"), 2 * update_ns);
+}
+
+// The times of a step have what the store has counted for its pass, which it
+// tells when the next pass begins.
+TEST(JobTraceTest, TheTimesOfAStepOnDiskHaveItsWaitForRecords) {
+  const auto job =
+      Start(DiskJobSetup(v1::PLACEMENT_NVME, v1::DURABILITY_KIND_NONE));
+  const uint64_t frames = job->job().Describe().disk().frames();
+  ASSERT_LT(frames, 8u) << "nothing is read";
+  for (uint64_t step = 1; step <= 3; step += 2) {
+    Train(job.get(), step, step);
+    const v1::StepTimes times = job->job().Describe().last_step_times();
+    ASSERT_TRUE(times.has_disk_wait_ns());
+    EXPECT_LE(times.disk_wait_ns(), times.update_ns());
+    Train(job.get(), step + 1, step + 1);
+    EXPECT_EQ(job->job().Describe().disk().step_waited_ns(),
+              times.disk_wait_ns());
+  }
+  const v1::Job described = job->job().Describe();
+  const v1::PhaseHistogram& waits = *described.step_phases().rbegin();
+  EXPECT_EQ(waits.phase(), "disk wait");
+  EXPECT_EQ(
+      std::accumulate(waits.steps().begin(), waits.steps().end(), uint64_t{0}),
+      4u);
+}
+
+TEST(JobTraceTest, AJobInMemoryHasNoWaitForADisk) {
+  const auto job = Start(MemorySetup());
+  Train(job.get(), 1, 1);
+  const v1::Job described = job->job().Describe();
+  EXPECT_FALSE(described.last_step_times().has_disk_wait_ns());
+  EXPECT_EQ(described.step_phases_size(), 5);
 }
 
 TEST(JobTraceTest, ResultsAreTheSameBits) {

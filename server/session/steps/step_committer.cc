@@ -108,8 +108,13 @@ absl::Status StepCommitter::ApplyStep(
     const scheduler::StepScheduler::Update& update, storage::StepRecord next) {
   step_.timer.Enter(StepTimer::Phase::kUpdate);
   const auto begin = std::chrono::steady_clock::now();
+  const uint64_t waited_before_ns = job_.store->waited_ns();
   const absl::Status applied =
       job_.MakeCountingPass([&] { return job_.scheduler->Apply(update); });
+  // Nothing but this pass has waited meanwhile: there is one at a time.
+  if (job_.HasDisk()) {
+    step_.timer.NoteDiskWait(job_.store->waited_ns() - waited_before_ns);
+  }
   if (!applied.ok()) {
     return job_.FailInside(absl::StrCat("step ", update.step), applied);
   }

@@ -8,6 +8,7 @@ namespace {
 // In the order of StepTimer::Phase.
 constexpr const char* kPhaseNames[] = {"staging", "waiting", "decide", "update",
                                        "publish"};
+constexpr char kDiskWait[] = "disk wait";
 
 int64_t NanosOf(std::chrono::steady_clock::time_point time) {
   return std::chrono::nanoseconds(time.time_since_epoch()).count();
@@ -37,16 +38,27 @@ void StepTimer::RecordPhase(std::chrono::steady_clock::time_point end) {
                   .step = spans_->step()});
 }
 
+void StepTimer::NoteDiskWait(uint64_t ns) {
+  current_.disk_wait_ns = current_.disk_wait_ns.value_or(0) + ns;
+}
+
+void StepTimer::Histogram::Count(uint64_t ns) {
+  const double s = static_cast<double>(ns) / 1e9;
+  const auto* bound = std::lower_bound(kBoundsS.begin(), kBoundsS.end(), s);
+  ++steps[static_cast<size_t>(bound - kBoundsS.begin())];
+  sum_s += s;
+}
+
 void StepTimer::Finish(uint64_t update_bytes) {
   Enter(Phase::kNone);
   current_.update_bytes = update_bytes;
   kept_[finished_++ % kKept] = current_;
   for (size_t phase = 0; phase < kPhases; ++phase) {
-    const double s = static_cast<double>(current_.ns[phase]) / 1e9;
-    Histogram& histogram = histograms_[phase];
-    const auto* bound = std::lower_bound(kBoundsS.begin(), kBoundsS.end(), s);
-    ++histogram.steps[static_cast<size_t>(bound - kBoundsS.begin())];
-    histogram.sum_s += s;
+    histograms_[phase].Count(current_.ns[phase]);
+  }
+  if (current_.disk_wait_ns.has_value()) {
+    if (!disk_waits_.has_value()) disk_waits_.emplace();
+    disk_waits_->Count(*current_.disk_wait_ns);
   }
   current_ = Times{};
   if (trace_ != nullptr) trace_->EndStep();
@@ -67,17 +79,24 @@ void StepTimer::Describe(v1::Job* job) const {
       sum.ns[phase] += kept_[i].ns[phase];
     }
     sum.update_bytes += kept_[i].update_bytes;
+    if (kept_[i].disk_wait_ns.has_value()) {
+      sum.disk_wait_ns = sum.disk_wait_ns.value_or(0) + *kept_[i].disk_wait_ns;
+    }
   }
   Fill(kept_[(finished_ - 1) % kKept], 1, job->mutable_last_step_times());
   Fill(sum, count, job->mutable_mean_step_times());
   for (size_t phase = 0; phase < kPhases; ++phase) {
-    v1::PhaseHistogram* histogram = job->add_step_phases();
-    histogram->set_phase(kPhaseNames[phase]);
-    histogram->mutable_bounds_s()->Assign(kBoundsS.begin(), kBoundsS.end());
-    const Histogram& from = histograms_[phase];
-    histogram->mutable_steps()->Assign(from.steps.begin(), from.steps.end());
-    histogram->set_sum_s(from.sum_s);
+    histograms_[phase].Describe(kPhaseNames[phase], job);
   }
+  if (disk_waits_.has_value()) disk_waits_->Describe(kDiskWait, job);
+}
+
+void StepTimer::Histogram::Describe(const char* phase, v1::Job* job) const {
+  v1::PhaseHistogram* histogram = job->add_step_phases();
+  histogram->set_phase(phase);
+  histogram->mutable_bounds_s()->Assign(kBoundsS.begin(), kBoundsS.end());
+  histogram->mutable_steps()->Assign(steps.begin(), steps.end());
+  histogram->set_sum_s(sum_s);
 }
 
 void StepTimer::Fill(const Times& sum, uint64_t steps, v1::StepTimes* times) {
@@ -91,6 +110,9 @@ void StepTimer::Fill(const Times& sum, uint64_t steps, v1::StepTimes* times) {
   times->set_update_ns(mean_of(Phase::kUpdate));
   times->set_publish_ns(mean_of(Phase::kPublish));
   times->set_update_bytes(sum.update_bytes / steps);
+  if (sum.disk_wait_ns.has_value()) {
+    times->set_disk_wait_ns(*sum.disk_wait_ns / steps);
+  }
 }
 
 }  // namespace optstate::session

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "optstate/v1/admin.pb.h"
 #include "server/observe/trace_recorder.h"
@@ -13,7 +14,8 @@ namespace optstate::session {
 
 // Measures the time of each phase of a step, and keeps the times of the last 16
 // steps, and of all of them as histograms. Phases may alternate: a rank pushes
-// while another waits in its commit.
+// while another waits in its commit. A job with records on disk has one phase
+// more, "disk wait", which is measured elsewhere and is a part of the update.
 //
 // Threads: not thread-safe. Allocates only in Describe.
 class StepTimer {
@@ -41,6 +43,8 @@ class StepTimer {
 
   // Assigns the time from now on to this phase; returns the former phase.
   Phase Enter(Phase phase);
+  // Adds time in which the update waited for records to come from disk.
+  void NoteDiskWait(uint64_t ns);
   // Ends the step, and counts it.
   void Finish(uint64_t update_bytes);
   // Discards the times of the step that was begun.
@@ -68,6 +72,8 @@ class StepTimer {
   struct Times {
     std::array<uint64_t, kPhases> ns{};
     uint64_t update_bytes = 0;
+    // Unset: no record of the job was on disk.
+    std::optional<uint64_t> disk_wait_ns;
   };
   // Counts the steps since the beginning by the time of one phase; the last
   // bucket has no bound.
@@ -76,6 +82,9 @@ class StepTimer {
   struct Histogram {
     std::array<uint64_t, kBoundsS.size() + 1> steps{};
     double sum_s = 0;
+
+    void Count(uint64_t ns);
+    void Describe(const char* phase, v1::Job* job) const;
   };
   void RecordPhase(std::chrono::steady_clock::time_point end);
   static void Fill(const Times& sum, uint64_t steps, v1::StepTimes* times);
@@ -89,6 +98,7 @@ class StepTimer {
   std::array<Times, kKept> kept_;
   uint64_t finished_ = 0;
   std::array<Histogram, kPhases> histograms_;
+  std::optional<Histogram> disk_waits_;  // of the steps that were on disk
 };
 
 }  // namespace optstate::session

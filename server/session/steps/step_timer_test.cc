@@ -79,6 +79,43 @@ TEST(StepTimerTest, HistogramsHaveAllSteps) {
   EXPECT_EQ(job.step_phases(0).steps(0), 20u);
 }
 
+// It is a part of the update's time, which has it too.
+TEST(StepTimerTest, StepsOnDiskHaveAPhaseMore) {
+  StepTimer timer = MakeTimer();
+  timer.Finish(0);  // in memory
+  for (uint64_t step = 1; step <= 2; ++step) {
+    timer.Enter(StepTimer::Phase::kUpdate);
+    Pass(8'000'000);
+    timer.NoteDiskWait(1'000'000 * step);
+    timer.NoteDiskWait(1'000'000);
+    timer.Finish(0);
+  }
+  v1::Job job;
+  timer.Describe(&job);
+  EXPECT_EQ(job.last_step_times().update_ns(), 8'000'000u);
+  EXPECT_EQ(job.last_step_times().disk_wait_ns(), 3'000'000u);
+  EXPECT_EQ(job.mean_step_times().disk_wait_ns(), 5'000'000u / 3);
+  ASSERT_EQ(job.step_phases_size(), 6);
+  const v1::PhaseHistogram& waits = job.step_phases(5);
+  EXPECT_EQ(waits.phase(), "disk wait");
+  EXPECT_EQ(waits.steps(0), 0u);
+  EXPECT_EQ(waits.steps(1), 2u);  // up to 3 ms; the first step is not there
+  EXPECT_DOUBLE_EQ(waits.sum_s(), 0.005);
+  EXPECT_EQ(job.step_phases(3).steps(2), 2u);
+}
+
+TEST(StepTimerTest, AJobInMemoryWaitsForNoDisk) {
+  StepTimer timer = MakeTimer();
+  timer.NoteDiskWait(1);
+  timer.Drop();
+  timer.Finish(0);
+  v1::Job job;
+  timer.Describe(&job);
+  EXPECT_FALSE(job.last_step_times().has_disk_wait_ns());
+  EXPECT_FALSE(job.mean_step_times().has_disk_wait_ns());
+  EXPECT_EQ(job.step_phases_size(), 5);
+}
+
 TEST(StepTimerTest, WhatIsDroppedCountsNot) {
   StepTimer timer = MakeTimer();
   timer.Enter(StepTimer::Phase::kWaiting);

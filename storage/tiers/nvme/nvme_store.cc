@@ -451,6 +451,11 @@ absl::Status NvmeStore::Reopen(const storage::RewriteTarget& target) {
   return absl::OkStatus();
 }
 
+uint64_t NvmeStore::waited_ns() const {
+  const absl::MutexLock lock(&monitor_.mu);
+  return monitor_.counters.waited_ns();
+}
+
 std::optional<storage::SwapState> NvmeStore::swap_state() const {
   const absl::MutexLock lock(&monitor_.mu);
   storage::SwapState state{.io_engine = context_.engine.name(),

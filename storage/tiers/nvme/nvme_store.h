@@ -134,6 +134,7 @@ class NvmeStore final : public storage::StateStore {
   absl::StatusOr<storage::VerifyResult> Verify(
       absl::FunctionRef<bool(const storage::VerifyResult&)> progress) override;
 
+  uint64_t waited_ns() const override;
   std::optional<storage::SwapState> swap_state() const override;
 
  private:

@@ -46,6 +46,11 @@ void StoreCounters::EndWait() {
   }
 }
 
+uint64_t StoreCounters::waited_ns() const {
+  if (waiting_ == 0) return waited_ns_;
+  return waited_ns_ + NanosOf(CLOCK_MONOTONIC) - waiting_since_ns_;
+}
+
 void StoreCounters::SetIoThread() {
   clockid_t clock;
   if (::pthread_getcpuclockid(::pthread_self(), &clock) == 0) io_clock_ = clock;
@@ -62,10 +67,9 @@ storage::PassCounters StoreCounters::Totals() const {
   totals.bytes_written = counters_.bytes_written;
   totals.cpu_ns = callers_cpu_ns_ + ended_cpu_ns_;
   if (io_clock_.has_value()) totals.cpu_ns += NanosOf(*io_clock_);
-  const uint64_t now_ns = NanosOf(CLOCK_MONOTONIC);
-  totals.elapsed_ns = now_ns - opened_ns_;
-  totals.waited_ns = waited_ns_;
-  if (waiting_ != 0) totals.waited_ns += now_ns - waiting_since_ns_;
+  // The part is taken before the whole, so that it is no more than that.
+  totals.waited_ns = waited_ns();
+  totals.elapsed_ns = NanosOf(CLOCK_MONOTONIC) - opened_ns_;
   return totals;
 }
 

@@ -46,6 +46,7 @@ class StoreCounters {
   // calls these two around it.
   void BeginWait();
   void EndWait();
+  uint64_t waited_ns() const;
   // Counts the CPU time of the calling thread, from its beginning on, as that
   // of the thread of I/O.
   void SetIoThread();
