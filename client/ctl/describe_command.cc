@@ -295,6 +295,15 @@ void AddSessions(const v1::Job& job, Table& table) {
   }
 }
 
+// Returns a text such as "3 failed_precondition, 1 aborted".
+std::string RefusedText(const v1::WireBytes& wire) {
+  return absl::StrJoin(
+      wire.refused(), ", ",
+      [](std::string* text, const v1::RefusedRequests& refused) {
+        absl::StrAppend(text, refused.requests(), " ", refused.code());
+      });
+}
+
 // Adds what has passed between ranks and the engine since that started.
 void AddWires(const v1::Job& job, Table& table) {
   for (const v1::WireBytes& wire : job.wires()) {
@@ -303,6 +312,14 @@ void AddWires(const v1::Job& job, Table& table) {
          absl::StrCat(HumanBytes(wire.gradient_bytes()), " of gradients, ",
                       HumanBytes(wire.sent_bytes()), " sent, ",
                       HumanBytes(wire.load_bytes()), " loaded")});
+    if (wire.requests_waiting() != 0 || wire.replies_waiting() != 0) {
+      table.AddRow(
+          {"    waiting", absl::StrCat(wire.requests_waiting(), " requests, ",
+                                       wire.replies_waiting(), " replies")});
+    }
+    if (wire.refused_size() != 0) {
+      table.AddRow({"    refused", RefusedText(wire)});
+    }
   }
 }
 

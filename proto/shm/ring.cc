@@ -130,6 +130,12 @@ void RingConsumer<Entry>::Interrupt() {
   }
 }
 
+uint64_t EntriesInUse(const RingSide& producer, const RingSide& consumer) {
+  const uint64_t head = consumer.consumed_head.load(std::memory_order_relaxed);
+  const uint64_t tail = producer.produced_tail.load(std::memory_order_relaxed);
+  return tail < head ? 0 : std::min<uint64_t>(tail - head, kRingEntries);
+}
+
 template class RingProducer<Submission>;
 template class RingProducer<Completion>;
 template class RingConsumer<Submission>;

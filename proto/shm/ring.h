@@ -70,6 +70,11 @@ class RingConsumer {
   uint64_t head_ = 0;
 };
 
+// Returns how many entries of a ring are published and not released, by what
+// its two sides say at this moment: no more than it has, whatever a peer has
+// written. Threads: any.
+uint64_t EntriesInUse(const RingSide& producer, const RingSide& consumer);
+
 extern template class RingProducer<Submission>;
 extern template class RingProducer<Completion>;
 extern template class RingConsumer<Submission>;

@@ -146,6 +146,27 @@ TEST(RingTest, ASlotIsTheProducersAgainOnlyAfterRelease) {
   }
 }
 
+TEST(RingTest, EntriesInUseAreThoseThatWereNotReleased) {
+  TestRing ring;
+  const auto in_use = [&ring] {
+    return EntriesInUse(ring.producer_side, ring.consumer_side);
+  };
+  EXPECT_EQ(in_use(), 0u);
+  for (uint64_t i = 0; i < 3; ++i) {
+    ASSERT_EQ(PushCode(ring, i), absl::StatusCode::kOk);
+  }
+  EXPECT_EQ(in_use(), 3u);
+  ASSERT_EQ(TakeCode(ring), absl::StatusCode::kOk);
+  EXPECT_EQ(in_use(), 3u);
+  ring.consumer.Release();
+  EXPECT_EQ(in_use(), 2u);
+  // Either side may be a peer's.
+  ring.producer_side.produced_tail = UINT64_MAX;
+  EXPECT_EQ(in_use(), uint64_t{kRingEntries});
+  ring.producer_side.produced_tail = 0;
+  EXPECT_EQ(in_use(), 0u);
+}
+
 TEST(RingTest, ImpossibleHeadIsDataLoss) {
   auto ring = std::make_unique<TestRing>();
   ASSERT_TRUE(ring->producer.Push(EntryOf(0)).ok());

@@ -13,10 +13,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "proto/types/status_macros.h"
 #include "server/accept/refusal.h"
 #include "server/observe/counters.h"
+#include "server/observe/peer_log.h"
 
 namespace optstate::accept {
 namespace {
@@ -101,8 +102,9 @@ bool Acceptor::AcceptOne(const Listener& listener) {
   const absl::StatusOr<PeerCredentials> peer =
       GetPeerCredentials(fd.get(), listener.is_unix(), operator_groups_);
   if (!peer.ok()) {
-    spdlog::warn("connection on {} dropped: {}", listener.name(),
-                 peer.status().ToString());
+    observe::LogRepeated(spdlog::level::warn, "connection dropped",
+                         listener.name(), "connection on {} dropped: {}",
+                         listener.name(), peer.status().ToString());
     return true;
   }
   on_connection_(std::move(fd), *peer);
@@ -147,12 +149,11 @@ bool Acceptor::RefuseWithSpareFd(const Listener& listener) {
   return accepted && spare_fd_.ok();
 }
 
-// Logs at most once a second: a flood of connections causes no flood of lines.
+// A flood of connections causes no flood of lines.
 void Acceptor::LogTrouble(const Listener& listener, absl::string_view what) {
-  const absl::Time now = absl::Now();
-  if (now - last_logged_ < absl::Seconds(1)) return;
-  last_logged_ = now;
-  spdlog::warn("{}: {}", listener.name(), std::string(what));
+  observe::LogRepeated(spdlog::level::warn, "trouble with accepting",
+                       listener.name(), "{}: {}", listener.name(),
+                       std::string(what));
 }
 
 void Acceptor::Pause() {

@@ -10,7 +10,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "proto/types/unique_fd.h"
 #include "server/accept/listener.h"
 #include "server/accept/peer_credentials.h"
@@ -67,7 +66,6 @@ class Acceptor {
   bool paused_ = false;
   bool held_ = false;
   os::EventLoop::TimerId resume_timer_;
-  absl::Time last_logged_ = absl::InfinitePast();
 };
 
 }  // namespace optstate::accept

@@ -13,6 +13,7 @@
 #include "optstate/v1/session.pb.h"
 #include "proto/types/unique_fd.h"
 #include "server/accept/peer_credentials.h"
+#include "server/observe/counters.h"
 #include "server/os/event_loop.h"
 
 namespace optstate::accept {
@@ -61,6 +62,7 @@ class Handshakes {
     os::EventLoop::TimerId timer;
     // The header, then the Hello, as far as it has arrived.
     std::string received;
+    observe::InQueue in_queue{observe::Queue::kHandshake};
   };
 
   absl::Status CheckRoom(const PeerCredentials& peer) const;

@@ -10,6 +10,7 @@
 
 #include "proto/shm/frame.h"
 #include "proto/types/conversions.h"
+#include "server/observe/counters.h"
 
 namespace optstate::accept {
 namespace {
@@ -213,6 +214,7 @@ TEST_F(HandshakeTest, RefusesWhoeverIsTooSlow) {
 }
 
 TEST_F(HandshakeTest, OneUserCannotTakeAllPlaces) {
+  const uint64_t others = observe::LengthOf(observe::Queue::kHandshake);
   std::vector<UniqueFd> peers;
   for (size_t i = 0; i < Handshakes::kPendingMax / 2; ++i) {
     peers.push_back(Connect());
@@ -220,8 +222,12 @@ TEST_F(HandshakeTest, OneUserCannotTakeAllPlaces) {
   const UniqueFd refused = Connect();
   EXPECT_TRUE(absl::IsResourceExhausted(Refusal(refused)));
   const UniqueFd other = Connect(/*uid=*/2000);
+  EXPECT_EQ(observe::LengthOf(observe::Queue::kHandshake),
+            others + Handshakes::kPendingMax / 2 + 1);
   Send(peers[0], "garbage!");
   RunLoop();
+  EXPECT_EQ(observe::LengthOf(observe::Queue::kHandshake),
+            others + Handshakes::kPendingMax / 2);
   char byte;
   EXPECT_EQ(::recv(other.get(), &byte, 1, MSG_DONTWAIT), -1);
   EXPECT_EQ(errno, EAGAIN);

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "server/observe/peer_log.h"
 
 namespace optstate::access {
 namespace {
@@ -42,8 +43,9 @@ absl::StatusOr<Value> Memberships::Ask(const Key& key, const Question& question,
   }
   absl::StatusOr<Value> value = question(key);
   if (!value.ok()) {
-    spdlog::warn("a user or group cannot be looked up: {}",
-                 value.status().ToString());
+    observe::LogRepeated(
+        spdlog::level::warn, "look-up failed", "users and groups",
+        "a user or group cannot be looked up: {}", value.status().ToString());
   }
   // An answer counts from its end on: tables that take longer than kLifetime
   // would be waited for by every request else.

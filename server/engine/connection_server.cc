@@ -232,6 +232,10 @@ void ConnectionServer::Adopt(const v1::AdoptConnection& adopt,
     status = absl::InvalidArgumentError(
         absl::StrCat("wire ", wire, " is not known here; 1 shm, 2 grpc"));
   }
+  if (!status.ok() && options_.wires != nullptr) {
+    options_.wires->Of(wire == v1::WIRE_SHM ? "shm" : "grpc")
+        ->AddRefused(status.code());
+  }
   const absl::Status sent = SendHelloReply(socket.get(), adopt, status);
   if (!status.ok() || !sent.ok()) {
     observe::LogOfPeer(spdlog::level::info, "connection refused",

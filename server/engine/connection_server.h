@@ -47,7 +47,7 @@ class ConnectionServer {
     // `failure` then.
     session::Job* job = nullptr;
     absl::Status failure;
-    // Counts the bytes of sessions; may be null.
+    // Counts the bytes of sessions, and what is refused; may be null.
     session::WireCounters* wires = nullptr;
   };
 

@@ -150,7 +150,7 @@ int RunEngine(const EngineOptions& options) {
   }
   session::Job* const opened = job.ok() ? job->get() : nullptr;
 
-  auto service = EngineService::Start(config, opened, job.status());
+  auto service = EngineService::Start(config, opened, job.status(), &wires);
   if (!service.ok()) return Fail(service.status(), link->get());
   auto server = ConnectionServer::Start({.config = config,
                                          .link = link->get(),

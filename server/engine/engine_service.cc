@@ -35,10 +35,12 @@ class EngineServiceImpl final : public EngineService,
                                 public v1::Engine::Service {
  public:
   EngineServiceImpl(const v1::EngineConfig& config, session::Job* job,
-                    const absl::Status& failure)
+                    const absl::Status& failure,
+                    const session::WireCounters* wires)
       : config_(config),
         job_(job),
         failure_(failure),
+        wires_(*wires),
         memory_bandwidth_(config.daemon().state_dir()) {}
   ~EngineServiceImpl() override;
 
@@ -74,6 +76,7 @@ class EngineServiceImpl final : public EngineService,
   const v1::EngineConfig config_;
   session::Job* const job_;
   const absl::Status failure_;
+  const session::WireCounters& wires_;
   mutable scheduler::MemoryBandwidthReader memory_bandwidth_;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -136,6 +139,7 @@ grpc::Status EngineServiceImpl::GetJob(grpc::ServerContext* /*context*/,
   } else {
     reply->set_phase(v1::JOB_PHASE_FAILED);
     reply->set_reason(std::string(failure_.message()));
+    wires_.Describe(reply);
   }
   reply->set_name(config_.job());
   reply->set_uid(config_.uid());
@@ -238,8 +242,9 @@ grpc::Status EngineServiceImpl::TraceJob(
 
 absl::StatusOr<std::unique_ptr<EngineService>> EngineService::Start(
     const v1::EngineConfig& config, session::Job* job,
-    const absl::Status& failure) {
-  auto service = std::make_unique<EngineServiceImpl>(config, job, failure);
+    const absl::Status& failure, const session::WireCounters* wires) {
+  auto service =
+      std::make_unique<EngineServiceImpl>(config, job, failure, wires);
   const absl::Status started = service->Start();
   if (!started.ok()) return started;
   return service;

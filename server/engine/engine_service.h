@@ -7,6 +7,7 @@
 #include "optstate/v1/engine.pb.h"
 #include "proto/types/unique_fd.h"
 #include "server/session/job.h"
+#include "server/session/wire_counters.h"
 
 namespace optstate::engine {
 
@@ -17,10 +18,11 @@ namespace optstate::engine {
 class EngineService {
  public:
   // `job` is null when the job could not be opened: `failure` is the answer
-  // then, and the job is described as FAILED. `job` outlives the service.
+  // then, and the job is described as FAILED, with what `wires` has counted.
+  // `job` and `wires` outlive the service.
   static absl::StatusOr<std::unique_ptr<EngineService>> Start(
       const v1::EngineConfig& config, session::Job* job,
-      const absl::Status& failure);
+      const absl::Status& failure, const session::WireCounters* wires);
   virtual ~EngineService() = default;
 
   // Serves a supervisor's socket. Each supervisor brings a socket of its own;

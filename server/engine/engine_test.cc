@@ -40,6 +40,7 @@ TEST_F(EngineTest, TakesStepsAndEndsWhenItIsToldTo) {
   EXPECT_EQ(job.wires(0).gradient_bytes(), 3u * (5000 * 4 + 2));
   EXPECT_GE(job.wires(0).sent_bytes(), 3u * (5000 * 4 + 2));
   EXPECT_EQ(job.wires(0).load_bytes(), (5000u + 1) * 4);
+  EXPECT_EQ(job.wires(0).refused_size(), 0);
   EXPECT_EQ(engine->StopAndWait(), 0);
   EXPECT_TRUE(peer->AwaitEnd().ok());  // no last reply: the rank connects again
 }
@@ -156,6 +157,10 @@ TEST_F(EngineTest, AJobThatCannotBeOpenedSaysWhy) {
   const v1::Job job = engine->Describe();
   EXPECT_EQ(job.phase(), v1::JOB_PHASE_FAILED);
   EXPECT_FALSE(job.reason().empty());
+  ASSERT_EQ(job.wires_size(), 1);
+  ASSERT_EQ(job.wires(0).refused_size(), 1);
+  EXPECT_EQ(job.wires(0).refused(0).code(), "data_loss");
+  EXPECT_EQ(job.wires(0).refused(0).requests(), 1u);
 }
 
 TEST_F(EngineTest, DrainRefusesNewStepsUntilItIsResumed) {

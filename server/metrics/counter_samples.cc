@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <iterator>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/ascii.h"
+#include "server/metrics/code_label.h"
 #include "server/observe/counters.h"
 
 namespace optstate::metrics {
@@ -13,14 +14,7 @@ namespace {
 
 using observe::Answered;
 using observe::Counted;
-
-// Codes that have a sample before they are first counted: only then does the
-// first of them show as an increase.
-constexpr absl::StatusCode kCommonCodes[] = {
-    absl::StatusCode::kInvalidArgument,   absl::StatusCode::kDeadlineExceeded,
-    absl::StatusCode::kNotFound,          absl::StatusCode::kPermissionDenied,
-    absl::StatusCode::kResourceExhausted, absl::StatusCode::kFailedPrecondition,
-    absl::StatusCode::kUnavailable};
+using observe::Queue;
 
 bool IsCommon(Answered what, absl::StatusCode code) {
   if (code == absl::StatusCode::kOk) return what == Answered::kAdminCall;
@@ -36,8 +30,7 @@ void AddAnswers(Metric metric, Answered what, const Labels& labels,
     const uint64_t count = observe::CountOf(what, code);
     if (count == 0 && !IsCommon(what, code)) continue;
     Labels all = labels;
-    all.push_back(
-        {"code", absl::AsciiStrToLower(absl::StatusCodeToString(code))});
+    all.push_back(CodeLabel(code));
     samples->Add(metric, static_cast<double>(count), std::move(all));
   }
 }
@@ -63,6 +56,15 @@ void AddCounters(Samples* samples) {
   add(Metric::kEngineExits, Counted::kEngineDied, {{"cause", "died"}});
   add(Metric::kEngineKills, Counted::kEngineKilled);
   add(Metric::kLogLinesLeftOut, Counted::kLogLineLeftOut);
+  const std::pair<const char*, Queue> queues[] = {
+      {"handshakes", Queue::kHandshake},
+      {"engine_waits", Queue::kEngine},
+      {"removals", Queue::kRemoval}};
+  for (const auto& [name, queue] : queues) {
+    samples->Add(Metric::kQueueDepth,
+                 static_cast<double>(observe::LengthOf(queue)),
+                 {{"queue", name}});
+  }
 }
 
 }  // namespace optstate::metrics

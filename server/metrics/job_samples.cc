@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "server/metrics/code_label.h"
 #include "server/metrics/report_time.h"
 
 namespace optstate::metrics {
@@ -62,6 +66,33 @@ void AddSteps(const v1::Job& job, Samples* samples) {
   }
 }
 
+// Adds the requests that the engine has refused over a wire, by code.
+void AddRefused(const v1::Job& job, const v1::WireBytes& wire,
+                Samples* samples) {
+  std::map<std::string, uint64_t> requests;
+  for (const absl::StatusCode code : kCommonCodes) {
+    requests[CodeLabel(code).value] = 0;
+  }
+  for (const v1::RefusedRequests& refused : wire.refused()) {
+    requests[refused.code()] = refused.requests();
+  }
+  for (const auto& [code, count] : requests) {
+    samples->Add(Metric::kJobRequestsRefused, static_cast<double>(count),
+                 {Named(job), {"wire", wire.wire()}, {"code", code}});
+  }
+}
+
+void AddQueues(const v1::Job& job, const v1::WireBytes& wire,
+               Samples* samples) {
+  const auto add = [&](const char* queue, uint64_t length) {
+    samples->Add(Metric::kJobQueueDepth, static_cast<double>(length),
+                 {Named(job), {"wire", wire.wire()}, {"queue", queue}});
+  };
+  // Requests over gRPC wait in gRPC, which does not tell.
+  if (wire.wire() == "shm") add("requests", wire.requests_waiting());
+  add("replies", wire.replies_waiting());
+}
+
 void AddWires(const v1::Job& job, Samples* samples) {
   for (const v1::WireBytes& wire : job.wires()) {
     const std::pair<const char*, uint64_t> directions[] = {
@@ -73,6 +104,8 @@ void AddWires(const v1::Job& job, Samples* samples) {
           Metric::kJobWireBytes, static_cast<double>(bytes),
           {Named(job), {"wire", wire.wire()}, {"direction", direction}});
     }
+    AddRefused(job, wire, samples);
+    AddQueues(job, wire, samples);
   }
 }
 

@@ -106,6 +106,13 @@ constexpr MetricInfo kMetrics[] = {
     {Metric::kJobWireBytes, "optstate_job_wire_bytes_total", kCounter,
      "Bytes between ranks and the job's engine: gradients that were pushed, "
      "parameters and state that were sent or published, and what was loaded."},
+    {Metric::kJobRequestsRefused, "optstate_job_requests_refused_total",
+     kCounter,
+     "Requests of ranks that the job's engine refused, sessions that it ended "
+     "with an error and connections that it did not take, by the code."},
+    {Metric::kJobQueueDepth, "optstate_job_queue_depth", kGauge,
+     "Requests in the rings of the job's sessions that are not carried out, "
+     "and replies that ranks have not read."},
 
     {Metric::kJobDiskReadBytes, "optstate_job_disk_read_bytes_total", kCounter,
      "Bytes that the engine has read from a directory."},
@@ -173,7 +180,10 @@ constexpr MetricInfo kMetrics[] = {
     {Metric::kEngineKills, "optstate_engine_kills_total", kCounter,
      "Engines that were killed because they did not start or stop in time."},
     {Metric::kLogLinesLeftOut, "optstate_log_lines_left_out_total", kCounter,
-     "Lines of the log that peers caused too often to be written."},
+     "Lines of the daemon's log that came too often to be written."},
+    {Metric::kQueueDepth, "optstate_queue_depth", kGauge,
+     "Connections that have not said what they want, or wait for an engine, "
+     "and removals of deleted jobs' files."},
 };
 
 constexpr bool IsInOrder() {

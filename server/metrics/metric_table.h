@@ -59,6 +59,8 @@ enum class Metric : size_t {
   kJobSpeculatedSteps,
   kJobSpeculatedStepsRolledBack,
   kJobWireBytes,
+  kJobRequestsRefused,
+  kJobQueueDepth,
   // Its records on disk.
   kJobDiskReadBytes,
   kJobDiskWrittenBytes,
@@ -93,6 +95,7 @@ enum class Metric : size_t {
   kEngineExits,
   kEngineKills,
   kLogLinesLeftOut,
+  kQueueDepth,
   kEnd
 };
 

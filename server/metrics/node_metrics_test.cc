@@ -25,6 +25,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::SizeIs;
 
 class FixedSource : public NodeSource {
  public:
@@ -203,6 +204,42 @@ TEST(NodeMetricsTest, BytesByWire) {
                           "wire=\"grpc\",direction=\"sent\"} 0",
                           "optstate_job_wire_bytes_total{job_name=\"full\","
                           "wire=\"grpc\",direction=\"loaded\"} 0"));
+}
+
+// A code that is common has a sample before it is first seen.
+TEST(NodeMetricsTest, RefusedRequestsByCode) {
+  const std::string text = TextOf(FullReport());
+  const auto lines = [&text](const char* wire) {
+    return Lines(text,
+                 absl::StrCat("optstate_job_requests_refused_total{job_name="
+                              "\"full\",wire=\"",
+                              wire, "\""));
+  };
+  EXPECT_THAT(lines("shm"),
+              AllOf(SizeIs(8), Contains(HasSubstr("code=\"aborted\"} 2")),
+                    Contains(HasSubstr("code=\"failed_precondition\"} 3")),
+                    Contains(HasSubstr("code=\"unavailable\"} 0"))));
+  EXPECT_THAT(lines("grpc"), SizeIs(7));
+}
+
+TEST(NodeMetricsTest, QueueDepths) {
+  const observe::InQueue removal(observe::Queue::kRemoval);
+  const uint64_t removals = observe::LengthOf(observe::Queue::kRemoval);
+  const std::string text = TextOf(FullReport());
+  EXPECT_THAT(
+      Lines(text, "optstate_job_queue_depth{job_name=\"full\""),
+      ElementsAre("optstate_job_queue_depth{job_name=\"full\",wire=\"shm\","
+                  "queue=\"requests\"} 7",
+                  "optstate_job_queue_depth{job_name=\"full\",wire=\"shm\","
+                  "queue=\"replies\"} 6",
+                  "optstate_job_queue_depth{job_name=\"full\",wire=\"grpc\","
+                  "queue=\"replies\"} 0"));
+  EXPECT_THAT(
+      Lines(text, "optstate_queue_depth{"),
+      ElementsAre(
+          HasSubstr("{queue=\"handshakes\"} "),
+          HasSubstr("{queue=\"engine_waits\"} "),
+          absl::StrCat("optstate_queue_depth{queue=\"removals\"} ", removals)));
 }
 
 TEST(NodeMetricsTest, DiskAndDevices) {

@@ -47,7 +47,16 @@ constexpr char kHostJob[] = R"pb(
     steps: [ 1, 4, 2 ]
     sum_s: 1.25
   }
-  wires { wire: "shm" gradient_bytes: 8000 sent_bytes: 4000 load_bytes: 12000 }
+  wires {
+    wire: "shm"
+    gradient_bytes: 8000
+    sent_bytes: 4000
+    load_bytes: 12000
+    refused { code: "failed_precondition" requests: 3 }
+    refused { code: "aborted" requests: 2 }
+    requests_waiting: 7
+    replies_waiting: 6
+  }
 )pb";
 
 constexpr char kMore[] = R"pb(

@@ -11,13 +11,12 @@ using Counter = std::atomic<uint64_t>;
 std::array<Counter, static_cast<size_t>(Counted::kEnd)> counted;
 std::array<std::array<Counter, kCodes>, static_cast<size_t>(Answered::kEnd)>
     answered;
+std::array<Counter, static_cast<size_t>(Queue::kEnd)> lengths;
+
+Counter& CounterOf(Queue queue) { return lengths[static_cast<size_t>(queue)]; }
 
 Counter& CounterOf(Answered what, absl::StatusCode code) {
-  const auto number = static_cast<size_t>(code);
-  // A number that absl does not know comes from a peer's library.
-  const auto unknown = static_cast<size_t>(absl::StatusCode::kUnknown);
-  return answered[static_cast<size_t>(what)]
-                 [number < kCodes ? number : unknown];
+  return answered[static_cast<size_t>(what)][NumberOf(code)];
 }
 
 }  // namespace
@@ -28,6 +27,19 @@ void Count(Counted what) {
 
 void Count(Answered what, absl::StatusCode code) {
   CounterOf(what, code).fetch_add(1, std::memory_order_relaxed);
+}
+
+InQueue::InQueue(Queue queue) : queue_(queue) {
+  CounterOf(queue).fetch_add(1, std::memory_order_relaxed);
+}
+
+InQueue::~InQueue() {
+  if (!queue_.has_value()) return;
+  CounterOf(*queue_).fetch_sub(1, std::memory_order_relaxed);
+}
+
+uint64_t LengthOf(Queue queue) {
+  return CounterOf(queue).load(std::memory_order_relaxed);
 }
 
 uint64_t CountOf(Counted what) {

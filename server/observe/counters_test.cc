@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace optstate::observe {
@@ -33,6 +34,27 @@ TEST(CountersTest, CodeThatAbslDoesNotKnow) {
   Count(Answered::kAdminCall, static_cast<absl::StatusCode>(-1));
   EXPECT_EQ(CountOf(Answered::kAdminCall, absl::StatusCode::kUnknown),
             unknown + 2);
+}
+
+TEST(CountersTest, AQueueIsAsLongAsWhatIsInIt) {
+  const uint64_t removals = LengthOf(Queue::kRemoval);
+  const uint64_t engines = LengthOf(Queue::kEngine);
+  {
+    std::vector<InQueue> waiting;
+    for (int i = 0; i < 5; ++i) waiting.emplace_back(Queue::kEngine);
+    EXPECT_EQ(LengthOf(Queue::kEngine), engines + 5);
+    EXPECT_EQ(LengthOf(Queue::kRemoval), removals);
+    waiting.erase(waiting.begin());
+    EXPECT_EQ(LengthOf(Queue::kEngine), engines + 4);
+    const InQueue taken = std::move(waiting.back());
+    waiting.pop_back();
+    EXPECT_EQ(LengthOf(Queue::kEngine), engines + 4);
+    waiting.front() = InQueue(Queue::kRemoval);
+    EXPECT_EQ(LengthOf(Queue::kEngine), engines + 3);
+    EXPECT_EQ(LengthOf(Queue::kRemoval), removals + 1);
+  }
+  EXPECT_EQ(LengthOf(Queue::kEngine), engines);
+  EXPECT_EQ(LengthOf(Queue::kRemoval), removals);
 }
 
 TEST(CountersTest, ThreadsLoseNoCount) {

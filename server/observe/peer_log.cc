@@ -4,6 +4,7 @@
 #include <grpc/support/log.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "absl/strings/str_cat.h"
 #include "server/observe/counters.h"
@@ -15,6 +16,9 @@ namespace {
 // or Judge() is called.
 constexpr absl::Duration kTellAfter = absl::Seconds(10);
 constexpr absl::Duration kLookEvery = absl::Seconds(1);
+constexpr LineLimiter::Rate kRepeatedRate = {.burst = 20, .lines_per_s = 0.1};
+
+std::atomic<LineLimiter*> scoped_repeated{nullptr};
 
 void WriteGrpcLine(gpr_log_func_args* args) {
   const auto level = args->severity == GPR_LOG_SEVERITY_ERROR
@@ -32,10 +36,10 @@ void WriteProtobufLine(google::protobuf::LogLevel level, const char* /*file*/,
 
 }  // namespace
 
-void LineLimiter::Refill(absl::Time now, Budget* budget) {
+void LineLimiter::Refill(absl::Time now, Budget* budget) const {
   budget->lines = std::min(
-      kBurst, budget->lines +
-                  kLinesPerSecond * absl::ToDoubleSeconds(now - budget->at));
+      rate_.burst, budget->lines + rate_.lines_per_s *
+                                       absl::ToDoubleSeconds(now - budget->at));
   budget->at = now;
 }
 
@@ -50,8 +54,9 @@ void LineLimiter::TakeOld(absl::Time now, absl::Duration age,
       budget.left_out = 0;
     }
     // A full budget equals a new one.
-    it = budget.left_out == 0 && budget.lines >= kBurst ? budgets_.erase(it)
-                                                        : std::next(it);
+    it = budget.left_out == 0 && budget.lines >= rate_.burst
+             ? budgets_.erase(it)
+             : std::next(it);
   }
 }
 
@@ -68,7 +73,9 @@ LineLimiter::Verdict LineLimiter::Judge(absl::string_view kind,
   if (budgets_.size() >= kKeysMax && !budgets_.contains(key)) {
     key = {"lines", "others"};
   }
-  Budget& budget = budgets_.try_emplace(key, Budget{.at = now}).first->second;
+  Budget& budget =
+      budgets_.try_emplace(key, Budget{.lines = rate_.burst, .at = now})
+          .first->second;
   Refill(now, &budget);
   verdict.write = budget.lines >= 1;
   if (verdict.write) {
@@ -94,9 +101,25 @@ LineLimiter& PeerLines() {
   return limiter;
 }
 
+LineLimiter& RepeatedLines() {
+  static LineLimiter& limiter = *new LineLimiter(kRepeatedRate);
+  LineLimiter* const scoped = scoped_repeated.load(std::memory_order_acquire);
+  return scoped == nullptr ? limiter : *scoped;
+}
+
+ScopedRepeatedLines::ScopedRepeatedLines(LineLimiter* limiter) {
+  scoped_repeated.store(limiter, std::memory_order_release);
+}
+
+ScopedRepeatedLines::~ScopedRepeatedLines() {
+  scoped_repeated.store(nullptr, std::memory_order_release);
+}
+
 void LogLeftOut() {
-  for (const std::string& text : PeerLines().TakeLeftOut()) {
-    spdlog::warn("{}", text);
+  for (LineLimiter* const limiter : {&PeerLines(), &RepeatedLines()}) {
+    for (const std::string& text : limiter->TakeLeftOut()) {
+      spdlog::warn("{}", text);
+    }
   }
 }
 

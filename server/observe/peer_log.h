@@ -18,21 +18,29 @@
 
 namespace optstate::observe {
 
-// Decides which of the lines that peers can cause at will are written: for each
-// kind and peer kBurst at once, and after that one a second. Suppressed lines
-// are counted, and the count is written.
+// Decides which of the lines that may come in any number are written: for each
+// kind and each peer, or other subject, a burst at once, and after that as many
+// as the rate says. Suppressed lines are counted, and the count is written.
 //
 // Threads: thread-safe.
 class LineLimiter {
  public:
+  // Of lines that peers can cause at will.
   static constexpr double kBurst = 200;
   static constexpr double kLinesPerSecond = 1;
   // Number of pairs of kind and peer with a budget of their own; further ones
   // share one.
   static constexpr size_t kKeysMax = 1024;
 
+  struct Rate {
+    double burst = kBurst;
+    double lines_per_s = kLinesPerSecond;
+  };
   using Clock = std::function<absl::Time()>;
-  explicit LineLimiter(Clock clock = absl::Now) : clock_(std::move(clock)) {}
+  explicit LineLimiter(Clock clock = absl::Now)
+      : LineLimiter(Rate(), std::move(clock)) {}
+  explicit LineLimiter(const Rate& rate, Clock clock = absl::Now)
+      : rate_(rate), clock_(std::move(clock)) {}
 
   // The counts of suppressed lines to write now, then whether this line is
   // written.
@@ -48,25 +56,50 @@ class LineLimiter {
  private:
   using Key = std::pair<std::string, std::string>;  // kind, peer
   struct Budget {
-    double lines = kBurst;
+    double lines = 0;
     absl::Time at;
     uint64_t left_out = 0;
     absl::Time first_left_out = absl::InfinitePast();
   };
 
-  static void Refill(absl::Time now, Budget* budget);
+  void Refill(absl::Time now, Budget* budget) const;
   void TakeOld(absl::Time now, absl::Duration age,
                std::vector<std::string>* texts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  const Rate rate_;
   const Clock clock_;
   absl::Mutex mutex_;
   absl::Time next_look_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::map<Key, Budget> budgets_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The limiter of the process.
+// The limiters of the process. That of lines which come again, with each step
+// or each start of an engine, lets a fault show and then leaves it alone: 20
+// lines at once, and one every 10 s after that.
 LineLimiter& PeerLines();
+LineLimiter& RepeatedLines();
+
+// Takes the place of RepeatedLines() while it exists, for a program that runs
+// many daemons. One at a time, and no other thread logs when it begins or ends.
+class ScopedRepeatedLines {
+ public:
+  explicit ScopedRepeatedLines(LineLimiter* limiter);
+  ~ScopedRepeatedLines();
+  ScopedRepeatedLines(const ScopedRepeatedLines&) = delete;
+  ScopedRepeatedLines& operator=(const ScopedRepeatedLines&) = delete;
+};
+
+// Writes a line unless there were too many of its kind and subject.
+template <typename... Args>
+void LogLimited(LineLimiter& limiter, spdlog::level::level_enum level,
+                absl::string_view kind, absl::string_view subject,
+                spdlog::format_string_t<Args...> format, Args&&... args) {
+  if (!spdlog::should_log(level)) return;
+  const LineLimiter::Verdict verdict = limiter.Judge(kind, subject);
+  for (const std::string& text : verdict.left_out) spdlog::warn("{}", text);
+  if (verdict.write) spdlog::log(level, format, std::forward<Args>(args)...);
+}
 
 // Writes a line that a peer can cause at will, unless this peer ("uid 1000")
 // has caused too many of its kind.
@@ -74,10 +107,18 @@ template <typename... Args>
 void LogOfPeer(spdlog::level::level_enum level, absl::string_view kind,
                absl::string_view peer, spdlog::format_string_t<Args...> format,
                Args&&... args) {
-  if (!spdlog::should_log(level)) return;
-  const LineLimiter::Verdict verdict = PeerLines().Judge(kind, peer);
-  for (const std::string& text : verdict.left_out) spdlog::warn("{}", text);
-  if (verdict.write) spdlog::log(level, format, std::forward<Args>(args)...);
+  LogLimited(PeerLines(), level, kind, peer, format,
+             std::forward<Args>(args)...);
+}
+
+// Writes a line that may come again and again without a peer's doing, unless
+// too many of its kind came of this subject ("job gpt").
+template <typename... Args>
+void LogRepeated(spdlog::level::level_enum level, absl::string_view kind,
+                 absl::string_view subject,
+                 spdlog::format_string_t<Args...> format, Args&&... args) {
+  LogLimited(RepeatedLines(), level, kind, subject, format,
+             std::forward<Args>(args)...);
 }
 
 // Writes the counts of suppressed lines, also when no later line brought them

@@ -77,6 +77,48 @@ TEST_F(LineLimiterTest, ManyPeersTakeNoMoreThanTheirShare) {
   EXPECT_LE(written, static_cast<int>(LineLimiter::kKeysMax) + kBurst);
 }
 
+TEST_F(LineLimiterTest, ALimiterHasARateOfItsOwn) {
+  LineLimiter limiter({.burst = 3, .lines_per_s = 0.1},
+                      [this] { return now_; });
+  const auto written = [&limiter](int lines) {
+    int count = 0;
+    for (int i = 0; i < lines; ++i) count += limiter.Judge("k", "s").write;
+    return count;
+  };
+  EXPECT_EQ(written(10), 3);
+  now_ += absl::Seconds(9);
+  EXPECT_EQ(written(10), 0);
+  now_ += absl::Seconds(1);
+  EXPECT_THAT(limiter.TakeLeftOut(), ElementsAre("17 lines left out: k of s"));
+  EXPECT_EQ(written(10), 1);
+}
+
+TEST(PeerLogTest, LinesThatComeAgainAreLimitedByKindAndSubject) {
+  ::unsetenv("JOURNAL_STREAM");
+  LineLimiter limiter({.burst = 2, .lines_per_s = 0}, absl::UnixEpoch);
+  const ScopedRepeatedLines scope(&limiter);
+  testing::internal::CaptureStderr();
+  SetUpLogging("x", "info");
+  for (int i = 0; i < 5; ++i) {
+    LogRepeated(spdlog::level::warn, "step skipped", "job a", "skip {}", i);
+    LogRepeated(spdlog::level::debug, "step skipped", "job a", "unasked {}", i);
+  }
+  LogRepeated(spdlog::level::warn, "step skipped", "job b", "another's");
+  LogRepeated(spdlog::level::warn, "disagreement", "job a", "another kind");
+  LogLeftOut();
+  LogLeftOut();
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(text, HasSubstr("skip 1"));
+  EXPECT_THAT(text, Not(HasSubstr("skip 2")));
+  EXPECT_THAT(text, Not(HasSubstr("unasked")));
+  EXPECT_THAT(text, HasSubstr("another's"));
+  EXPECT_THAT(text, HasSubstr("another kind"));
+  const std::string left_out = "3 lines left out: step skipped of job a";
+  const size_t at = text.find(left_out);
+  ASSERT_NE(at, std::string::npos) << text;
+  EXPECT_EQ(text.find(left_out, at + 1), std::string::npos) << text;
+}
+
 TEST(PeerLogTest, GrpcWritesIntoOurLog) {
   ::unsetenv("JOURNAL_STREAM");
   testing::internal::CaptureStderr();

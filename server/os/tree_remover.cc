@@ -1,5 +1,6 @@
 #include "server/os/tree_remover.h"
 
+#include <optional>
 #include <utility>
 
 #include "server/os/private_directory.h"
@@ -39,14 +40,14 @@ void TreeRemover::Run() {
     return closing_ || !tasks_.empty();
   };
   while (true) {
-    Task task;
+    std::optional<Task> task;
     {
       absl::MutexLock lock(&mutex_, absl::Condition(&has_work));
       if (tasks_.empty()) return;
       task = std::move(tasks_.front());
       tasks_.pop_front();
     }
-    task.done(task.remove());
+    task->done(task->remove());
   }
 }
 

@@ -11,6 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "server/observe/counters.h"
 #include "server/os/tree_removal.h"
 
 namespace optstate::os {
@@ -35,6 +36,7 @@ class TreeRemover {
   struct Task {
     std::function<absl::Status()> remove;
     Done done;
+    observe::InQueue in_queue{observe::Queue::kRemoval};
   };
 
   void Add(Task task);

@@ -31,10 +31,11 @@ v1::Job JobDescriber::Describe() const {
   job.set_engine_pid(::getpid());
   job.set_state_dir(job_.options.directory);
   if (!job_.failure.ok()) job.set_reason(std::string(job_.failure.message()));
+  // A job that no rank has registered yet may have refused some.
+  if (job_.options.wires != nullptr) job_.options.wires->Describe(&job);
   if (job_.shape == nullptr) return job;
   DescribeState(&job);
   DescribeSessions(&job);
-  if (job_.options.wires != nullptr) job_.options.wires->Describe(&job);
   return job;
 }
 

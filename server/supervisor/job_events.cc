@@ -17,6 +17,7 @@
 #include "server/observe/event_budget.h"
 #include "server/observe/event_log.h"
 #include "server/observe/node_event.h"
+#include "server/observe/peer_log.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -97,7 +98,9 @@ std::string By(const std::string& by) {
 
 void JobEvents::Tell(level_enum level, absl::string_view kind,
                      absl::string_view text, const std::string& by) const {
-  spdlog::log(level, "job {}: {}{}", job_, std::string(text), By(by));
+  // An engine that dies again and again does not fill the log.
+  observe::LogRepeated(level, kind, absl::StrCat("job ", job_), "job {}: {}{}",
+                       job_, std::string(text), By(by));
   v1::Event event;
   event.set_severity(SeverityOf(level));
   event.set_kind(std::string(kind));

@@ -17,6 +17,7 @@
 #include "server/accept/refusal.h"
 #include "server/engine/versions.h"
 #include "server/observe/counters.h"
+#include "server/observe/peer_log.h"
 #include "server/supervisor/job_files.h"
 #include "storage/state_folder.h"
 #include "storage/tmpfs_info.h"
@@ -121,8 +122,10 @@ void JobHost::StartEngine() {
   }
   engine_ = *std::move(engine);
   Count(adopted_ ? Counted::kEngineAdopted : Counted::kEngineStarted);
-  spdlog::info("job {}: engine {} {}", name(), engine_->pid(),
-               adopted_ ? "was found running" : "started");
+  observe::LogRepeated(spdlog::level::info, "engine started",
+                       absl::StrCat("job ", name()), "job {}: engine {} {}",
+                       name(), engine_->pid(),
+                       adopted_ ? "was found running" : "started");
   LimitStart();
 }
 
@@ -321,8 +324,9 @@ void JobHost::Pump() {
       callbacks_.on_adopted(next.fd.get());
       unread_.push_back(std::move(next.fd));
     } else {
-      spdlog::error("job {}: connection refused: {}", name(),
-                    status.ToString());
+      observe::LogOfPeer(
+          spdlog::level::err, "session refused", next.peer.quota_name(),
+          "job {}: connection refused: {}", name(), status.ToString());
       accept::SendRefusal(next.fd.get(), status);
     }
     waiting_.pop_front();
@@ -349,7 +353,8 @@ void JobHost::DropEnded() {
   const size_t gone = std::erase_if(
       waiting_, [](const Waiting& each) { return HasHungUp(each.fd.get()); });
   if (gone == 0) return;
-  spdlog::info(
+  observe::LogRepeated(
+      spdlog::level::info, "connections closed", absl::StrCat("job ", name()),
       "job {}: {} connections that waited for its engine were closed by their "
       "peers",
       name(), gone);

@@ -14,6 +14,7 @@
 #include "optstate/v1/engine.pb.h"
 #include "proto/types/unique_fd.h"
 #include "server/accept/peer_credentials.h"
+#include "server/observe/counters.h"
 #include "server/os/event_loop.h"
 #include "server/supervisor/engine_process.h"
 #include "server/supervisor/job_events.h"
@@ -26,6 +27,7 @@ struct Waiting {
   v1::AdoptConnection adopt;
   accept::PeerCredentials peer;
   UniqueFd fd;
+  observe::InQueue in_queue{observe::Queue::kEngine};
 };
 
 // Keeps one job's engine alive and hands connections to it.

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -15,7 +16,9 @@
 #include <string>
 #include <vector>
 
+#include "proto/types/unique_fd.h"
 #include "server/config/config.h"
+#include "server/observe/counters.h"
 #include "server/os/private_directory.h"
 
 namespace optstate::supervisor {
@@ -134,6 +137,25 @@ TEST_F(JobHostTest, AnEngineThatBringsRecordsToDiskHasTimeToEnd) {
   EXPECT_TRUE(std::filesystem::exists(directory_ + "/ended"))
       << "it was killed before";
   EXPECT_EQ(end_progress_, 20);
+}
+
+TEST_F(JobHostTest, ConnectionsThatWaitForTheEngineAreCounted) {
+  const uint64_t others = observe::LengthOf(observe::Queue::kEngine);
+  Make(/*is_new=*/true);
+  on_engine_ = [this] { host_->Stop(); };
+  host_->Start();
+  int fds[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+  const UniqueFd peer(fds[0]);
+  {
+    Waiting waiting;
+    waiting.fd.reset(fds[1]);
+    ASSERT_TRUE(host_->Adopt(&waiting).ok());
+  }
+  EXPECT_EQ(observe::LengthOf(observe::Queue::kEngine), others + 1);
+  loop_->Run();
+  EXPECT_EQ(host_->TakeWaiting().size(), 1u);
+  EXPECT_EQ(observe::LengthOf(observe::Queue::kEngine), others);
 }
 
 // While this object lives no fd can be opened; open fds stay usable.

@@ -180,14 +180,16 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid,
   callbacks.on_process = [this, name, uid](pid_t pid) {
     const absl::Status applied = shares_.Apply(name, uid, pid);
     if (applied.ok()) return;
-    spdlog::warn("job {}: its weight is not in force: {}", name,
-                 applied.ToString());
+    observe::LogRepeated(spdlog::level::warn, "weight not in force", "jobs",
+                         "job {}: its weight is not in force: {}", name,
+                         applied.ToString());
   };
   callbacks.on_engine_gone = [this, name] {
     const absl::Status divided = shares_.Forget(name);
     if (!divided.ok()) {
-      spdlog::warn("the cores are not divided by weights: {}",
-                   divided.ToString());
+      observe::LogRepeated(spdlog::level::warn, "cores not divided", "jobs",
+                           "the cores are not divided by weights: {}",
+                           divided.ToString());
     }
     sessions_.Forget(name);
     callbacks_.on_engine_gone(name);

@@ -109,9 +109,12 @@ void SessionHandler::LogOutcome(const absl::Status& status,
   if (!status.ok() || outcome.step == 0 || outcome.applied || rank_ != 0) {
     return;
   }
-  spdlog::info("step skipped: job={} step={} found_inf={} gradient_norm={}",
-               peer_.hello.job(), outcome.step, outcome.found_inf,
-               outcome.gradient_norm);
+  observe::LogRepeated(
+      spdlog::level::info, "step skipped",
+      absl::StrCat("job ", peer_.hello.job()),
+      "step skipped: job={} step={} found_inf={} gradient_norm={}",
+      peer_.hello.job(), outcome.step, outcome.found_inf,
+      outcome.gradient_norm);
 }
 
 absl::StatusOr<v1::RegisterReply> SessionHandler::Register(
@@ -193,7 +196,8 @@ absl::Status SessionHandler::Claim(const AttachPlan& plan) {
                              .interrupt = options_.interrupt,
                              .pid = PeerPid(),
                              .wire = options_.wire,
-                             .client_instance = plan.client_instance},
+                             .client_instance = plan.client_instance,
+                             .queues = &options_.queues},
                             kTakeoverPatience));
   claimed_ = true;
   rank_ = plan.rank;

@@ -16,6 +16,7 @@
 #include "proto/types/optimizer.h"
 #include "proto/types/unique_fd.h"
 #include "server/session/job.h"
+#include "server/session/wire_counters.h"
 #include "server/transport/gradient_pages.h"
 #include "server/transport/peer.h"
 #include "server/transport/session_table.h"
@@ -86,6 +87,9 @@ class SessionHandler {
     uint64_t transfer_bytes_max = 0;
     // Makes this session end soon; called from any thread.
     std::function<void()> interrupt;
+    // Returns what waits in the session's queues; called from any thread while
+    // the session has claimed a rank. Null: nobody is told.
+    session::WireCounters::Queues queues = nullptr;
   };
 
   // `job`, `table` and `link` outlive the handler.
@@ -114,7 +118,8 @@ class SessionHandler {
   // session.
   void Leave(const v1::DetachRequest& request);
 
-  // Counts the bytes of this session; for transports that count by themselves.
+  // Counts the bytes and refusals of this session; for transports that count by
+  // themselves.
   const SessionTraffic& traffic() const { return traffic_; }
 
   bool attached() const { return attached_; }

@@ -32,12 +32,21 @@ absl::Status SessionTable::Claim(uint32_t rank, const Owner& owner,
     }
   }
   owners_.emplace(rank, owner);
+  if (observers_.wires != nullptr && owner.queues != nullptr &&
+      *owner.queues != nullptr) {
+    observers_.wires->AddSession(owner.wire, owner.queues);
+  }
   return absl::OkStatus();
 }
 
 void SessionTable::Release(uint32_t rank) {
   absl::MutexLock lock(&mutex_);
-  owners_.erase(rank);
+  const auto owner = owners_.find(rank);
+  if (owner == owners_.end()) return;
+  if (observers_.wires != nullptr) {
+    observers_.wires->RemoveSession(owner->second.queues);
+  }
+  owners_.erase(owner);
 }
 
 }  // namespace optstate::transport

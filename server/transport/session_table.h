@@ -32,7 +32,8 @@ class SessionTable {
     // session's thread when it is detached. May be null.
     std::function<void(uint32_t rank, absl::string_view reason)> on_lost =
         nullptr;
-    // Counts the bytes of all sessions. May be null; outlives the table.
+    // Counts the bytes of all sessions, and asks for the queues of those that
+    // have a rank. May be null; outlives the table.
     session::WireCounters* wires = nullptr;
   };
 
@@ -49,6 +50,9 @@ class SessionTable {
     int64_t pid = 0;
     std::string wire = "";
     uint64_t client_instance = 0;
+    // What waits in the session's queues, for Observers::wires; valid as long
+    // as the claim. Null, or a null function: nobody is told.
+    const session::WireCounters::Queues* queues = nullptr;
   };
 
   // Makes `owner` the owner of `rank`. When another has the rank:

@@ -5,7 +5,9 @@
 #include <thread>
 
 #include "gtest/gtest.h"
+#include "optstate/v1/admin.pb.h"
 #include "proto/types/unique_fd.h"
+#include "server/session/wire_counters.h"
 
 namespace optstate::transport {
 namespace {
@@ -30,6 +32,35 @@ TEST_F(SessionTableTest, RanksDoNotMeet) {
   EXPECT_TRUE(table_.Claim(1, {.link = &link}, absl::ZeroDuration()).ok());
   table_.Release(0);
   EXPECT_TRUE(table_.Claim(0, {.link = &link}, absl::ZeroDuration()).ok());
+}
+
+TEST_F(SessionTableTest, QueuesAreAskedForAsLongAsARankIsClaimed) {
+  session::WireCounters wires;
+  SessionTable table(
+      SessionTable::Observers{.on_lost = nullptr, .wires = &wires});
+  PeerLink link(ours_.get(), 0);
+  const session::WireCounters::Queues queues = [] {
+    return session::WireCounters::QueueLengths{.requests = 3, .replies = 4};
+  };
+  const session::WireCounters::Queues none = nullptr;
+  const auto requests = [&wires] {
+    v1::Job job;
+    wires.Describe(&job);
+    return job.wires_size() == 0 ? 0 : job.wires(0).requests_waiting();
+  };
+  ASSERT_TRUE(
+      table.Claim(0, {.link = &link, .wire = "shm", .queues = &queues}, {})
+          .ok());
+  ASSERT_TRUE(
+      table.Claim(1, {.link = &link, .wire = "shm", .queues = &none}, {}).ok());
+  EXPECT_EQ(requests(), 3u);
+  // Another one that wants the rank has none.
+  EXPECT_FALSE(
+      table.Claim(0, {.link = &link, .wire = "shm", .queues = &queues}, {})
+          .ok());
+  EXPECT_EQ(requests(), 3u);
+  table.Release(0);
+  EXPECT_EQ(requests(), 0u);
 }
 
 TEST_F(SessionTableTest, ALiveOwnerIsNamed) {

@@ -12,7 +12,8 @@
 
 namespace optstate::transport {
 
-// Counts the bytes of one session. Counting allocates nothing.
+// Counts the bytes of one session, and the requests that it is refused.
+// Counting allocates nothing.
 //
 // Threads: Attach() before any other; all else by any thread.
 class SessionTraffic {
@@ -32,6 +33,10 @@ class SessionTraffic {
   // where they are published.
   void CountPublished(const absl::Status& status,
                       const session::StepOutcome& outcome) const;
+  // Counts an answer that refuses what it answers.
+  void CountAnswer(const absl::Status& status) const {
+    if (!status.ok() && counts_ != nullptr) counts_->AddRefused(status.code());
+  }
   void CountSent(uint64_t bytes) const {
     if (counts_ != nullptr) counts_->AddSent(bytes);
   }

@@ -84,6 +84,17 @@ TEST_F(SessionTrafficTest, AnAppliedStepPublishesTheParameters) {
   EXPECT_EQ(counts_.load_bytes.load(), 7u);
 }
 
+TEST_F(SessionTrafficTest, AnAnswerThatRefusesIsCounted) {
+  traffic_.CountAnswer(absl::OkStatus());
+  traffic_.CountAnswer(absl::AbortedError("x"));
+  traffic_.CountAnswer(absl::AbortedError("y"));
+  const auto count_of = [this](absl::StatusCode code) {
+    return counts_.refused[static_cast<size_t>(code)].load();
+  };
+  EXPECT_EQ(count_of(absl::StatusCode::kOk), 0u);
+  EXPECT_EQ(count_of(absl::StatusCode::kAborted), 2u);
+}
+
 TEST_F(SessionTrafficTest, NothingIsCountedWithoutCounters) {
   SessionTraffic traffic(nullptr);
   traffic.Attach(layout_, partition_, 100);
@@ -91,6 +102,7 @@ TEST_F(SessionTrafficTest, NothingIsCountedWithoutCounters) {
   traffic.CountPublished(absl::OkStatus(), Outcome(1, true));
   traffic.CountSent(5);
   traffic.CountLoaded(7);
+  traffic.CountAnswer(absl::AbortedError("x"));
   EXPECT_EQ(traffic.counts(), nullptr);
 }
 

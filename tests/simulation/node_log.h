@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "server/observe/peer_log.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::simulation {
@@ -52,6 +53,9 @@ class NodeLog {
   std::string first_error_;
   uint32_t node_ = kNone;
   std::shared_ptr<spdlog::logger> former_;
+  // The nodes share a process and would share its budget, in real time.
+  observe::LineLimiter unlimited_{{.burst = 1e9}};
+  const observe::ScopedRepeatedLines scope_{&unlimited_};
 };
 
 }  // namespace optstate::simulation

@@ -7,6 +7,7 @@
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 #include "proto/types/status_macros.h"
+#include "server/observe/peer_log.h"
 #include "spdlog/spdlog.h"
 #include "storage/state_scales.h"
 
@@ -53,7 +54,9 @@ absl::Status ResidentRecords::Register(Place* place) {
   const absl::Status registered = place->device->RegisterHost(host_.parameters);
   place->are_parameters_registered = registered.ok();
   if (!registered.ok()) {
-    spdlog::warn(
+    observe::LogRepeated(
+        spdlog::level::warn, "parameters through a buffer",
+        place->device->info().name,
         "parameters come from a device through a buffer, which workers copy: "
         "device={} error=\"{}\"",
         place->device->info().name, registered.ToString());

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "server/observe/peer_log.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::scheduler {
@@ -117,7 +118,9 @@ void SharedGradients::Distrust(const void* gradient) const {
     if (!rank->HasInArea(gradient) || rank->is_distrusted.exchange(true)) {
       continue;
     }
-    spdlog::error(
+    observe::LogRepeated(
+        spdlog::level::err, "gradients that differ",
+        absl::StrCat("rank ", rank->rank),
         "gradients on a device differ from those in the gradient area, which "
         "count; no more are taken from there: rank={} device={}",
         rank->rank, rank->device->info().name);

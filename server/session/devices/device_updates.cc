@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "proto/types/status_macros.h"
+#include "server/observe/peer_log.h"
 #include "server/scheduler/executors/device_update_executor.h"
 #include "server/scheduler/executors/shared_gradients.h"
 #include "server/session/devices/resident_sizes.h"
@@ -173,7 +174,9 @@ void ReleaseDevices(JobContext* job) {
 absl::Status ShareUpdates(const v1::StorageSettings& storage, JobContext* job) {
   absl::Status status = TryToShare(storage, job);
   if (!status.ok()) {
-    spdlog::warn(
+    observe::LogRepeated(
+        spdlog::level::warn, "updates without devices",
+        absl::StrCat("job ", job->options.name),
         "updates are not shared with devices: job={} offload_fraction={} "
         "error=\"{}\"",
         job->options.name, OffloadFractionOf(storage), status.ToString());

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/observe/peer_log.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::session {
@@ -22,8 +23,10 @@ std::string WaitingFor(const std::string& lost) {
 // Notifies ranks waiting in the open step; they already know of earlier losses.
 void LossNotifier::NotifyRankLost(uint32_t rank) {
   const std::string what = LostAt(rank, job_.record().committed_step + 1);
-  spdlog::warn("{}: job={} waiting=\"{}\"", what, job_.options.name,
-               step_.open_step.Describe());
+  observe::LogRepeated(spdlog::level::warn, "rank lost",
+                       absl::StrCat("job ", job_.options.name),
+                       "{}: job={} waiting=\"{}\"", what, job_.options.name,
+                       step_.open_step.Describe());
   if (job_.options.config.engine().on_rank_loss() == v1::RANK_LOSS_ABORT) {
     return AbortForLoss(rank, what);
   }

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/observe/peer_log.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::session {
@@ -72,7 +73,9 @@ absl::Status Agreement::DisagreementError(uint32_t loading, uint32_t stepping,
 // Notifies all ranks but `by`, whose call revealed the disagreement and has its
 // own answer.
 void Agreement::NotifyDisagreement(uint32_t by, const absl::Status& status) {
-  spdlog::warn("{}: job={}", status.ToString(), job_.options.name);
+  observe::LogRepeated(spdlog::level::warn, "ranks disagree",
+                       absl::StrCat("job ", job_.options.name), "{}: job={}",
+                       status.ToString(), job_.options.name);
   std::vector<uint32_t> waiting;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (rank == by || ranks_.state(rank) != RankState::kAttached) continue;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cast.h"
 #include "proto/types/status_macros.h"
+#include "server/observe/peer_log.h"
 #include "server/session/transfer/range_checks.h"
 #include "spdlog/spdlog.h"
 
@@ -231,7 +232,9 @@ void StateLoader::FinishLoad(uint32_t rank, uint64_t request_id,
   if (!load_.round.all_finished()) return;
   const absl::Status fits = CheckFinished();
   if (!fits.ok()) {
-    spdlog::warn("{}: job={}", fits.ToString(), job_.options.name);
+    observe::LogRepeated(spdlog::level::warn, "load refused",
+                         absl::StrCat("job ", job_.options.name), "{}: job={}",
+                         fits.ToString(), job_.options.name);
     return rounds_.Drop(fits);
   }
   const std::optional<BeginAt> begin_at = load_.round.begin_at();

@@ -17,6 +17,7 @@
 #include "proto/types/grpc_status.h"
 #include "proto/types/layout.h"
 #include "proto/types/unique_fd.h"
+#include "server/session/wire_counters.h"
 #include "server/transport/fake_job.h"
 #include "server/transport/fd_watcher.h"
 #include "server/transport/grpc/grpc_transport.h"
@@ -196,7 +197,9 @@ class GrpcFixture : public testing::Test {
   }
 
   FakeJob job_;
-  SessionTable table_;
+  session::WireCounters wires_;
+  SessionTable table_{
+      SessionTable::Observers{.on_lost = nullptr, .wires = &wires_}};
   std::unique_ptr<FdWatcher> watcher_;
   std::unique_ptr<GrpcTransport> transport_;
 };

@@ -11,6 +11,7 @@
 #include "proto/shm/frame.h"
 #include "proto/types/conversions.h"
 #include "proto/types/status_macros.h"
+#include "server/session/wire_counters.h"
 #include "server/transport/request_name.h"
 
 namespace optstate::transport {
@@ -56,7 +57,12 @@ GrpcSession::GrpcSession(session::Job* job, SessionTable* table, Peer peer,
                 .table = table,
                 .wire = "grpc",
                 .transfer_bytes_max = shm::kChunkBytesMax,
-                .interrupt = std::move(interrupt)},
+                .interrupt = std::move(interrupt),
+                .queues =
+                    [replies] {
+                      return session::WireCounters::QueueLengths{
+                          .requests = 0, .replies = replies->length()};
+                    }},
                std::move(peer), link),
       replies_(replies) {
   parameters_.CountInto(handler_.traffic().counts());
@@ -76,7 +82,7 @@ absl::Status GrpcSession::Handle(const v1::SessionRequest& request) {
       if (request.push().parameter_count() == 0) {
         return StartEndMicroStep(request);
       }
-      replies_->Push(Answer(request));
+      Reply(Answer(request));
       return absl::OkStatus();
     case v1::SessionRequest::kCommit:
       return StartCommit(request);
@@ -90,16 +96,21 @@ absl::Status GrpcSession::Handle(const v1::SessionRequest& request) {
       // The rank leaves before the answer, so that it is free when the peer
       // reads that.
       handler_.Leave(request.detach());
-      replies_->Push(MakeReply(request.request_id(), absl::OkStatus()));
+      Reply(MakeReply(request.request_id(), absl::OkStatus()));
       return absl::CancelledError("detached by its rank");
     case v1::SessionRequest::OP_NOT_SET:
       return absl::InvalidArgumentError(
           absl::StrCat("request ", request.request_id(),
                        " holds no operation that is known here"));
     default:
-      replies_->Push(Answer(request));
+      Reply(Answer(request));
       return absl::OkStatus();
   }
+}
+
+void GrpcSession::Reply(v1::SessionReply reply) {
+  handler_.traffic().CountAnswer(optstate::FromProto(reply.status()));
+  replies_->Push(std::move(reply));
 }
 
 v1::SessionReply GrpcSession::Answer(const v1::SessionRequest& request) {
@@ -270,7 +281,7 @@ absl::Status GrpcSession::Fetch(const v1::FetchRequest& request,
 
 absl::Status GrpcSession::StartEndMicroStep(const v1::SessionRequest& request) {
   if (!attached()) {
-    replies_->Push(MakeReply(request.request_id(), NotAttached()));
+    Reply(MakeReply(request.request_id(), NotAttached()));
     return absl::OkStatus();
   }
   pending_.fetch_add(1, std::memory_order_acq_rel);
@@ -281,13 +292,13 @@ absl::Status GrpcSession::StartEndMicroStep(const v1::SessionRequest& request) {
 
 absl::Status GrpcSession::StartCommit(const v1::SessionRequest& request) {
   if (!attached()) {
-    replies_->Push(MakeReply(request.request_id(), NotAttached()));
+    Reply(MakeReply(request.request_id(), NotAttached()));
     return absl::OkStatus();
   }
   const v1::CommitRequest& commit = request.commit();
   const auto groups = handler_.Groups(commit);
   if (!groups.ok()) {
-    replies_->Push(MakeReply(request.request_id(), groups.status()));
+    Reply(MakeReply(request.request_id(), groups.status()));
     return absl::OkStatus();
   }
   session::CommitSpec spec;
@@ -320,13 +331,13 @@ absl::Status GrpcSession::StartDecide(const v1::SessionRequest& request) {
   auto outcome = handler_.DecideUnattached(request.decide());
   v1::SessionReply reply = MakeReply(request.request_id(), outcome.status());
   if (outcome.ok()) *reply.mutable_outcome() = *std::move(outcome);
-  replies_->Push(std::move(reply));
+  Reply(std::move(reply));
   return absl::OkStatus();
 }
 
 absl::Status GrpcSession::StartFinishLoad(const v1::SessionRequest& request) {
   if (!attached()) {
-    replies_->Push(MakeReply(request.request_id(), NotAttached()));
+    Reply(MakeReply(request.request_id(), NotAttached()));
     return absl::OkStatus();
   }
   pending_.fetch_add(1, std::memory_order_acq_rel);
@@ -344,7 +355,7 @@ void GrpcSession::OnStepDone(uint64_t request_id, const absl::Status& status,
   v1::SessionReply reply = MakeReply(request_id, status);
   if (status.ok()) *reply.mutable_outcome() = ToProto(outcome);
   pending_.fetch_sub(1, std::memory_order_acq_rel);
-  replies_->Push(std::move(reply));
+  Reply(std::move(reply));
 }
 
 void GrpcSession::OnNotice(absl::string_view text) {
@@ -375,10 +386,10 @@ absl::Status GrpcSession::SendParameters(uint64_t request_id) {
     status = handler_.ReadParameters(offset, AsBytes(chunk.mutable_data()));
     if (!status.ok()) break;
     if (!replies_->Reserve()) return ReadsNothing();
-    replies_->Push(std::move(reply));
+    Reply(std::move(reply));
     offset += bytes;
   }
-  replies_->Push(MakeReply(request_id, status));
+  Reply(MakeReply(request_id, status));
   return absl::OkStatus();
 }
 

@@ -16,6 +16,7 @@
 #include "server/transport/peer.h"
 #include "server/transport/session_handler.h"
 #include "server/transport/session_table.h"
+#include "server/transport/session_traffic.h"
 #include "storage/state_file.h"
 
 namespace optstate::transport {
@@ -50,6 +51,7 @@ class GrpcSession : public session::SessionListener {
   void Detach(absl::string_view reason) { handler_.Detach(reason); }
 
   bool attached() const { return handler_.attached(); }
+  const SessionTraffic& traffic() const { return handler_.traffic(); }
   // The sender of parameters of open steps; for the thread that writes replies.
   ParameterSender& parameters() { return parameters_; }
   std::string Name() const { return handler_.Name(); }
@@ -60,6 +62,8 @@ class GrpcSession : public session::SessionListener {
 
  private:
   absl::Status Stage(const v1::GradientChunk& chunk);
+  // Queues a reply for which there is room, and counts it.
+  void Reply(v1::SessionReply reply);
   // Answers a request that has one reply, given before Handle() returns.
   v1::SessionReply Answer(const v1::SessionRequest& request);
   absl::StatusOr<v1::AttachReply> Attach(const v1::AttachRequest& request);

@@ -62,6 +62,7 @@ absl::Status GrpcStreamServer::Serve() {
   if (timer_watch_) environment_.watcher->Forget(*timer_watch_);
   if (process_watch_) environment_.watcher->Forget(*process_watch_);
   LogEnd(end);
+  if (!absl::IsCancelled(end)) session_.traffic().CountAnswer(end);
   session_.Detach(std::string(end.message()));
   replies_.Close();
   if (writer.joinable()) writer.join();

@@ -1,15 +1,19 @@
 #include "server/transport/grpc/grpc_transport.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/socket.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "optstate/v1/admin.pb.h"
 #include "proto/shm/frame.h"
 #include "proto/types/layout.h"
 #include "server/transport/grpc/grpc_fixture.h"
@@ -48,6 +52,48 @@ TEST_F(GrpcTransportTest, TwoRanksTakeStepsTogether) {
     EXPECT_EQ(job_.rank(0).groups[1][0], 0.125);
     EXPECT_EQ(job_.rank(0).commit.max_norm, 3);
   }
+}
+
+TEST_F(GrpcTransportTest, RefusedRequestsAreCounted) {
+  auto peer = Connect(0);
+  EXPECT_TRUE(absl::IsFailedPrecondition(peer->Push(1)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(peer->Call(peer->CommitRequest(1))));
+  ASSERT_TRUE(peer->Open().ok());
+  // A chunk in the wrong place ends the session.
+  ASSERT_TRUE(peer->Stage(1 << 30, "x").ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(peer->AwaitEnd()));
+  v1::Job job;
+  wires_.Describe(&job);
+  ASSERT_EQ(job.wires_size(), 1);
+  EXPECT_EQ(job.wires(0).wire(), "grpc");
+  ASSERT_EQ(job.wires(0).refused_size(), 2);
+  EXPECT_EQ(job.wires(0).refused(0).code(), "invalid_argument");
+  EXPECT_EQ(job.wires(0).refused(0).requests(), 1u);
+  EXPECT_EQ(job.wires(0).refused(1).code(), "failed_precondition");
+  EXPECT_EQ(job.wires(0).refused(1).requests(), 2u);
+}
+
+// A rank that reads nothing finds its replies in the queue.
+TEST_F(GrpcTransportTest, RepliesThatWaitAreCounted) {
+  auto peer = Open(0);
+  const auto waiting = [this] {
+    v1::Job job;
+    wires_.Describe(&job);
+    return job.wires_size() == 0 ? 0 : job.wires(0).replies_waiting();
+  };
+  v1::SessionRequest load;
+  load.mutable_load()->set_array(v1::STATE_ARRAY_STATE_0);
+  load.mutable_load()->set_dtype(v1::DTYPE_FLOAT32);
+  load.mutable_load()->set_data(std::string(shm::kChunkBytesMax, 'f'));
+  ASSERT_TRUE(peer->Call(load).ok());
+  v1::SessionRequest fetch;
+  fetch.mutable_fetch()->set_array(v1::STATE_ARRAY_STATE_0);
+  fetch.mutable_fetch()->set_numel(shm::kChunkBytesMax / 4);
+  // The stream takes far less that is not read.
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(peer->Send(fetch));
+  const absl::Time deadline = absl::Now() + absl::Minutes(2);
+  while (waiting() < 2 && absl::Now() < deadline) sched_yield();
+  EXPECT_GE(waiting(), 2u);
 }
 
 TEST_F(GrpcTransportTest, ReadsParametersInChunks) {

@@ -34,11 +34,18 @@ void ReplyQueue::Offer(v1::SessionReply reply) {
 void ReplyQueue::Append(v1::SessionReply reply) {
   queued_bytes_ += BytesOf(reply);
   replies_.push_back(std::move(reply));
+  NoteLength();
+}
+
+void ReplyQueue::NoteLength() {
+  length_.store(replies_.size() + (writing_bytes_ > 0 ? 1 : 0),
+                std::memory_order_relaxed);
 }
 
 std::optional<v1::SessionReply> ReplyQueue::Pop(absl::Time deadline) {
   absl::MutexLock lock(&mutex_);
   writing_bytes_ = 0;
+  NoteLength();
   mutex_.AwaitWithDeadline(absl::Condition(this, &ReplyQueue::HasNews),
                            deadline);
   nudged_ = false;
@@ -47,6 +54,7 @@ std::optional<v1::SessionReply> ReplyQueue::Pop(absl::Time deadline) {
   replies_.pop_front();
   writing_bytes_ = BytesOf(reply);
   queued_bytes_ -= writing_bytes_;
+  NoteLength();
   return reply;
 }
 
@@ -70,6 +78,7 @@ void ReplyQueue::Abandon() {
   closed_ = true;
   replies_.clear();
   queued_bytes_ = 0;
+  NoteLength();
 }
 
 }  // namespace optstate::transport

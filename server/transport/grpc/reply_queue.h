@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_SERVER_TRANSPORT_GRPC_REPLY_QUEUE_H_
 #define OPTSTATE_SERVER_TRANSPORT_GRPC_REPLY_QUEUE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <deque>
 #include <optional>
@@ -46,6 +47,9 @@ class ReplyQueue {
   // Wakes the thread in Pop(), which has something else to do.
   void Nudge() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Returns how many replies are queued. It takes no lock.
+  size_t length() const { return length_.load(std::memory_order_relaxed); }
+
   // Takes no more replies; those queued can still be popped.
   void Close() ABSL_LOCKS_EXCLUDED(mutex_);
   // Closes the queue and drops the queued replies: the peer is gone.
@@ -53,6 +57,8 @@ class ReplyQueue {
 
  private:
   void Append(v1::SessionReply reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Publishes the length after a change.
+  void NoteLength() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasRoomOrClosed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const bool writing = writing_bytes_ > 0;
     return closed_ ||
@@ -72,6 +78,7 @@ class ReplyQueue {
   size_t writing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: none
   bool nudged_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<size_t> length_{0};
 };
 
 }  // namespace optstate::transport

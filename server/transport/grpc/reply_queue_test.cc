@@ -71,6 +71,27 @@ TEST(ReplyQueueTest, WhatIsBeingWrittenTakesRoom) {
   EXPECT_FALSE(queue.Pop().has_value());
 }
 
+TEST(ReplyQueueTest, TheLengthHasTheReplyThatIsBeingWritten) {
+  ReplyQueue queue(4, kBytesMax);
+  EXPECT_EQ(queue.length(), 0u);
+  for (uint64_t id = 1; id <= 2; ++id) {
+    ASSERT_TRUE(queue.Reserve());
+    EXPECT_EQ(queue.length(), id - 1);  // nothing is queued yet
+    queue.Push(Reply(id));
+  }
+  EXPECT_EQ(queue.length(), 2u);
+  EXPECT_EQ(queue.Pop()->request_id(), 1u);
+  EXPECT_EQ(queue.length(), 2u);
+  EXPECT_EQ(queue.Pop()->request_id(), 2u);
+  EXPECT_EQ(queue.length(), 1u);
+  EXPECT_FALSE(queue.Pop(absl::InfinitePast()).has_value());
+  EXPECT_EQ(queue.length(), 0u);
+  ASSERT_TRUE(queue.Reserve());
+  queue.Push(Reply(3));
+  queue.Abandon();
+  EXPECT_EQ(queue.length(), 0u);
+}
+
 TEST(ReplyQueueTest, LargeRepliesTakeRoomByTheirBytes) {
   ReplyQueue queue(100, kBytesMax);
   v1::SessionReply large = Reply(1);

@@ -21,6 +21,7 @@ CompletionWriter::CompletionWriter(const ShmSegments* segments,
 absl::Status CompletionWriter::Write(shm::Completion completion,
                                      const absl::Status& status,
                                      absl::string_view text) {
+  handler_->traffic().CountAnswer(status);
   if (!status.ok()) {
     text = status.message().substr(0, static_cast<size_t>(shm::kTextBytes));
   }

@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "proto/shm/frame.h"
 #include "proto/types/unique_fd.h"
+#include "server/session/wire_counters.h"
 #include "server/transport/fake_job.h"
 #include "server/transport/fd_watcher.h"
 #include "server/transport/session_table.h"
@@ -71,7 +72,9 @@ class ShmFixture : public testing::Test {
   }
 
   FakeJob job_;
-  SessionTable table_;
+  session::WireCounters wires_;
+  SessionTable table_{
+      SessionTable::Observers{.on_lost = nullptr, .wires = &wires_}};
   std::unique_ptr<FdWatcher> watcher_;
   std::unique_ptr<ShmTransport> transport_;
 };

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "proto/shm/ring.h"
 #include "proto/types/conversions.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
@@ -48,7 +49,8 @@ ShmSession::ShmSession(UniqueFd socket, Peer peer,
                 .table = environment.table,
                 .wire = "shm",
                 .transfer_bytes_max = shm::kWindowBytes,
-                .interrupt = [this] { Stop("its peer is gone"); }},
+                .interrupt = [this] { Stop("its peer is gone"); },
+                .queues = [this] { return Queues(); }},
                std::move(peer), &link_),
       handshake_deadline_(absl::Now() + environment.handshake_timeout) {}
 
@@ -62,6 +64,14 @@ void ShmSession::Stop(absl::string_view why) {
   // The shutdown ends a handshake that waits for a frame, and wakes the
   // watcher.
   ::shutdown(socket_.get(), SHUT_RD);
+}
+
+// The segments are there from before a rank is claimed until after that.
+session::WireCounters::QueueLengths ShmSession::Queues() const {
+  const shm::RingSide& client = *segments_->client_ring();
+  const shm::RingSide& engine = *segments_->engine_ring();
+  return {.requests = shm::EntriesInUse(client, engine),
+          .replies = shm::EntriesInUse(engine, client)};
 }
 
 absl::Status ShmSession::StopReason() const {
@@ -375,6 +385,7 @@ void ShmSession::End(const absl::Status& why) {
   if (process_watch_) environment_.watcher->Forget(*process_watch_);
   const bool by_peer = absl::IsCancelled(why);
   if (!by_peer && !absl::IsUnavailable(why)) {
+    handler_.traffic().CountAnswer(why);
     observe::LogOfPeer(spdlog::level::warn, "session failed", "a rank",
                        "session failed: {} error=\"{}\"", handler_.Name(),
                        why.ToString());
@@ -417,6 +428,7 @@ absl::StatusOr<v1::SessionRequest> ShmSession::Receive(absl::Time deadline,
 
 absl::Status ShmSession::Send(const v1::SessionReply& reply,
                               absl::Span<const int> fds) {
+  handler_.traffic().CountAnswer(FromProto(reply.status()));
   absl::Status sent = shm::SendFrame(socket_.get(), reply.SerializeAsString(),
                                      fds, absl::Now() + kFrameTimeout);
   if (absl::IsUnavailable(sent)) return absl::CancelledError(sent.message());

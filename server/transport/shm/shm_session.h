@@ -19,6 +19,7 @@
 #include "proto/shm/frame.h"
 #include "proto/types/unique_fd.h"
 #include "server/session/job.h"
+#include "server/session/wire_counters.h"
 #include "server/transport/fd_watcher.h"
 #include "server/transport/gradient_pages.h"
 #include "server/transport/peer.h"
@@ -90,6 +91,7 @@ class ShmSession {
   absl::StatusOr<v1::SessionRequest> Receive(absl::Time deadline,
                                              shm::Frame* frame);
   absl::Status Send(const v1::SessionReply& reply, absl::Span<const int> fds);
+  session::WireCounters::QueueLengths Queues() const;
   absl::Status StopReason() const ABSL_LOCKS_EXCLUDED(stop_mutex_);
 
   const UniqueFd socket_;

@@ -5,6 +5,7 @@
 #include <system_error>
 #include <utility>
 
+#include "server/observe/peer_log.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::transport {
@@ -35,7 +36,8 @@ void ShmTransport::Serve(UniqueFd socket, Peer peer) {
     try {
       served->thread = std::thread([this, borrowed] { RunSession(borrowed); });
     } catch (const std::system_error& error) {
-      spdlog::error("session refused: no thread for it: {}", error.what());
+      observe::LogOfPeer(spdlog::level::err, "session refused", "a rank",
+                         "session refused: no thread for it: {}", error.what());
       return;
     }
     sessions_.push_back(std::move(served));
