@@ -58,6 +58,7 @@ run --bogus
 # Its own stages are well formed.
 out=$("$nightly" --list) || fail "its own stages"
 says "deploy/test --packages"
+says "deploy/setup --build-only --browser; /usr/bin/python3 -B server/metrics/page/page_test.py --require-browser"
 says "tests/fuzz/run"
 says "tests/crash/campaign"
 echo "passed"

@@ -1,8 +1,9 @@
 """Tests the page: its sources, and what it shows in a headless Chromium.
 
-Usage: page_test.py [--screenshot FILE.png] [unittest's options]. Run from the repository's root,
-or by Bazel. Without a Chromium the tests in it are skipped. --screenshot makes the README's picture
-instead.
+Usage: page_test.py [--screenshot FILE.png | --require-browser] [unittest's options]. Run from the
+repository's root, or by Bazel. Without a Chromium the tests in it are skipped; with
+--require-browser nothing is run then, and the exit status is 3. --screenshot makes the README's
+picture instead.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ import sys
 
 import canned_nodes as canned
 import case_results
+import chromium
 import page_case
 
 # unittest finds them here.
-from sources_test import FieldsTest, SourceTest  # noqa: F401
+from sources_test import BrowserTest, FieldsTest, SourceTest  # noqa: F401
+
+# deploy/nightly's status of a stage that cannot run on this machine.
+_CANNOT_RUN = 3
 
 
 class PageTest(page_case.PageCase):
@@ -361,6 +366,11 @@ def main() -> int:
     if sys.argv[1:2] == ["--screenshot"]:
         take_screenshot(sys.argv[2])
         return 0
+    if sys.argv[1:2] == ["--require-browser"]:
+        if chromium.find_chromium() is None:
+            print("SKIPPED: no Chromium is installed: deploy/setup --browser")
+            return _CANNOT_RUN
+        del sys.argv[1]
     return case_results.run_cases()
 
 

@@ -1,9 +1,14 @@
-"""Tests the page's sources: what they read, against the .proto, and what they may not do."""
+"""Tests the page's sources: what they read, against the .proto, and what they may not do.
+
+Besides that, what its tests say on a machine without a browser.
+"""
 
 from __future__ import annotations
 
 import pathlib
 import re
+import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -111,3 +116,19 @@ class SourceTest(unittest.TestCase):
                 assemble.assemble(template)
             template.with_name("part").write_text("  a {\n\n  // why\n  }\n", encoding="utf-8")
             self.assertEqual(assemble.assemble(template), "a {\n}\n")
+
+
+class BrowserTest(unittest.TestCase):
+    """A run that is there for its browser does not pass without one."""
+
+    def test_a_required_browser_that_is_missing_is_said(self):
+        with tempfile.TemporaryDirectory() as empty:
+            done = subprocess.run(
+                [sys.executable, "-B", str(_HERE / "page_test.py"), "--require-browser"],
+                env={"PATH": empty},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        self.assertEqual(done.returncode, 3, done.stdout)
+        self.assertIn("no Chromium is installed: deploy/setup --browser", done.stdout)
