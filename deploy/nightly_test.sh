@@ -59,6 +59,8 @@ run --bogus
 out=$("$nightly" --list) || fail "its own stages"
 says "deploy/test --packages"
 says "deploy/setup --build-only --browser; /usr/bin/python3 -B server/metrics/page/page_test.py --require-browser"
+says "deploy/package --check-reproducible"
+says "deploy/demo --tier nvme --host-budget 64MiB"
 says "tests/fuzz/run"
 says "tests/crash/campaign"
 echo "passed"

@@ -103,8 +103,9 @@ def main() -> None:
     parser.add_argument("files", type=pathlib.Path, nargs="+", help="files of the package")
     arguments = parser.parse_args()
 
-    project = tomllib.loads(arguments.pyproject.read_text())["project"]
-    version = header_version(arguments.version_header.read_text())
+    # The encoding is that of the files, whatever the locale has.
+    project = tomllib.loads(arguments.pyproject.read_text("utf-8"))["project"]
+    version = header_version(arguments.version_header.read_text("utf-8"))
     expected = f"{project['name']}-{version}-py3-none-{arguments.platform}.whl"
     if arguments.output.name != expected:
         sys.exit(
@@ -120,7 +121,8 @@ def main() -> None:
         wheel.add(f"{project['name']}/{name}", path.read_bytes())
     for path in sorted(arguments.program, key=lambda path: path.name):
         wheel.add(f"{project['name']}/{path.name}", path.read_bytes(), _PROGRAM)
-    wheel.add(f"{info}/METADATA", metadata(project, version, arguments.readme.read_text()).encode())
+    readme = arguments.readme.read_text("utf-8")
+    wheel.add(f"{info}/METADATA", metadata(project, version, readme).encode())
     wheel.add(f"{info}/WHEEL", wheel_tags(arguments.platform).encode())
     wheel.add(f"{info}/entry_points.txt", entry_points(project).encode())
     wheel.add(f"{info}/licenses/LICENSE", arguments.license.read_bytes())

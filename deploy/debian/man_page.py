@@ -51,7 +51,7 @@ def parse(text: str) -> Help:
 
 def ask(program: str, verbs: list[str]) -> Help:
     done = subprocess.run(
-        [program, *verbs, "--help"], check=True, capture_output=True, text=True, timeout=60
+        [program, *verbs, "--help"], check=True, capture_output=True, encoding="utf-8", timeout=60
     )
     return parse(done.stdout)
 
@@ -99,7 +99,7 @@ def page(program: str, section: str, see_also: list[str]) -> str:
     help_ = ask(program, [])
     ask_version = ["version", "--client"] if "Subcommands" in help_.entries else ["--version"]
     version = subprocess.run(
-        [program, *ask_version], check=True, capture_output=True, text=True
+        [program, *ask_version], check=True, capture_output=True, encoding="utf-8"
     ).stdout.split()
     number = next(word for word in version if re.fullmatch(r"\d+\.\d+\S*", word))
     date = datetime.datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), datetime.UTC)
@@ -127,4 +127,6 @@ def page(program: str, section: str, see_also: list[str]) -> str:
 
 
 if __name__ == "__main__":
+    # Whatever the locale has: the page is part of a package.
+    sys.stdout.reconfigure(encoding="utf-8")
     sys.stdout.write(page(sys.argv[1], sys.argv[2], sys.argv[3:]))

@@ -31,6 +31,32 @@ def test_one_version_everywhere():
     assert installed_from_wheel().version == version
 
 
+def test_a_wheel_does_not_depend_on_who_packs_it(tmp_path):
+    """Another folder, encoding, umask and order of the files: equal bytes."""
+    source = REPOSITORY / "client/python"
+    wheels = []
+    for side, locale in (("one", "C.UTF-8"), ("another", "POSIX")):
+        folder = tmp_path / side
+        package = folder / "optstate"
+        package.mkdir(parents=True, mode=0o755 if side == "one" else 0o700)
+        files = [package / name for name in ("__init__.py", "inner.py")] + [folder / "optstated"]
+        for file in files if side == "one" else reversed(files):
+            file.write_text(f"# {file.name}\n")
+            file.chmod(0o644 if side == "one" else 0o700)
+            os.utime(file, (len(wheels), len(wheels)))
+        wheel = folder / f"optstate-{optstate.__version__}-py3-none-any.whl"
+        command = [sys.executable, source / "build_wheel.py", "--output", wheel]
+        command += ["--platform", "any", "--pyproject", source / "pyproject.toml"]
+        command += ["--readme", source / "README.md", "--license", REPOSITORY / "LICENSE"]
+        command += ["--version-header", REPOSITORY / "proto/types/version.h"]
+        command += ["--package", package, "--program", files.pop()]
+        command += files if side == "one" else reversed(files)
+        environment = os.environ | {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        subprocess.run(command, check=True, env=environment)
+        wheels.append(wheel.read_bytes())
+    assert wheels[0] == wheels[1]
+
+
 def test_importing_it_imports_no_torch():
     code = (
         "import optstate, sys; optstate.InvalidArgumentError; optstate.__version__;"
