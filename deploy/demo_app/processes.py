@@ -14,7 +14,8 @@ import tempfile
 from collections.abc import Iterator
 
 _HERE = pathlib.Path(__file__).resolve().parent
-_BIN = pathlib.Path(sys.executable).parent
+# Where the programs are; tests have them elsewhere.
+BIN = pathlib.Path(sys.executable).parent
 # Between two looks at a process and what it wrote.
 _LOOK_S = 0.02
 
@@ -38,7 +39,7 @@ class Daemon:
         self._start()
 
     def _start(self) -> None:
-        command = [_BIN / "optstated", "--state-dir", self._directory / "state"]
+        command = [BIN / "optstated", "--state-dir", self._directory / "state"]
         command += ["--socket", self._socket]
         if self._disk is not None:
             self._disk.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,7 +83,7 @@ class Daemon:
         raise RuntimeError(f"optstated ended with {status}:\n{self._log.read_text()}")
 
     def optctl(self, *arguments: str) -> str:
-        command = [_BIN / "optctl", "--endpoint", self.endpoint, *arguments]
+        command = [BIN / "optctl", "--endpoint", self.endpoint, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         return done.stdout + done.stderr
 
@@ -107,7 +108,7 @@ class Trainers:
         self._pids.mkdir()
         self._log.touch()
         self._position = self._log.stat().st_size
-        command = [_BIN / "torchrun", "--standalone", "--nproc-per-node=2", _HERE / "train.py"]
+        command = [BIN / "torchrun", "--standalone", "--nproc-per-node=2", _HERE / "train.py"]
         command += ["--events", self._log, "--pids", self._pids, *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         with open(self._output, "ab") as out:

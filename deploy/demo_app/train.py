@@ -130,7 +130,7 @@ class Log:
             self._file.flush()
 
 
-def main() -> None:
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--optimizer", choices=["optstate", "torch"], required=True)
     parser.add_argument("--steps", type=int, required=True)
@@ -145,7 +145,11 @@ def main() -> None:
     parser.add_argument("--durability")
     parser.add_argument("--offload-fraction", type=float)
     parser.add_argument("--sub-group-size", type=int)
-    arguments = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    arguments = parse_arguments()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     (arguments.pids / str(dist.get_rank())).write_text(str(os.getpid()))
