@@ -1,15 +1,19 @@
 """A step over AdamW state on disk: optstate beside DeepSpeed's NVMe swappers and raw I/O.
 
 bfloat16 parameters and gradients with three float32 arrays on disk (master, exp_avg, exp_avg_sq),
-in sub-groups of one size. Sides take turns in one process and on one disk, all with O_DIRECT.
-Printed are medians, and the median of the rounds' other time / optstate's. Timed are
-optimizer.step() and engine.step() without backward(). All masters are compared before anything is
-timed, and afterwards.
+in sub-groups of one size. The sides are optstate, DeepSpeed's default and its pipelined swapper,
+and raw reads and writes of the state. They take turns in one process and in one folder, all with
+O_DIRECT. Printed are medians, and the median of the rounds' other time / optstate's; --json writes
+them with the seconds of every round, and --plot draws the ratios. Timed are optimizer.step() and
+engine.step() without backward(). All masters are compared before anything is timed, and afterwards.
+Where DeepSpeed is not installed or does not start, its rows are left out, with the reason:
+deploy/setup-frameworks installs it.
 
 With --dtype float32 DeepSpeed has the same three arrays on disk, but optstate has two: its float32
 parameter is its master, and lies in memory.
 
     nvme_swapper_benchmark.py [--dir DIR] [--elements 64] [--sub-group 2] [--budget-share 8]
+                              [--json FILE] [--plot FILE.svg]
 """
 
 from __future__ import annotations
@@ -19,17 +23,18 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import swapper_report
 import torch
 from deepspeed_swapper import DEFAULTS, PIPELINED, SwappedEngine, one_process
-from interleave import Times, take_turns
+from interleave import take_turns
 from peers import deepspeed_class, set_threads
 from raw_disk import RawDisk
 from served import Daemon, optstate, running_daemon
+from swapper_report import Missing, Run
 
 MiB = 1 << 20
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -44,6 +49,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 # A side's threads look for more work for a moment (OpenMP's do), which shall not hit the next.
 PAUSE_S = 0.1
 JOB = "nvme-swapper"
+SWAPPERS = {"defaults": DEFAULTS, "pipelined": PIPELINED}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +111,10 @@ class DiskBytes:
         self._read[side.what].append(after["read_bytes"] - before["read_bytes"])
         self._written[side.what].append(after["write_bytes"] - before["write_bytes"])
 
-    def mean_mib(self, side: Side) -> tuple[float, float]:
+    def mean(self, side: Side) -> tuple[float, float]:
+        """Bytes read and bytes written."""
         counts = self._read[side.what], self._written[side.what]
-        return tuple(sum(found) / len(found) / MiB for found in counts)
+        return tuple(sum(found) / len(found) for found in counts)
 
 
 class Turns:
@@ -139,18 +146,6 @@ def compare(sides: Sequence[Side], values: Sequence[torch.Tensor]) -> None:
             )
 
 
-def print_table(sides: Sequence[Side], times: Times, counted: DiskBytes) -> None:
-    ours = sides[0].what
-    print("| what | memory, MiB | step, ms | / optstate | quartiles | read, MiB | written, MiB |")
-    print("|---|---|---|---|---|---|---|")
-    for side in sides:
-        ms, memory = times.median_s(side.what) * 1e3, side.memory_bytes / MiB
-        middle, low, high = times.ratio(side.what, ours)
-        ratio = "1 | " if side.what == ours else f"{middle:.2f} | {low:.2f} to {high:.2f}"
-        read, written = counted.mean_mib(side)
-        print(f"| {side.what} | {memory:.0f} | {ms:.0f} | {ratio} | {read:.0f} | {written:.0f} |")
-
-
 def file_system_of(folder: pathlib.Path) -> str:
     device = os.stat(folder).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
@@ -167,26 +162,47 @@ def tensors(arguments: argparse.Namespace, scale: float) -> list[torch.Tensor]:
     return [(each * scale).to(DTYPES[arguments.dtype]) for each in found]
 
 
+def make_swappers(
+    folder: pathlib.Path, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+) -> tuple[list[Side], list[Missing]]:
+    """DeepSpeed's sides, and those that could not be made."""
+    sides, missing = [], []
+    for name, settings in SWAPPERS.items():
+        place = folder / name
+        place.mkdir(mode=0o700)
+        try:
+            theirs = SwappedEngine(settings, place, values, gradients, OPTIONS)
+        except Exception as error:  # whatever keeps a peer from starting
+            missing.append(Missing(f"DeepSpeed, {name}", f"{type(error).__name__}: {error}"))
+            continue
+        what = f"DeepSpeed, {name}: {theirs.swapper}"
+        sides.append(Side(what, theirs.step, theirs.masters, theirs.memory_bytes, os.getpid()))
+    return sides, missing
+
+
 def make_sides(
     arguments: argparse.Namespace,
     folder: pathlib.Path,
     stack: contextlib.ExitStack,
     values: Sequence[torch.Tensor],
     gradients: Sequence[torch.Tensor],
-) -> list[Side]:
-    places = {name: folder / name for name in ("optstate", "defaults", "pipelined")}
-    for place in places.values():
-        place.mkdir(mode=0o700)
-    daemon = stack.enter_context(running_daemon("--nvme-dir", str(places["optstate"])))
+) -> tuple[list[Side], list[Missing]]:
+    """optstate's side first and the raw one last, and those that could not be made."""
+    kind, why = deepspeed_class()
+    if kind is not None:
+        stack.enter_context(one_process())
+    place = folder / "optstate"
+    place.mkdir(mode=0o700)
+    daemon = stack.enter_context(running_daemon("--nvme-dir", str(place)))
     served = Served(arguments, daemon, values, gradients)
     stack.enter_context(served.optimizer)
     engine = int(daemon.optctl("describe", "job", JOB)["engine_pid"])
-    budget = arguments.memory_bytes
-    sides = [Side("optstate", served.step, served.masters, budget, engine)]
-    for name, settings in (("defaults", DEFAULTS), ("pipelined", PIPELINED)):
-        theirs = SwappedEngine(settings, places[name], values, gradients, OPTIONS)
-        what = f"DeepSpeed, {name}: {theirs.swapper}"
-        sides.append(Side(what, theirs.step, theirs.masters, theirs.memory_bytes, os.getpid()))
+    ours = Side("optstate", served.step, served.masters, arguments.memory_bytes, engine)
+    if kind is None:
+        why += " (deploy/setup-frameworks installs it into .venv-frameworks)"
+        swappers, missing = [], [Missing(f"DeepSpeed, {name}", why) for name in SWAPPERS]
+    else:
+        swappers, missing = make_swappers(folder, values, gradients)
     raw = stack.enter_context(RawDisk(folder / "raw", arguments.state_bytes))
 
     def raw_step(_: float) -> float:
@@ -194,15 +210,14 @@ def make_sides(
         raw.step()
         return time.perf_counter() - begin
 
-    sides.append(Side("raw reads and writes", raw_step, None, raw.memory_bytes, os.getpid()))
-    return sides
+    disk = Side("raw reads and writes", raw_step, None, raw.memory_bytes, os.getpid())
+    return [ours, *swappers, disk], missing
 
 
-def measure(arguments: argparse.Namespace, folder: pathlib.Path) -> None:
+def measure(arguments: argparse.Namespace, folder: pathlib.Path) -> Run:
     with contextlib.ExitStack() as stack:
-        stack.enter_context(one_process())
         values, gradients = tensors(arguments, 1.0), tensors(arguments, 1e-2)
-        sides = make_sides(arguments, folder, stack, values, gradients)
+        sides, missing = make_sides(arguments, folder, stack, values, gradients)
         set_threads(arguments.threads)
         turns = Turns(sides)
         for _ in range(WARM_UP):
@@ -215,14 +230,35 @@ def measure(arguments: argparse.Namespace, folder: pathlib.Path) -> None:
         times = take_turns(timed, arguments.seconds)
         after = os.getloadavg()[0]
         compare(sides, values)
-        print_table(sides, times, turns.bytes)
-    rounds = len(times.seconds["optstate"])
+    settings = {
+        "dtype": arguments.dtype,
+        "elements": arguments.elements,
+        "sub_group": arguments.sub_group,
+        "state_bytes": arguments.state_bytes,
+        "threads": arguments.threads,
+        "rounds": len(times.seconds[sides[0].what]),
+        "file_system": file_system_of(folder),
+        "load_before": before,
+        "load_after": after,
+    }
+    figures = [
+        swapper_report.figures_of(
+            side.what, side.memory_bytes, times, sides[0].what, *turns.bytes.mean(side)
+        )
+        for side in sides
+    ]
+    return Run(settings, figures, missing, times.seconds)
+
+
+def print_run(run: Run) -> None:
+    its = run.settings
+    print(swapper_report.table(run))
     print(
-        f"\n{arguments.elements >> 20} Mi elements, {arguments.dtype}; "
-        f"{arguments.state_bytes // MiB} MiB of state in sub-groups of "
-        f"{arguments.sub_group >> 20} Mi elements; "
-        f"{arguments.threads} threads; {rounds} rounds; {file_system_of(folder)}; "
-        f"load {before:.1f} before and {after:.1f} after."
+        f"\n{its['elements'] >> 20} Mi elements, {its['dtype']}; "
+        f"{its['state_bytes'] // MiB} MiB of state in sub-groups of "
+        f"{its['sub_group'] >> 20} Mi elements; "
+        f"{its['threads']} threads; {its['rounds']} rounds; {its['file_system']}; "
+        f"load {its['load_before']:.1f} before and {its['load_after']:.1f} after."
     )
 
 
@@ -237,6 +273,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of parameters")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--seconds", type=float, default=120, help="of the rounds, about")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help=".svg or .png")
     arguments = parser.parse_args()
     arguments.elements <<= 20
     arguments.sub_group <<= 20
@@ -253,11 +291,13 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    kind, why = deepspeed_class()
-    if kind is None:
-        sys.exit(f"DeepSpeed cannot be measured: {why}")
     with tempfile.TemporaryDirectory(prefix="nvme-swapper-", dir=arguments.dir) as folder:
-        measure(arguments, pathlib.Path(folder))
+        run = measure(arguments, pathlib.Path(folder))
+    print_run(run)
+    if arguments.json:
+        swapper_report.write_json(run, arguments.json)
+    if arguments.plot:
+        swapper_report.plot(run, arguments.plot)
 
 
 if __name__ == "__main__":

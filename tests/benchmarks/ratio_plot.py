@@ -40,10 +40,10 @@ def plot(rows: list[Row], path: pathlib.Path) -> None:
         colors = {
             what: f"C{index % 10}" for index, what in enumerate(dict.fromkeys(n for n, _ in names))
         }
-        spread = 0.6 / max(len(names), 1)
+        spread, middle = 0.6 / max(len(names), 1), (len(names) - 1) / 2
         for index, (what, threads) in enumerate(names):
             line = [row for row in of_title if (row.what, row.threads) == (what, threads)]
-            places = [sizes.index(row.size) + (index - len(names) / 2) * spread for row in line]
+            places = [sizes.index(row.size) + (index - middle) * spread for row in line]
             axes.errorbar(
                 places,
                 [row.ratio for row in line],
