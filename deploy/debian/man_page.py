@@ -127,6 +127,6 @@ def page(program: str, section: str, see_also: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    # Whatever the locale has: the page is part of a package.
+    # The page is part of a package, so the locale does not choose its encoding.
     sys.stdout.reconfigure(encoding="utf-8")
     sys.stdout.write(page(sys.argv[1], sys.argv[2], sys.argv[3:]))

@@ -41,7 +41,10 @@ def _rank(connection, rank, words, last_step) -> None:
 
 
 class Trainers:
-    """As processes.Trainers, without torchrun. A tiny model's run would end before it is killed."""
+    """Stands for processes.Trainers, without torchrun.
+
+    The first run on disk waits to be killed: that of a tiny model would end before.
+    """
 
     def __init__(self, output: pathlib.Path, name: str, arguments: list[str]) -> None:
         words = [*map(str, arguments), "--events", str(output / name), "--pids", str(output)]
@@ -83,7 +86,7 @@ def test_a_loss_of_power_changes_no_bit(demo, capsys):
 
 
 def test_a_lost_step_fails_the_demo(demo):
-    """So nothing in memory has helped the demo to go on."""
+    """The demo goes on from the disk alone: nothing in memory helps it."""
     demo._storage[demo._storage.index("step")] = "none"
     swapped.write_text(demo.text)
     with pytest.raises(RuntimeError, match="was answered as durable, but is lost"):
