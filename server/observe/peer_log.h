@@ -25,7 +25,7 @@ namespace optstate::observe {
 // Threads: thread-safe.
 class LineLimiter {
  public:
-  // Of lines that peers can cause at will.
+  // The rate of lines that peers can cause at will.
   static constexpr double kBurst = 200;
   static constexpr double kLinesPerSecond = 1;
   // Number of pairs of kind and peer with a budget of their own; further ones

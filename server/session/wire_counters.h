@@ -29,7 +29,7 @@ class WireCounters {
  public:
   enum class Wire : size_t { kShm, kGrpc, kEnd };
 
-  // What waits in the queues of one session.
+  // The lengths of one session's queues.
   struct QueueLengths {
     uint64_t requests = 0;  // that have come and are not carried out
     uint64_t replies = 0;   // that the rank has not read

@@ -50,8 +50,8 @@ class SessionTable {
     int64_t pid = 0;
     std::string wire = "";
     uint64_t client_instance = 0;
-    // What waits in the session's queues, for Observers::wires; valid as long
-    // as the claim. Null, or a null function: nobody is told.
+    // Tells the lengths of the session's queues, for Observers::wires; valid as
+    // long as the claim. Null, or a null function: nobody is told.
     const session::WireCounters::Queues* queues = nullptr;
   };
 
