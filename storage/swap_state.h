@@ -74,8 +74,8 @@ struct SwapState {
   const char* io_engine = "";  // its name
   SwapCounters counters;
   std::vector<DirectoryCounters> directories;  // in the order of the job's
-  // Those that are still to be written for a commit that is under way, or
-  // before frames are given up; 0: neither waits for a record.
+  // Counts records that are still to be written for a commit that is under
+  // way, or before frames are given up; 0: neither waits for a record.
   uint64_t records_to_write = 0;
   // Absent where parameters are in memory.
   std::optional<ParameterCacheState> parameter_cache;

@@ -36,7 +36,7 @@ struct JobSummary {
   std::optional<v1::SleepState> sleep = std::nullopt;
   v1::JobAccess access = {};        // who may use the job besides `uid`
   std::string access_problem = "";  // why that is not known; empty: it is
-  // Of records, read and written so far by an engine that is being started.
+  // Counts what an engine that is being started has read and written so far.
   uint64_t start_disk_bytes = 0;
 };
 

@@ -7,20 +7,34 @@
 #include <exception>
 #include <iostream>
 #include <random>
+#include <string>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "tests/load/flood_scenario.h"
 #include "tests/load/load_scenario.h"
+#include "tests/load/quantiles.h"
+#include "tests/load/soak_report.h"
 
 namespace optstate::load {
 namespace {
+
+// The exit status of what cannot run on this machine (deploy/nightly).
+constexpr int kExitSkipped = 3;
+// How often the costs are looked at in a soak: more often than it takes to
+// tell, because a look at hundreds of engines takes seconds itself.
+constexpr double kSoakSamples = 3 * SoakReport::kSamplesMin;
 
 struct Settings {
   LoadOptions load;
   FloodOptions flood;
   double slice_s = 10;
   double flood_slice_s = 3;
+  double seconds = 0;
+  double p99_ratio_max = 2;
   int64_t step_interval_ms = 0;
   bool only_load = false;
   bool only_flood = false;
@@ -60,6 +74,10 @@ void AddOptions(Settings* settings, CLI::App* app) {
       "the age that what engines have said may have; 0: it is of the call");
   add("--rounds", settings->load.rounds, "of the load, three slices each");
   add("--slice-s", settings->slice_s, "a slice of the load");
+  add("--seconds", settings->seconds,
+      "a soak so long, judged, in place of rounds and flood; 0: none");
+  add("--p99-ratio-max", settings->p99_ratio_max,
+      "p99 of steps after the soak / before, at most");
   add("--flood-elements", settings->flood.elements, "of the other user's job");
   add("--flood-threads", settings->flood.threads, "of the flood");
   add("--flood-rounds", settings->flood.rounds, "three slices each");
@@ -81,6 +99,31 @@ bool Print(const char* title, const absl::StatusOr<Report>& report) {
   return report.ok();
 }
 
+// Runs the soak; the last line says how it ended.
+int Soak(const LoadOptions& options, double p99_ratio_max) {
+  const absl::Status room = CheckResources(options);
+  if (absl::IsResourceExhausted(room)) {
+    std::cout << "SKIPPED: " << room.message() << std::endl;
+    return kExitSkipped;
+  }
+  const absl::StatusOr<LoadReport> report = RunLoad(options);
+  if (!Print("soak", report)) return 1;
+  const std::vector<std::string> problems =
+      report->soak->Problems(p99_ratio_max);
+  for (const std::string& problem : problems) {
+    std::cout << "FAIL: " << problem << std::endl;
+  }
+  if (!problems.empty()) return 1;
+  std::cout << absl::StrFormat(
+                   "fds and memory are steady; p99 of steps after / before: "
+                   "%.2f, of at most %.2f",
+                   P99Ratio(report->soak->steps_after_ms,
+                            report->soak->steps_before_ms),
+                   p99_ratio_max)
+            << std::endl;
+  return 0;
+}
+
 int Main(int argc, char** argv) {
   Settings settings = Defaults();
   CLI::App app("Measures a daemon under load", "load_benchmark");
@@ -90,6 +133,13 @@ int Main(int argc, char** argv) {
   settings.load.calls.time = absl::Seconds(settings.slice_s);
   settings.load.step_interval = absl::Milliseconds(settings.step_interval_ms);
   settings.flood.slice = absl::Seconds(settings.flood_slice_s);
+  if (settings.seconds > 0) {
+    settings.load.soak =
+        SoakOptions{absl::Seconds(settings.seconds / kSoakSamples)};
+    settings.load.soak_steps.time = absl::Seconds(settings.seconds);
+    settings.load.soak_calls.time = absl::Seconds(settings.seconds);
+    return Soak(settings.load, settings.p99_ratio_max);
+  }
   bool passed = true;
   if (!settings.only_flood) {
     passed = Print("load", RunLoad(settings.load)) && passed;

@@ -9,6 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/client.h"
 #include "proto/types/status_macros.h"
 #include "tests/conformance/step_script.h"
@@ -142,6 +145,40 @@ absl::Status RunRounds(const LoadOptions& options, const LoadDaemon& daemon,
   return RunBoth(options, daemon, fleet, calls, report, &report->stepped);
 }
 
+// Steps and calls at once, for long, and what they cost from beginning to end.
+absl::Status Soak(const LoadOptions& options, const LoadDaemon& daemon,
+                  JobFleet* fleet, AdminLoad* calls, SoakReport* report) {
+  absl::StatusOr<std::vector<double>> steps;
+  absl::Notification ended;
+  std::thread calling([&] { report->calls = calls->Run(options.soak_calls); });
+  std::thread stepping([&] { steps = fleet->Step(options.soak_steps); });
+  std::thread sampling([&] {
+    // A sample that took longer than the interval is followed by the next one.
+    absl::Time due = absl::Now();
+    do {
+      report->samples.push_back(SampleCosts(daemon));
+      due = std::max(due + options.soak->sample_every, absl::Now());
+    } while (!ended.WaitForNotificationWithDeadline(due));
+  });
+  stepping.join();
+  calling.join();
+  ended.Notify();
+  sampling.join();
+  OPTSTATE_RETURN_IF_ERROR(steps.status());
+  report->steps_ms = *std::move(steps);
+  return absl::OkStatus();
+}
+
+absl::Status RunSoak(const LoadOptions& options, const LoadDaemon& daemon,
+                     JobFleet* fleet, AdminLoad* calls, LoadReport* report) {
+  SoakReport& soak = report->soak.emplace();
+  OPTSTATE_ASSIGN_OR_RETURN(soak.steps_before_ms, fleet->Step(options.steps));
+  OPTSTATE_RETURN_IF_ERROR(Soak(options, daemon, fleet, calls, &soak));
+  report->stepped = soak.samples.back();
+  OPTSTATE_ASSIGN_OR_RETURN(soak.steps_after_ms, fleet->Step(options.steps));
+  return absl::OkStatus();
+}
+
 // Everything from the first job to the last rank's end.
 absl::Status RunFleet(const LoadOptions& options, const LoadDaemon& daemon,
                       LoadReport* report) {
@@ -150,8 +187,8 @@ absl::Status RunFleet(const LoadOptions& options, const LoadDaemon& daemon,
   AdminLoad calls(CallsOf(options, daemon, *fleet));
   report->opened = SampleCosts(daemon);
   OPTSTATE_RETURN_IF_ERROR(CheckOneMoreIsRefused(*fleet));
-  OPTSTATE_RETURN_IF_ERROR(
-      RunRounds(options, daemon, fleet.get(), &calls, report));
+  const auto run = options.soak.has_value() ? RunSoak : RunRounds;
+  OPTSTATE_RETURN_IF_ERROR(run(options, daemon, fleet.get(), &calls, report));
   OPTSTATE_RETURN_IF_ERROR(CheckSteps(daemon, *fleet));
   for (size_t i = 0; i < fleet->size(); ++i) report->steps += fleet->steps(i);
   return absl::OkStatus();
@@ -169,38 +206,41 @@ absl::Status RunOn(const LoadOptions& options, const LoadDaemon& daemon,
   return absl::OkStatus();
 }
 
-}  // namespace
-
-std::string CostSample::ToString() const {
-  return absl::StrCat("\n    supervisor: ", supervisor.ToString(),
-                      "\n    engines:    ", engines.ToString(),
-                      "\n    ranks:      ", ranks.ToString());
+std::string TextOfRounds(const LoadReport& report) {
+  return absl::StrCat(
+      "steps alone: ", QuantilesOf(report.steps_alone_ms).ToString(),
+      "\nsteps beside calls: ", QuantilesOf(report.steps_ms).ToString(),
+      "\ncalls alone: ", report.calls_alone.ToString(),
+      "\ncalls that do nothing: ", report.calls_bare.ToString(),
+      "\ncalls beside steps: ", report.calls.ToString(),
+      absl::StrFormat(
+          "\np99 of steps beside calls / alone: %.2f"
+          "\np99 of calls beside steps / alone: %.2f\n",
+          P99Ratio(report.steps_ms, report.steps_alone_ms),
+          P99Ratio(report.calls.all_ms(), report.calls_alone.all_ms())));
 }
+
+}  // namespace
 
 std::string LoadReport::ToString() const {
   return absl::StrCat(
       "before:", before.ToString(), "\nall ranks attached:", opened.ToString(),
       "\nwhile jobs step and operators ask:", stepped.ToString(),
-      "\nall jobs deleted:", after.ToString(), "\n", steps,
-      " steps in all\nsteps alone: ", QuantilesOf(steps_alone_ms).ToString(),
-      "\nsteps beside calls: ", QuantilesOf(steps_ms).ToString(),
-      "\ncalls alone: ", calls_alone.ToString(),
-      "\ncalls that do nothing: ", calls_bare.ToString(),
-      "\ncalls beside steps: ", calls.ToString(),
-      absl::StrFormat("\np99 of steps beside calls / alone: %.2f"
-                      "\np99 of calls beside steps / alone: %.2f\n",
-                      P99Ratio(steps_ms, steps_alone_ms),
-                      P99Ratio(calls.all_ms(), calls_alone.all_ms())));
+      "\nall jobs deleted:", after.ToString(), "\n", steps, " steps in all\n",
+      soak.has_value() ? soak->ToString() : TextOfRounds(*this));
+}
+
+absl::Status CheckResources(const LoadOptions& options) {
+  OPTSTATE_RETURN_IF_ERROR(RaiseOpenFiles(
+      kOtherFds + kFdsOfSession * options.sessions + kFdsOfJob * options.jobs));
+  return CheckMemory(kOtherBytes + kBytesOfSession * options.sessions +
+                     kBytesOfJob * options.jobs);
 }
 
 absl::StatusOr<LoadReport> RunLoad(const LoadOptions& options) {
   OPTSTATE_RETURN_IF_ERROR(
       JobFleet::CheckSpread(options.jobs, options.sessions));
-  OPTSTATE_RETURN_IF_ERROR(RaiseOpenFiles(
-      kOtherFds + kFdsOfSession * options.sessions + kFdsOfJob * options.jobs));
-  OPTSTATE_RETURN_IF_ERROR(CheckMemory(kOtherBytes +
-                                       kBytesOfSession * options.sessions +
-                                       kBytesOfJob * options.jobs));
+  OPTSTATE_RETURN_IF_ERROR(CheckResources(options));
   OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<LoadDaemon> daemon,
                             LoadDaemon::Start(ConfigOf(options)));
   LoadReport report;

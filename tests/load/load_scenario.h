@@ -3,13 +3,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "tests/load/admin_load.h"
-#include "tests/load/process_costs.h"
+#include "tests/load/cost_sample.h"
+#include "tests/load/soak_report.h"
 #include "tests/load/stretch.h"
 
 namespace optstate::load {
@@ -31,15 +34,11 @@ struct LoadOptions {
   int rounds = 1;
   Stretch steps;  // of each job in a slice
   Stretch calls;  // in a slice
-};
-
-// Costs of supervisor, engines and this process, which has all ranks.
-struct CostSample {
-  ProcessCosts supervisor;
-  ProcessCosts engines;
-  ProcessCosts ranks;
-
-  std::string ToString() const;
+  // In place of the rounds: steps alone, the soak, steps alone. The soak lasts
+  // as long as `soak_steps` and `soak_calls` do.
+  std::optional<SoakOptions> soak;
+  Stretch soak_steps;
+  Stretch soak_calls;
 };
 
 struct LoadReport {
@@ -53,9 +52,14 @@ struct LoadReport {
   AdminTally calls_bare;  // AdminLoad::RunBare(), without steps too
   AdminTally calls;       // beside steps
   uint64_t steps = 0;     // of all jobs
+  std::optional<SoakReport> soak;
 
   std::string ToString() const;
 };
+
+// Returns RESOURCE_EXHAUSTED, and what to do, when this machine has too little
+// memory, or this user too few open files. Raises the limit of open files.
+absl::Status CheckResources(const LoadOptions& options);
 
 // Runs it on a daemon of its own, whose limits of jobs and of sessions are just
 // what is asked for. An error when a step fails, a job is at another step than

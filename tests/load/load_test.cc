@@ -12,6 +12,7 @@
 #include "tests/load/flood_process.h"
 #include "tests/load/flood_scenario.h"
 #include "tests/load/load_scenario.h"
+#include "tests/load/soak_report.h"
 
 namespace optstate::load {
 namespace {
@@ -94,6 +95,30 @@ TEST(AgeTest, CallsThatTakeOldAnswers) {
   std::cerr << report->ToString();
   ExpectAnswered(report->calls_alone);
   ExpectAnswered(report->calls);
+  EXPECT_EQ(report->after.supervisor.fds, report->before.supervisor.fds);
+}
+
+// The judgement has a test of its own, soak_report_test: a short soak has too
+// few samples to tell.
+TEST(SoakTest, ASoakLooksAtTheCostsBetweenTwoSlicesOfSteps) {
+  LoadOptions options = Options(/*grpc=*/false);
+  options.soak.emplace();
+  options.soak_steps.count = 2 * kSteps;
+  options.soak_calls.count = kCalls;
+  const absl::StatusOr<LoadReport> report = RunLoad(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  std::cerr << report->ToString();
+  ASSERT_TRUE(report->soak.has_value());
+  const SoakReport& soak = *report->soak;
+  EXPECT_EQ(soak.steps_before_ms.size(), kJobs * kSteps);
+  EXPECT_EQ(soak.steps_ms.size(), 2 * kJobs * kSteps);
+  EXPECT_EQ(soak.steps_after_ms.size(), kJobs * kSteps);
+  EXPECT_EQ(report->steps, kJobs * kSteps * 4);
+  EXPECT_EQ(soak.calls.made, kCalls);
+  EXPECT_EQ(soak.calls.wrong, "");
+  ASSERT_FALSE(soak.samples.empty());
+  EXPECT_EQ(soak.samples.front().engines.processes, kJobs);
+  EXPECT_GE(soak.samples.front().supervisor.fds, kSessions);
   EXPECT_EQ(report->after.supervisor.fds, report->before.supervisor.fds);
 }
 
