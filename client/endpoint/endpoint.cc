@@ -165,6 +165,9 @@ absl::StatusOr<Endpoint> ParseEndpoint(absl::string_view text) {
   if (absl::ConsumePrefix(&rest, "grpc:")) {
     return TcpEndpoint(Endpoint::Kind::kGrpcTcp, rest, text);
   }
+  if (absl::StartsWith(rest, "grpcs:unix:")) {
+    return BadEndpoint(text, "a unix socket has no TLS: use grpc:unix:PATH");
+  }
   if (absl::ConsumePrefix(&rest, "grpcs:")) {
     return TcpEndpoint(Endpoint::Kind::kGrpcTls, rest, text);
   }

@@ -69,7 +69,8 @@ TestCa::TestCa(std::string directory, const std::string& name)
       name_(name),
       file_(absl::StrCat(directory_, "/", name, ".crt")),
       key_(MakeKey()) {
-  certificate_ = Sign(key_, name, "", absl::Now() + absl::Hours(48));
+  certificate_ = Sign(key_, name, "", absl::Now() - absl::Hours(48),
+                      absl::Now() + absl::Hours(48));
   WriteFile(file_, 0644, WriteCertificate, certificate_);
 }
 
@@ -79,13 +80,15 @@ TestCa::~TestCa() {
 }
 
 X509* TestCa::Sign(EVP_PKEY* subject_key, const std::string& subject,
-                   const std::string& names, absl::Time not_after) const {
+                   const std::string& names, absl::Time not_before,
+                   absl::Time not_after) const {
   X509* const made = X509_new();
   Check(made != nullptr, "no certificate");
   X509_set_version(made, 2);
   static long serial = 1;
   ASN1_INTEGER_set(X509_get_serialNumber(made), serial++);
-  X509_time_adj_ex(X509_getm_notBefore(made), -2, 0, nullptr);
+  std::time_t begin = absl::ToTimeT(not_before);
+  X509_time_adj_ex(X509_getm_notBefore(made), 0, 0, &begin);
   std::time_t end = absl::ToTimeT(not_after);
   X509_time_adj_ex(X509_getm_notAfter(made), 0, 0, &end);
   X509_set_pubkey(made, subject_key);
@@ -111,9 +114,9 @@ X509* TestCa::Sign(EVP_PKEY* subject_key, const std::string& subject,
 }
 
 TlsFiles TestCa::Issue(const std::string& name, const std::string& names,
-                       absl::Time not_after) const {
+                       absl::Time not_after, absl::Time not_before) const {
   EVP_PKEY* const key = MakeKey();
-  X509* const certificate = Sign(key, name, names, not_after);
+  X509* const certificate = Sign(key, name, names, not_before, not_after);
   const TlsFiles files = {
       .certificate = absl::StrCat(directory_, "/", name, ".crt"),
       .key = absl::StrCat(directory_, "/", name, ".key"),

@@ -26,13 +26,15 @@ class TestCa {
   // subjectAltName: "DNS:node7,IP:127.0.0.1,URI:spiffe://a/b,email:a@b".
   // Returns the files, with this CA as the one of the other side.
   TlsFiles Issue(const std::string& name, const std::string& names,
-                 absl::Time not_after = absl::Now() + absl::Hours(24)) const;
+                 absl::Time not_after = absl::Now() + absl::Hours(24),
+                 absl::Time not_before = absl::Now() - absl::Hours(48)) const;
 
   const std::string& file() const { return file_; }
 
  private:
   X509* Sign(EVP_PKEY* subject_key, const std::string& subject,
-             const std::string& names, absl::Time not_after) const;
+             const std::string& names, absl::Time not_before,
+             absl::Time not_after) const;
 
   const std::string directory_;
   const std::string name_;

@@ -1,10 +1,15 @@
 #include "proto/tls/tls_error.h"
 
+#include <openssl/asn1.h>
 #include <openssl/err.h>
+#include <openssl/x509.h>
 #include <openssl/x509_vfy.h>
+
+#include <ctime>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 
 namespace optstate::tls {
 namespace {
@@ -25,6 +30,20 @@ std::string CasOf(const TlsContext& context) {
              : absl::StrCat("CA file ", context.files().ca);
 }
 
+// What to do about the other side's certificate, for whom this side's error is
+// for: a user of the client, or who reads the daemon's log.
+absl::string_view RenewTheOther(const TlsContext& context) {
+  return context.is_server()
+             ? "the client needs a new one"
+             : "the daemon's operator replaces tls.certificate_file";
+}
+absl::string_view TrustTheOther(const TlsContext& context) {
+  return context.is_server()
+             ? "the client needs one of these, or its CA is added to "
+               "tls.client_ca_file"
+             : "set OPTSTATE_TLS_CA to the CA that signed it";
+}
+
 // The other side's certificate was refused here.
 absl::Status ExplainVerification(long result, const TlsContext& context,
                                  absl::string_view expected_name,
@@ -34,7 +53,8 @@ absl::Status ExplainVerification(long result, const TlsContext& context,
                                       : "the daemon's certificate";
   switch (result) {
     case X509_V_ERR_CERT_HAS_EXPIRED:
-      return absl::UnauthenticatedError(absl::StrCat(whose, " has expired"));
+      return absl::UnauthenticatedError(
+          absl::StrCat(whose, " has expired: ", RenewTheOther(context)));
     case X509_V_ERR_CERT_NOT_YET_VALID:
       return absl::UnauthenticatedError(absl::StrCat(
           whose, " is not valid yet: compare the clocks of both machines"));
@@ -52,7 +72,8 @@ absl::Status ExplainVerification(long result, const TlsContext& context,
     case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
     case X509_V_ERR_CERT_SIGNATURE_FAILURE:
       return absl::UnauthenticatedError(
-          absl::StrCat(whose, " is not signed by a CA of ", CasOf(context)));
+          absl::StrCat(whose, " is not signed by a CA of ", CasOf(context),
+                       ": ", TrustTheOther(context)));
     case X509_V_ERR_INVALID_PURPOSE:
       return absl::UnauthenticatedError(absl::StrCat(
           whose, " is not for this use: its extendedKeyUsage has to have ",
@@ -70,6 +91,54 @@ std::string OwnCertificate(const TlsContext& context) {
   return absl::StrCat(whose, " ", context.files().certificate);
 }
 
+std::string TextOf(const ASN1_TIME* time) {
+  std::tm parts = {};
+  if (ASN1_TIME_to_tm(time, &parts) != 1) return "?";
+  return absl::FormatTime(absl::RFC3339_sec,
+                          absl::FromTM(parts, absl::UTCTimeZone()),
+                          absl::UTCTimeZone());
+}
+
+// The other side does not say what is wrong with the dates of this side's
+// certificate: an alert tells only that it has expired, or is bad. This side
+// can look. Empty: by this side's clock nothing is wrong with them.
+std::string WrongDates(const TlsContext& context) {
+  const X509* const own = SSL_CTX_get0_certificate(context.get());
+  if (own == nullptr) return "";
+  const ASN1_TIME* const begin = X509_get0_notBefore(own);
+  if (X509_cmp_current_time(begin) > 0) {
+    return absl::StrCat(" is not valid before ", TextOf(begin),
+                        ": compare the clocks of both machines, or wait");
+  }
+  const ASN1_TIME* const end = X509_get0_notAfter(own);
+  if (X509_cmp_current_time(end) > 0) return "";
+  return absl::StrCat(
+      " has expired at ", TextOf(end), ": ",
+      context.is_server()
+          ? "replace tls.certificate_file and tls.key_file"
+          : "get a new one (OPTSTATE_TLS_CERTIFICATE, OPTSTATE_TLS_KEY)");
+}
+
+absl::Status RefusedThere(const TlsContext& context, int reason) {
+  const std::string dates = WrongDates(context);
+  if (!dates.empty()) {
+    return absl::UnauthenticatedError(
+        absl::StrCat(OwnCertificate(context), dates));
+  }
+  if (reason == SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED) {
+    return absl::UnauthenticatedError(
+        absl::StrCat(OwnCertificate(context),
+                     " has expired, says the other side: compare the clocks of "
+                     "both machines"));
+  }
+  return absl::UnauthenticatedError(absl::StrCat(
+      OwnCertificate(context), " is refused by the other side (",
+      Reason(ERR_PACK(ERR_LIB_SSL, 0, reason)), "): ",
+      context.is_server()
+          ? "the client may call it by a name that it does not have"
+          : "the daemon's log says why"));
+}
+
 // The other side has refused this side's certificate, or hung up; `reason` is
 // the alert. OK: it is no such alert.
 absl::Status ExplainAlert(int reason, const TlsContext& context) {
@@ -79,25 +148,40 @@ absl::Status ExplainAlert(int reason, const TlsContext& context) {
       return absl::UnauthenticatedError(
           "the daemon requires a client certificate: set "
           "OPTSTATE_TLS_CERTIFICATE and OPTSTATE_TLS_KEY");
-    case SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED:
+    // The other side has a CA of the same name with another key, such as one
+    // that was made anew.
+    case SSL_R_TLSV1_ALERT_DECRYPT_ERROR:
+    case SSL_R_TLSV1_ALERT_UNKNOWN_CA:
       return absl::UnauthenticatedError(absl::StrCat(
           OwnCertificate(context),
-          " has expired, or is not valid yet, says the other side"));
-    case SSL_R_TLSV1_ALERT_UNKNOWN_CA:
-      return absl::UnauthenticatedError(
-          absl::StrCat(OwnCertificate(context),
-                       " is not signed by a CA that the other side trusts"));
+          " is not signed by a CA that the other side trusts: ",
+          context.is_server()
+              ? "the client sets OPTSTATE_TLS_CA to the CA that signed it"
+              : "use one of a CA in the daemon's tls.client_ca_file"));
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED:
     case SSL_R_SSLV3_ALERT_BAD_CERTIFICATE:
     case SSL_R_SSLV3_ALERT_UNSUPPORTED_CERTIFICATE:
     case SSL_R_SSLV3_ALERT_CERTIFICATE_REVOKED:
     case SSL_R_SSLV3_ALERT_CERTIFICATE_UNKNOWN:
     case SSL_R_TLSV1_ALERT_ACCESS_DENIED:
-      return absl::UnauthenticatedError(absl::StrCat(
-          OwnCertificate(context), " is refused by the other side: ",
-          Reason(ERR_PACK(ERR_LIB_SSL, 0, reason))));
+      return RefusedThere(context, reason);
     default:
       return absl::OkStatus();
   }
+}
+
+// Takes all errors of this thread; returns the first one of TLS itself, or else
+// the first. A signature that does not fit leaves one of the arithmetic before
+// it.
+unsigned long TakeTlsError() {
+  unsigned long first = 0;
+  while (const unsigned long error = ERR_get_error()) {
+    if (first == 0) first = error;
+    if (ERR_GET_LIB(error) != ERR_LIB_SSL) continue;
+    ERR_clear_error();
+    return error;
+  }
+  return first;
 }
 
 }  // namespace
@@ -111,8 +195,7 @@ std::string TakeReason() {
 absl::Status ExplainFailure(SSL* ssl, const TlsContext& context,
                             absl::string_view expected_name,
                             const std::vector<std::string>& names) {
-  const unsigned long error = ERR_peek_error();
-  ERR_clear_error();
+  const unsigned long error = TakeTlsError();
   if (ERR_GET_LIB(error) == ERR_LIB_SSL) {
     const int reason = ERR_GET_REASON(error);
     if (reason == SSL_R_CERTIFICATE_VERIFY_FAILED) {

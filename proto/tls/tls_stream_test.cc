@@ -134,9 +134,35 @@ TEST_F(TlsStreamTest, ExpiredCertificateOfTheClient) {
               HasSubstr("the client's certificate has expired"));
 }
 
+TEST_F(TlsStreamTest, ACertificateOfTheClientThatIsNotValidYet) {
+  client_ = ca_.Issue("client", "DNS:rank", absl::Now() + absl::Hours(48),
+                      absl::Now() + absl::Hours(24));
+  Connect();
+  EXPECT_TRUE(absl::IsUnauthenticated(client_error_)) << client_error_;
+  EXPECT_THAT(std::string(client_error_.message()),
+              AllOf(HasSubstr("client.crt"), HasSubstr("is not valid before"),
+                    HasSubstr("clocks")));
+  EXPECT_THAT(std::string(server_error_.message()),
+              HasSubstr("the client's certificate is not valid yet"));
+}
+
 TEST_F(TlsStreamTest, WrongCaOfTheClient) {
   client_ = other_ca_.Issue("client", "DNS:rank");
   client_.ca = ca_.file();
+  Connect();
+  EXPECT_TRUE(absl::IsUnauthenticated(client_error_)) << client_error_;
+  EXPECT_THAT(std::string(client_error_.message()),
+              HasSubstr("not signed by a CA that the other side trusts"));
+  EXPECT_THAT(std::string(server_error_.message()),
+              HasSubstr("the client's certificate is not signed by a CA of"));
+}
+
+// Such as a CA that was made anew under its old name.
+TEST_F(TlsStreamTest, ACaOfTheSameNameWithAnotherKey) {
+  client_ = other_ca_.Issue("client", "DNS:rank");
+  client_.ca = ca_.file();
+  daemon_.ca = other_ca_.file();
+  const TestCa anew(directory_, "other-ca");  // in the file's place
   Connect();
   EXPECT_TRUE(absl::IsUnauthenticated(client_error_)) << client_error_;
   EXPECT_THAT(std::string(client_error_.message()),

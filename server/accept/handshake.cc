@@ -54,7 +54,12 @@ bool SpeaksHttp2(int fd) {
          std::memcmp(begin, kHttp2Magic, sizeof(begin)) == 0;
 }
 
-absl::Status NotOurProtocol(absl::string_view begin) {
+absl::Status NotOurProtocol(absl::string_view begin, bool is_unix) {
+  if (begin[0] == kTlsRecord && is_unix) {
+    return absl::FailedPreconditionError(
+        "the connection began with TLS, and a unix socket has none: use "
+        "unix:PATH or grpc:unix:PATH, without credentials of TLS");
+  }
   if (begin[0] == kTlsRecord) {
     return absl::FailedPreconditionError(
         "the connection began with TLS, and the daemon speaks none there: use "
@@ -64,6 +69,17 @@ absl::Status NotOurProtocol(absl::string_view begin) {
   return absl::InvalidArgumentError(
       "this is optstated's socket; the connection began neither with an "
       "optstate session nor with gRPC (HTTP/2 without TLS)");
+}
+
+// A fault that the operator or the client has to mend is worth a line.
+void LogRefusal(const PeerCredentials& peer, const absl::Status& status) {
+  observe::LogOfPeer(
+      absl::IsFailedPrecondition(status) || absl::IsUnauthenticated(status)
+          ? spdlog::level::info
+          : spdlog::level::debug,
+      "connection refused", peer.quota_name(),
+      "connection of {} pid {} refused: {}", peer.quota_name(), peer.pid,
+      status.ToString());
 }
 
 }  // namespace
@@ -149,8 +165,10 @@ void Handshakes::OnEvents(int fd) {
 
 void Handshakes::FinishGrpc(Pending done) {
   if (done.verdict.ok()) {
-    callbacks_.on_grpc(std::move(done.fd), done.peer);
-  } else if (callbacks_.on_grpc_refused != nullptr) {
+    return callbacks_.on_grpc(std::move(done.fd), done.peer);
+  }
+  LogRefusal(done.peer, done.verdict);
+  if (callbacks_.on_grpc_refused != nullptr) {
     callbacks_.on_grpc_refused(std::move(done.fd), done.verdict);
   }
 }
@@ -170,7 +188,7 @@ absl::Status Handshakes::Advance(Pending* pending, Progress* progress) {
     return ReadHello(pending, progress);
   }
   if (std::memcmp(begin, kHttp2Magic, size) != 0) {
-    return NotOurProtocol({begin, size});
+    return NotOurProtocol({begin, size}, pending->peer.is_unix());
   }
   if (size == kMagicBytes) *progress = Progress::kDone;
   return absl::OkStatus();
@@ -198,7 +216,7 @@ absl::Status Handshakes::ReadHello(Pending* pending, Progress* progress) {
     pending->received.append(buffer, static_cast<size_t>(count));
     if (std::memcmp(pending->received.data(), shm::kFrameMagic,
                     std::min(pending->received.size(), kMagicBytes)) != 0) {
-      return NotOurProtocol(pending->received);
+      return NotOurProtocol(pending->received, pending->peer.is_unix());
     }
     if (pending->received.size() >= kMagicBytes) {
       OPTSTATE_RETURN_IF_ERROR(pending->verdict);
@@ -219,14 +237,7 @@ Handshakes::Pending Handshakes::Take(int fd) {
 
 void Handshakes::Refuse(int fd, const absl::Status& status) {
   const Pending pending = Take(fd);
-  // A fault that the operator or the client has to mend is worth a line.
-  observe::LogOfPeer(
-      absl::IsFailedPrecondition(status) || absl::IsUnauthenticated(status)
-          ? spdlog::level::info
-          : spdlog::level::debug,
-      "connection refused", pending.peer.quota_name(),
-      "connection of {} pid {} refused: {}", pending.peer.quota_name(),
-      pending.peer.pid, status.ToString());
+  LogRefusal(pending.peer, status);
   SendRefusal(pending.fd.get(), status);
 }
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "proto/shm/frame.h"
@@ -159,12 +160,19 @@ TEST_F(HandshakeTest, RefusesGarbage) {
 }
 
 TEST_F(HandshakeTest, TlsWhereThereIsNoneIsSaid) {
-  const UniqueFd peer = Connect();
-  Send(peer, "\x16\x03\x01\x02");
+  const UniqueFd local = Connect();
+  Send(local, "\x16\x03\x01\x02");
+  const UniqueFd remote =
+      ConnectAs({.caller = access::InsecureTcpCaller(), .address = "10.0.0.7"});
+  Send(remote, "\x16\x03\x01\x02");
   RunLoop();
-  const absl::Status status = Refusal(peer);
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("began with TLS"));
+  for (const auto& [peer, use] : {std::pair(&local, "use unix:PATH or"),
+                                  std::pair(&remote, "use grpc:HOST:PORT")}) {
+    const absl::Status status = Refusal(*peer);
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("began with TLS"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(use));
+  }
 }
 
 // Such a peer is told in its own protocol, however its bytes arrive.
