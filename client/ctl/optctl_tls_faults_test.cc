@@ -1,5 +1,5 @@
-// What is wrong with TLS between a client and a real daemon is said at once and
-// on both sides: by optctl, by a session that attaches, and in the daemon's
+// Faults of TLS between a client and a real daemon are said at once and on both
+// sides: by optctl, by a session that attaches, and in the daemon's
 // log.
 //
 // No time is measured. The limits of the clients are hours instead, so that one

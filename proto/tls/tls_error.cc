@@ -30,8 +30,8 @@ std::string CasOf(const TlsContext& context) {
              : absl::StrCat("CA file ", context.files().ca);
 }
 
-// What to do about the other side's certificate, for whom this side's error is
-// for: a user of the client, or who reads the daemon's log.
+// Returns what to do about the other side's certificate, for whom this side's
+// error is for: a user of the client, or a reader of the daemon's log.
 absl::string_view RenewTheOther(const TlsContext& context) {
   return context.is_server()
              ? "the client needs a new one"

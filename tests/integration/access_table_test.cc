@@ -1,5 +1,5 @@
-// Who may do what: one table of all methods and callers, walked over every way
-// to a real daemon by which it learns who calls.
+// One table says who may do what: all methods and callers, walked over every
+// way to a real daemon by which it learns who calls.
 
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
@@ -104,8 +104,8 @@ constexpr CallRow kCalls[] = {
      StatusCode::kInvalidArgument, /*insecure=*/'D'},
 };
 
-// What a session asks for. A step is taken by whoever may attach: a session
-// that is refused is closed before it can ask for anything else.
+// An act that a session asks for. A step is taken by whoever may attach: a
+// session that is refused is closed before it can ask for anything else.
 struct SessionRow {
   enum class Act {
     kMake,    // makes a job, loads it and takes a step

@@ -11,7 +11,7 @@ namespace optstate::load {
 namespace {
 
 constexpr double kMiB = 1 << 20;
-// What each third of a soak may have more than the one before: fds of
+// Each third of a soak may have so much more than the one before: fds of
 // connections that end a little later than others; of memory, a part of what
 // was there first, and some pages of threads and buffers.
 constexpr double kFdsAllowance = 8;
