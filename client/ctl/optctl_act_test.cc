@@ -162,7 +162,7 @@ TEST_F(OptctlActTest, JobThatCouldNotBeOpenedIsRecovered) {
   ASSERT_TRUE(daemon_->KillEngine("gpt").ok());
   const int64_t first = AwaitFailedEngine("gpt", /*last=*/0);
   const Ran too_early = Optctl("--timeout 60 recover gpt");
-  ASSERT_EQ(too_early.exit_code, kExitOk) << too_early.output;
+  ASSERT_EQ(too_early.exit_code, kExitRefused) << too_early.output;
   EXPECT_TRUE(absl::StrContains(too_early.output, "is FAILED as before: "))
       << too_early.output;
   AwaitFailedEngine("gpt", first);

@@ -72,19 +72,24 @@ class Recovery {
            last_.engine_pid() != failed_engine_;
   }
 
-  std::string ResultText() const {
-    if (is_gone_) return absl::StrCat("job ", name_, " is no longer there");
+  // Returns what the wait has shown. NOT_FOUND: the job is gone;
+  // DEADLINE_EXCEEDED: its engine is still being started; FAILED_PRECONDITION:
+  // it is FAILED as before.
+  absl::StatusOr<std::string> Result() const {
+    if (is_gone_) {
+      return absl::NotFoundError(
+          absl::StrCat("job ", name_, " is no longer there"));
+    }
     if (!is_over()) {
-      return absl::StrCat("job ", name_,
-                          ": its engine is still being started; `optctl "
-                          "describe job ",
-                          name_, "` shows how far it is");
+      return absl::DeadlineExceededError(absl::StrCat(
+          "job ", name_, ": its engine is still being started; `optctl ",
+          "describe job ", name_, "` shows how far it is"));
     }
     if (last_.phase() == v1::JOB_PHASE_FAILED) {
-      return absl::StrCat("job ", name_,
-                          ": its engine was started again, and the job is "
-                          "FAILED as before: ",
-                          last_.reason());
+      return absl::FailedPreconditionError(absl::StrCat(
+          "job ", name_,
+          ": its engine was started again, and the job is FAILED as before: ",
+          last_.reason()));
     }
     std::string text = absl::StrCat(
         "job ", name_, ": its engine runs again, ", "phase ",
@@ -139,7 +144,8 @@ absl::Status Run(const Context& context, const std::string& name,
         "interrupted: the daemon goes on to start the engine of job ", name,
         "; `optctl describe job ", name, "` shows how far it is"));
   }
-  return PrintDone(context, reply, absl::StrCat(recovery.ResultText(), "\n"));
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string result, recovery.Result());
+  return PrintDone(context, reply, absl::StrCat(result, "\n"));
 }
 
 }  // namespace

@@ -17,6 +17,9 @@ namespace {
 
 // Limit of a peer's text in a line.
 constexpr size_t kTextBytesMax = 256;
+// The changes of one actor that have a line each.
+constexpr double kMadeBurst = 1000;
+constexpr double kMadePerSecond = 10;
 
 std::string Quoted(absl::string_view text) {
   return absl::StrCat("\"", absl::CHexEscape(text.substr(0, kTextBytesMax)),
@@ -43,11 +46,22 @@ bool HasEventOfItsOwn(absl::string_view method) {
          std::end(kMethods);
 }
 
+// A stranger can be refused at will, and would take the budget of others' lines
+// with it. Whoever makes a change is known.
+observe::LineLimiter& MadeChanges() {
+  static observe::LineLimiter& limiter = *new observe::LineLimiter(
+      {.burst = kMadeBurst, .lines_per_s = kMadePerSecond});
+  return limiter;
+}
+
 }  // namespace
 
 void Audit(const Change& change, const absl::Status& status) {
-  const observe::LineLimiter::Verdict verdict = observe::PeerLines().Judge(
-      IsRefusal(status) ? "refused change" : "change", change.actor);
+  const observe::LineLimiter::Verdict verdict =
+      status.ok() ? MadeChanges().Judge("change", change.actor)
+                  : observe::PeerLines().Judge(
+                        IsRefusal(status) ? "refused change" : "failed change",
+                        change.actor);
   for (const std::string& text : verdict.left_out) spdlog::warn("{}", text);
   if (!verdict.write) return;
   std::string text = absl::StrCat("method=", change.method);

@@ -5,6 +5,7 @@
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -52,6 +53,16 @@ TEST_F(AuditTest, OneLineAndOneEventAChange) {
   EXPECT_EQ(events[0].kind(), "audit");
   EXPECT_EQ(events[0].job(), "gpt");
   EXPECT_EQ(events[0].actor(), "uid 7");
+}
+
+TEST_F(AuditTest, ChangesThatWereMadeAreTheirOwn) {
+  const Change refused = {
+      .method = "SleepJob", .actor = "uid 8", .job = "gpt", .detail = ""};
+  for (int i = 0; i < 300; ++i) Audit(refused, absl::PermissionDeniedError(""));
+  Lines();
+  for (int i = 0; i < 300; ++i) Audit(refused, absl::OkStatus());
+  const std::string lines = Lines();
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 300);
 }
 
 // The event "job_deleted" says it.

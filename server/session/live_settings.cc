@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "proto/types/status_macros.h"
+#include "server/observe/peer_log.h"
 #include "server/session/admission.h"
 #include "server/session/devices/device_updates.h"
 #include "server/session/durability/job_storage.h"
@@ -77,8 +78,11 @@ absl::StatusOr<v1::SetJobReply> LiveSettings::Set(
     OPTSTATE_RETURN_IF_ERROR(durability_.MakeDurableNow());
   }
   const v1::SetJobReply reply = Reply();
-  spdlog::info("settings changed: job={} frames={} {}", job_.options.name,
-               reply.frames(), storage.ShortDebugString());
+  observe::LogRepeated(spdlog::level::info, "settings changed",
+                       absl::StrCat("job ", job_.options.name),
+                       "settings changed: job={} frames={} {}",
+                       job_.options.name, reply.frames(),
+                       storage.ShortDebugString());
   return reply;
 }
 

@@ -20,8 +20,9 @@ namespace {
 
 constexpr char kFailing[] =
     "look for the drive in the kernel's log (dmesg -T) and in its own "
-    "(smartctl -a); optctl set job NAME directory_weights=, with 0 for this "
-    "directory, has a job's records written to the others";
+    "(smartctl -a); a job that runs, or that optctl recover NAME has running "
+    "again, is moved to the other directories by optctl set job NAME "
+    "directory_weights=, with 0 for this one, if its records can be read";
 constexpr char kGone[] =
     "look for it (lsblk, dmesg -T), and mount it again at the same place";
 constexpr char kMoreRoom[] =
@@ -56,6 +57,8 @@ constexpr FileFault kFaults[] = {
      "the file system is read-only: mounted so, or since the disk has failed",
      "look for the cause in the kernel's log (dmesg -T), check the file system "
      "(fsck), and mount it for writing (mount -o remount,rw)"},
+    {ENODATA, "ENODATA", "the disk cannot read this any more", kFailing},
+    {ENOLINK, "ENOLINK", "the link to the device is cut", kGone},
     {EBADMSG, "EBADMSG", "the file system has found a wrong checksum",
      kFailing},
     {EILSEQ, "EILSEQ", "the disk has found wrong protection information",
@@ -65,6 +68,10 @@ constexpr FileFault kFaults[] = {
      "look for the error in the kernel's log (dmesg -T), check the file system "
      "(fsck), and mount it again"},
     {ETIMEDOUT, "ETIMEDOUT", "the disk does not answer", kFailing},
+    {EUCLEAN, "EUCLEAN", "the file system has found itself damaged",
+     "look for the error in the kernel's log (dmesg -T), unmount the file "
+     "system and check it (fsck, xfs_repair)"},
+    {EREMOTEIO, "EREMOTEIO", "the device has failed to do this", kFailing},
     {EDQUOT, "EDQUOT", "a disk quota is used up", kMoreRoom},
 };
 
@@ -82,7 +89,10 @@ std::string FolderOf(const std::string& path) {
 std::string FullText(const FileSurroundings& surroundings) {
   const std::string file_system =
       absl::StrCat("the file system of ", FolderOf(surroundings.path));
-  if (surroundings.files_left == uint64_t{0}) {
+  // A file system that makes inodes of free blocks has neither when it is full.
+  const bool lacks_bytes = surroundings.bytes_left.has_value() &&
+                           surroundings.bytes_needed > *surroundings.bytes_left;
+  if (surroundings.files_left == uint64_t{0} && !lacks_bytes) {
     return absl::StrCat(file_system, " has no inodes left");
   }
   if (!surroundings.bytes_left.has_value()) {

@@ -126,6 +126,10 @@ TEST(FileErrorTest, AFullFileSystemIsNamedWithTheBytesThatAreMissing) {
   full.bytes_left = 8192;  // a quota of a container, or another writer
   EXPECT_THAT(FileAdvice(ENOSPC, full), HasSubstr("has 8192 bytes left; "));
   full.files_left = 0;
+  full.bytes_needed = 8193;  // XFS makes inodes of free blocks
+  EXPECT_THAT(FileAdvice(ENOSPC, full),
+              HasSubstr("8192 bytes left, 1 too few"));
+  full.bytes_needed = 8192;
   EXPECT_THAT(FileAdvice(ENOSPC, full),
               AllOf(HasSubstr("has no inodes left; "), Not(HasSubstr("8192"))));
 }

@@ -88,8 +88,11 @@ absl::Status IoError(int error_number, absl::string_view what,
   absl::Status status = FileError(error_number, what, path, bytes_needed);
   switch (error_number) {
     case EIO:
-    case EBADMSG:  // a checksum of the file system
-    case EILSEQ:   // protection information of the disk
+    case ENODATA:    // the disk cannot read a block any more
+    case EREMOTEIO:  // an error of the device's own
+    case EUCLEAN:    // the file system is damaged
+    case EBADMSG:    // a checksum of the file system
+    case EILSEQ:     // protection information of the disk
       return absl::DataLossError(status.message());
     case ENOSPC:
     case EDQUOT:
@@ -99,6 +102,7 @@ absl::Status IoError(int error_number, absl::string_view what,
     case ENXIO:
     case ESHUTDOWN:  // ext4 after a forced shutdown
     case EROFS:      // remounted after an error
+    case ENOLINK:    // an error of the way to the device
     case ETIMEDOUT:
       return absl::UnavailableError(status.message());
     default:

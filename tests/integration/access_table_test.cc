@@ -79,6 +79,7 @@ constexpr CallRow kCalls[] = {
     {"DescribeDevices", "", "UU+++++++"},
     {"WatchEvents", "", "UU+++++++"},
     {"ListUsers", "", "UU+++++++"},
+    {"ListUsers", "own: true", "UU+++++++"},
     {"ListUsers", "user: '4798'", "UUDDDDD++"},
     {"DeleteJob", "name: 'secret'", "UUDND++++",
      StatusCode::kFailedPrecondition},

@@ -94,9 +94,10 @@ uint32_t KindOf(Kinds kinds, size_t index) {
   return kinds.empty() ? 0 : kinds[index];
 }
 
-// Returns the digest that a committed step had when it was prepared.
-uint64_t DigestAsPrepared(const NodeStep& committed, bool is_split) {
-  if (!is_split || committed.found_inf || !committed.norm.has_value()) {
+// Returns the digest that a committed step had when it was prepared, before a
+// norm was noted for it.
+uint64_t DigestAsPrepared(const NodeStep& committed, bool is_noted) {
+  if (!is_noted || committed.found_inf || !committed.norm.has_value()) {
     return committed.digest;
   }
   // Noting a norm twice undoes it.
@@ -125,8 +126,11 @@ std::optional<std::map<size_t, Verdict>> CatchUp(
     const std::optional<NodeStep>& prepared = there[node].prepared;
     if (!prepared.has_value() || prepared->step != latest) return std::nullopt;
     const auto same = ahead.find(KindOf(kinds, node));
+    // Nodes that hold the same may have clipped the step by the norm of several
+    // jobs.
+    const bool is_noted = is_split || prepared->norm.has_value();
     if (same != ahead.end() &&
-        prepared->digest != DigestAsPrepared(same->second, is_split)) {
+        prepared->digest != DigestAsPrepared(same->second, is_noted)) {
       return std::nullopt;
     }
     verdicts[node] =

@@ -57,14 +57,6 @@ absl::StatusOr<std::optional<NodePosition>> Ask(const SessionOptions& options,
   const absl::StatusOr<JobPosition> found = FindPosition(AddressOf(options));
   if (absl::IsNotFound(found.status())) return std::nullopt;
   OPTSTATE_RETURN_IF_ERROR(found.status());
-  if (found->prepared_is_clipped && kinds.empty()) {
-    return absl::UnimplementedError(absl::StrCat(
-        "job \"", options.job,
-        "\" has prepared a step that is clipped by the norm of nodes which "
-        "hold different parameters: the ranks that share the parameters out "
-        "settle it (SharedOut, or across_nodes=\"sharded\" of the Python "
-        "package)"));
-  }
   NodePosition position;
   // A step without an outcome has nothing but its number.
   if (found->last_outcome.has_value()) {
@@ -208,7 +200,7 @@ absl::Status Bring(const Places& places, const SessionOptions& options,
 // Changes verdicts about a step that its nodes took together with others, of
 // which these ranks may not know: a norm that one node has noted clips the step
 // on all of them, and a step that waits for a norm which none has noted is
-// dropped. No daemon has committed it.
+// dropped. No daemon has applied it.
 void SettleWithoutOthers(const NodePositions& positions,
                          std::map<size_t, Verdict>* verdicts) {
   bool is_lacking = false;

@@ -14,6 +14,8 @@ import threading
 
 _HEADER = struct.Struct("<4sI")  # of a frame: proto/shm/frame.h
 _KNOWS_TWO_PHASES = 5
+_KNOWS_AWAITED_NORMS = 6
+LACKS = (_KNOWS_TWO_PHASES, _KNOWS_AWAITED_NORMS)
 _FDS_MAX = 4
 _BYTES_MAX = 1 << 20
 
@@ -80,9 +82,11 @@ def _relay(source: socket.socket, sink: socket.socket) -> None:
 
 
 class OlderDaemon:
-    """A socket that reaches a daemon, which does not know steps of two phases while `is_older`."""
+    """A socket that reaches a daemon, which does not know steps of two phases while `is_older`,
+    or not those that await a norm."""
 
-    def __init__(self, path: pathlib.Path, daemon: pathlib.Path) -> None:
+    def __init__(self, path: pathlib.Path, daemon: pathlib.Path, lacks: int) -> None:
+        self._lacks = lacks
         self._path, self._daemon = path, daemon
         self.is_older = True
         self._listener = socket.socket(socket.AF_UNIX)
@@ -126,7 +130,7 @@ class OlderDaemon:
         magic, size = _HEADER.unpack(_receive_exactly(server, _HEADER.size))
         reply = _receive_exactly(server, size)
         if self.is_older:
-            reply = without_field(reply, _KNOWS_TWO_PHASES)
+            reply = without_field(reply, self._lacks)
         client.sendall(_HEADER.pack(magic, len(reply)) + reply)
 
     def cut(self) -> None:

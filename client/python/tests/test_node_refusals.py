@@ -10,7 +10,7 @@ import pytest
 import ranks
 import torch
 from daemon import Daemon
-from older_daemon import OlderDaemon
+from older_daemon import LACKS, OlderDaemon
 from optstate import _native
 from optstate._torch.nodes.resolution import Verdict
 from optstate._torch.optimizer_info import infos
@@ -30,10 +30,10 @@ def nodes():
         each.stop()
 
 
-@pytest.fixture
-def older(nodes, tmp_path):
+@pytest.fixture(params=LACKS)
+def older(nodes, tmp_path, request):
     """Stands before the second node's daemon."""
-    made = OlderDaemon(tmp_path / "older.sock", nodes[1].socket)
+    made = OlderDaemon(tmp_path / "older.sock", nodes[1].socket, request.param)
     yield made
     made.close()
 

@@ -11,7 +11,7 @@ from nodes_model import Scenario
 from optstate._torch.nodes import resolution
 from optstate._torch.nodes.resolution import Position, Step, Unresolvable, Verdict
 from optstate._torch.nodes.without_others import settled_without_others
-from optstate.job_position import NodesNorm
+from optstate.job_position import NodesNorm, noted_digest
 
 NONE = Step(0, 0)
 
@@ -245,6 +245,8 @@ def test_a_norm_that_one_node_of_a_job_has_noted_clips_it_on_all():
     assert settled(*positions) == {1: Verdict.CLIP}
     assert resolution.noted_norm(positions) == norm
     assert settled(positions[0], positions[0]) == dict.fromkeys((0, 1), Verdict.COMMIT)
+    taken = Position(Step(8, noted_digest(9, norm), norm=norm))
+    assert settled(taken, positions[0]) == {1: Verdict.COMMIT}
     # No node can have committed a step that awaits a norm which none has noted.
     assert settled(positions[1], positions[1]) == dict.fromkeys((0, 1), Verdict.ABORT)
     assert settled(positions[1], _at(7)) == {0: Verdict.ABORT}

@@ -218,6 +218,8 @@ INSTANTIATE_TEST_SUITE_P(
     Faults, JobFailingDiskStepTest,
     testing::Values(
         Fault{"Read", Call::kRead, EIO, absl::StatusCode::kDataLoss, "dmesg"},
+        Fault{"Medium", Call::kRead, ENODATA, absl::StatusCode::kDataLoss,
+              "smartctl"},
         Fault{"Write", Call::kWrite, EIO, absl::StatusCode::kDataLoss, "dmesg"},
         Fault{"Full", Call::kWrite, ENOSPC,
               absl::StatusCode::kResourceExhausted, "optctl delete job"},

@@ -10,7 +10,9 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "server/observe/peer_log.h"
 #include "server/session/recovery/staging_file.h"
 #include "spdlog/spdlog.h"
 
@@ -66,8 +68,16 @@ void RecoveredGradients::KeepGradients(uint32_t rank) {
                  .segment = UniqueFd(::fcntl(session.gradient_segment->get(),
                                              F_DUPFD_CLOEXEC, 0))});
   if (mapped.ok()) return;
-  spdlog::warn("gradients end with their session: job={} rank={} error=\"{}\"",
-               job_.options.name, rank, mapped.ToString());
+  LogGradientsEnd(rank, mapped);
+}
+
+void RecoveredGradients::LogGradientsEnd(uint32_t rank,
+                                         const absl::Status& why) const {
+  observe::LogRepeated(
+      spdlog::level::warn, "gradients end with their session",
+      absl::StrCat("job ", job_.options.name),
+      "gradients end with their session: job={} rank={} error=\"{}\"",
+      job_.options.name, rank, why.ToString());
 }
 
 absl::Status RecoveredGradients::MapGradients(KeptGradients kept) {
@@ -100,11 +110,7 @@ void RecoveredGradients::AdoptGradients(const AttachSpec& spec) {
                     .gradient_offset_bytes = spec.gradient_offset_bytes,
                     .segment = UniqueFd(
                         ::fcntl(spec.gradient_segment, F_DUPFD_CLOEXEC, 0))});
-  if (!mapped.ok()) {
-    spdlog::warn(
-        "gradients end with their session: job={} rank={} error=\"{}\"",
-        job_.options.name, spec.rank, mapped.ToString());
-  }
+  if (!mapped.ok()) LogGradientsEnd(spec.rank, mapped);
 }
 
 scheduler::StepScheduler::Update RecoveredGradients::RecoveryUpdate() const {

@@ -44,6 +44,7 @@ class RecoveredGradients {
  private:
   absl::Status MapGradients(KeptGradients kept);
   absl::Status MapStaging(uint32_t rank, uint64_t client_instance);
+  void LogGradientsEnd(uint32_t rank, const absl::Status& why) const;
 
   JobContext& job_;
   RankRoster& ranks_;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "server/observe/peer_log.h"
 #include "server/session/job_facts.h"
 #include "server/session/steps/commit_content.h"
 #include "server/session/steps/loss_scaler.h"
@@ -196,8 +197,10 @@ absl::StatusOr<StepPreparer::Due> StepPreparer::CheckVerdict(
 
 void StepPreparer::Take(const StepVerdict& verdict) {
   if (verdict.verdict == Verdict::kAbort) {
-    spdlog::info("prepared step aborted: job={} step={}", job_.options.name,
-                 verdict.step);
+    observe::LogRepeated(spdlog::level::info, "prepared step aborted",
+                         absl::StrCat("job ", job_.options.name),
+                         "prepared step aborted: job={} step={}",
+                         job_.options.name, verdict.step);
     return recovery_.DropPrepared();
   }
   if (verdict.verdict == Verdict::kClip) {

@@ -18,7 +18,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
+#include "server/observe/peer_log.h"
 #include "server/scheduler/step_observer.h"
 #include "server/session/testing/job_harness.h"
 
@@ -208,6 +210,9 @@ class JobOrderTest : public ::testing::TestWithParam<OrderCase> {
     return states;
   }
 
+  // absl::Now() does not return when it is stepped.
+  observe::LineLimiter lines_{[] { return absl::UnixEpoch(); }};
+  const observe::ScopedRepeatedLines scope_{&lines_};
   const std::vector<Hyperparams> groups_ =
       std::vector<Hyperparams>(2, DefaultHyperparams(GetParam().optimizer));
   JobHarness harness_;

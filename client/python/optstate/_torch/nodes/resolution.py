@@ -136,7 +136,9 @@ def resolve(
         prepared = there[node].prepared
         if prepared is None or prepared.step != latest:
             raise Unresolvable(_describe(there, positions, names, latest))
-        if kinds[node] in ahead and prepared.digest != _as_prepared(ahead[kinds[node]], is_split):
+        # Nodes that hold the same may have clipped the step by the norm of several jobs.
+        is_noted = is_split or prepared.norm is not None
+        if kinds[node] in ahead and prepared.digest != _as_prepared(ahead[kinds[node]], is_noted):
             raise Unresolvable(_describe(there, positions, names, latest))
         verdicts[node] = Verdict.SKIP if was_skipped else _commit(prepared, is_split)
     if behind:
@@ -212,9 +214,12 @@ def noted_norm(positions: Sequence[Position | None]) -> NodesNorm | None:
     return next((norm for norm in noted if norm is not None), None)
 
 
-def _as_prepared(committed: Step, is_split: bool) -> int:
-    """Returns the digest that a committed step had when it was prepared."""
-    if not is_split or committed.found_inf or committed.norm is None:
+def _as_prepared(committed: Step, is_noted: bool) -> int:
+    """Returns the digest that a committed step had when it was prepared.
+
+    is_noted: it was clipped by a norm that was noted.
+    """
+    if not is_noted or committed.found_inf or committed.norm is None:
         return committed.digest
     return noted_digest(committed.digest, committed.norm)  # which undoes it
 

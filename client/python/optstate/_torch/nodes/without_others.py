@@ -2,10 +2,10 @@
 
 When its ranks died, the job may have been one of several that clip by one norm (norm_group), which
 its ranks do not know now. Its daemon does: such a step waits for the norm, and is committed only
-once that is noted (CommitRequest.awaits_norm). So no job and no node has taken a step whose norm
-nobody has noted, and ranks that still live cannot do so once it is dropped: a noted step has
-another digest. Where one node has noted the norm, other jobs may have taken the step, and all nodes
-clip it by that norm.
+once that is noted (CommitRequest.awaits_norm). So no job and no node has applied a step whose norm
+nobody has noted (one that found Inf or NaN may have skipped it), and ranks that still live cannot
+do so once it is dropped: a noted step has another digest. Where one node has noted the norm, other
+jobs may have taken the step, and all nodes clip it by that norm.
 """
 
 from __future__ import annotations
