@@ -86,10 +86,14 @@ TEST(FileErrorTest, RequestsHaveTheCodeAndTheWayOut) {
       {EFBIG, Code::kResourceExhausted, "LimitFSIZE="},
       {ENOSPC, Code::kResourceExhausted, "optctl delete job"},
       {EROFS, Code::kUnavailable, "remount,rw"},
+      {ENODATA, Code::kDataLoss, "smartctl"},
+      {ENOLINK, Code::kUnavailable, "link"},
       {EBADMSG, Code::kDataLoss, "checksum"},
       {EILSEQ, Code::kDataLoss, "protection information"},
       {ESHUTDOWN, Code::kUnavailable, "fsck"},
       {ETIMEDOUT, Code::kUnavailable, "does not answer"},
+      {EUCLEAN, Code::kDataLoss, "xfs_repair"},
+      {EREMOTEIO, Code::kDataLoss, "smartctl"},
       {EDQUOT, Code::kResourceExhausted, "setquota"},
   };
   EXPECT_EQ(std::size(kErrors), FileFaults().size());
@@ -99,7 +103,8 @@ TEST(FileErrorTest, RequestsHaveTheCodeAndTheWayOut) {
     EXPECT_THAT(std::string(status.message()), HasSubstr(each.text));
   }
   // A disk that fails is left with the command that moves a job.
-  for (const int failing : {EIO, EBADMSG, EILSEQ, ETIMEDOUT}) {
+  for (const int failing :
+       {EIO, ENODATA, EREMOTEIO, EBADMSG, EILSEQ, ETIMEDOUT}) {
     EXPECT_THAT(IoError(failing, kCall, kPath).message(),
                 HasSubstr("optctl set job NAME directory_weights="));
   }

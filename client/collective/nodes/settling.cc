@@ -52,8 +52,7 @@ uint64_t DigestWith(const NodesNorm& norm, uint64_t digest) {
 }
 
 // Asks this node's daemon how far the job is; nullopt: it has none.
-absl::StatusOr<std::optional<NodePosition>> Ask(const SessionOptions& options,
-                                                Kinds kinds) {
+absl::StatusOr<std::optional<NodePosition>> Ask(const SessionOptions& options) {
   const absl::StatusOr<JobPosition> found = FindPosition(AddressOf(options));
   if (absl::IsNotFound(found.status())) return std::nullopt;
   OPTSTATE_RETURN_IF_ERROR(found.status());
@@ -140,11 +139,10 @@ std::optional<NodePosition> FromNumbers(absl::Span<const uint64_t> numbers) {
 // Asks each node's daemon, by its first rank.
 absl::StatusOr<NodePositions> AskAll(Collective& collective,
                                      const Places& places,
-                                     const SessionOptions& options,
-                                     Kinds kinds) {
+                                     const SessionOptions& options) {
   absl::StatusOr<std::optional<NodePosition>> mine =
       std::optional<NodePosition>();
-  if (places.is_first_rank()) mine = Ask(options, kinds);
+  if (places.is_first_rank()) mine = Ask(options);
   OPTSTATE_RETURN_IF_ERROR(AgreeOn(collective, mine.status()));
   OPTSTATE_ASSIGN_OR_RETURN(const std::vector<uint64_t> all,
                             GatherNumbers(collective, ToNumbers(*mine)));
@@ -253,7 +251,7 @@ absl::Status SettleNodes(Collective& collective, const Places& places,
   OPTSTATE_RETURN_IF_ERROR(CheckJobs(collective, places, options.job));
   for (int round = 0; round < kRoundsMax; ++round) {
     OPTSTATE_ASSIGN_OR_RETURN(const NodePositions positions,
-                              AskAll(collective, places, options, kinds));
+                              AskAll(collective, places, options));
     absl::StatusOr<std::map<size_t, Verdict>> verdicts =
         Resolve(positions, places.nodes(), kinds);
     if (!verdicts.ok()) {
