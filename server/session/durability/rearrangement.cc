@@ -16,7 +16,6 @@
 #include "server/session/tiers/node_budget.h"
 #include "server/session/tiers/quota_rooms.h"
 #include "spdlog/spdlog.h"
-#include "storage/io/file_error.h"
 #include "storage/next_frame_table.h"
 #include "storage/record_split.h"
 #include "storage/state_folder.h"
@@ -26,10 +25,7 @@ namespace {
 
 // Says what to do where two arrangements do not fit.
 absl::Status WithAdvice(const absl::Status& status) {
-  if (!absl::IsResourceExhausted(status) ||
-      !io::HasRoomAdvice(status.message())) {
-    return status;
-  }
+  if (!absl::IsResourceExhausted(status)) return status;
   return absl::ResourceExhaustedError(absl::StrCat(
       status.message(),
       ". While records are written anew, those that are there stay, so both "
