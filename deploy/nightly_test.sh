@@ -58,10 +58,12 @@ run --bogus
 # Its own stages are well formed.
 out=$("$nightly" --list) || fail "its own stages"
 says "deploy/test --packages"
-says "deploy/setup --build-only --browser; /usr/bin/python3 -B server/metrics/page/page_test.py --require-browser"
+says "{ deploy/setup --build-only --browser || exit 1; }; /usr/bin/python3 -B server/metrics/page/page_test.py --require-browser"
 says "deploy/package --check-reproducible"
 says "deploy/demo --tier nvme --host-budget 64MiB"
 says "tests/fuzz/run"
+# Bazel ends with status 3 when a test fails, which would be shown as SKIPPED.
+if grep "bazel test" <<<"$out" | grep -qv "|| exit 1$"; then fail "a failed test of a stage is SKIPPED"; fi
 says "tests/crash/campaign"
 says "//tests/load:load_benchmark -- --seconds 60"
 echo "passed"
