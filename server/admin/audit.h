@@ -18,8 +18,9 @@ struct Change {
 // Writes one line "audit: method=DeleteJob actor=... verdict=done" to the log,
 // whether the change was made, refused or failed, and an event of kind "audit",
 // unless it was made and has an event of its own kind.
-// Both are limited for each actor: 1,000 changes at once that were made, and ten
-// a second after that; refusals and failures as other lines that peers cause.
+// Both are limited for each actor: 1,000 changes at once that were made, and
+// ten a second after that; refusals and failures as other lines that peers
+// cause.
 //
 // Threads: thread-safe.
 void Audit(const Change& change, const absl::Status& status);
