@@ -65,10 +65,10 @@ AdminLoad::Options CallsOf(const LoadOptions& options, const LoadDaemon& daemon,
           .age_max_ms = options.age_max_ms};
 }
 
-CostSample SampleCosts(const LoadDaemon& daemon) {
-  return {.supervisor = CostsOf(daemon.pid()),
-          .engines = CostsOf(ChildrenOf(daemon.pid())),
-          .ranks = CostsOf(getpid())};
+CostSample SampleCosts(const LoadDaemon& daemon, bool with_pss = true) {
+  return {.supervisor = CostsOf(daemon.pid(), with_pss),
+          .engines = CostsOf(ChildrenOf(daemon.pid()), with_pss),
+          .ranks = CostsOf(getpid(), with_pss)};
 }
 
 absl::Status WarmUp(const LoadOptions& options, const LoadDaemon& daemon) {
@@ -156,7 +156,7 @@ absl::Status Soak(const LoadOptions& options, const LoadDaemon& daemon,
     // A sample that took longer than the interval is followed by the next one.
     absl::Time due = absl::Now();
     do {
-      report->samples.push_back(SampleCosts(daemon));
+      report->samples.push_back(SampleCosts(daemon, /*with_pss=*/false));
       due = std::max(due + options.soak->sample_every, absl::Now());
     } while (!ended.WaitForNotificationWithDeadline(due));
   });

@@ -39,18 +39,23 @@ void ProcessCosts::Add(const ProcessCosts& other) {
   fds += other.fds;
   threads += other.threads;
   resident_bytes += other.resident_bytes;
+  private_bytes += other.private_bytes;
   proportional_bytes += other.proportional_bytes;
 }
 
 std::string ProcessCosts::ToString() const {
   constexpr double kMiB = 1 << 20;
   return absl::StrFormat(
-      "%d processes, %d fds, %d threads, RSS %.1f MiB, PSS %.1f MiB", processes,
-      fds, threads, static_cast<double>(resident_bytes) / kMiB,
-      static_cast<double>(proportional_bytes) / kMiB);
+      "%d processes, %d fds, %d threads, RSS %.1f MiB, private %.1f MiB%s",
+      processes, fds, threads, static_cast<double>(resident_bytes) / kMiB,
+      static_cast<double>(private_bytes) / kMiB,
+      proportional_bytes == 0
+          ? ""
+          : absl::StrFormat(", PSS %.1f MiB",
+                            static_cast<double>(proportional_bytes) / kMiB));
 }
 
-ProcessCosts CostsOf(pid_t pid) {
+ProcessCosts CostsOf(pid_t pid, bool with_pss) {
   const std::string directory = absl::StrCat("/proc/", pid);
   ProcessCosts costs;
   costs.threads = NumberIn(directory + "/status", "Threads");
@@ -58,13 +63,17 @@ ProcessCosts CostsOf(pid_t pid) {
   costs.processes = 1;
   costs.fds = faults::OpenFds(pid);
   costs.resident_bytes = NumberIn(directory + "/status", "VmRSS") << 10;
-  costs.proportional_bytes = NumberIn(directory + "/smaps_rollup", "Pss") << 10;
+  costs.private_bytes = NumberIn(directory + "/status", "RssAnon") << 10;
+  if (with_pss) {
+    costs.proportional_bytes = NumberIn(directory + "/smaps_rollup", "Pss")
+                               << 10;
+  }
   return costs;
 }
 
-ProcessCosts CostsOf(const std::vector<pid_t>& pids) {
+ProcessCosts CostsOf(const std::vector<pid_t>& pids, bool with_pss) {
   ProcessCosts costs;
-  for (const pid_t pid : pids) costs.Add(CostsOf(pid));
+  for (const pid_t pid : pids) costs.Add(CostsOf(pid, with_pss));
   return costs;
 }
 

@@ -17,15 +17,19 @@ struct ProcessCosts {
   size_t fds = 0;
   size_t threads = 0;
   uint64_t resident_bytes = 0;  // RSS: what they share counts in each
-  // PSS: a page that n processes have mapped counts an n-th in each.
+  uint64_t private_bytes = 0;   // RssAnon: what no other process has
+  // PSS: a page that n processes have mapped counts an n-th in each. 0: it was
+  // not asked for.
   uint64_t proportional_bytes = 0;
 
   void Add(const ProcessCosts& other);
   std::string ToString() const;
 };
 
-ProcessCosts CostsOf(pid_t pid);
-ProcessCosts CostsOf(const std::vector<pid_t>& pids);
+// with_pss: the kernel walks all pages for it, which takes seconds for hundreds
+// of processes.
+ProcessCosts CostsOf(pid_t pid, bool with_pss = true);
+ProcessCosts CostsOf(const std::vector<pid_t>& pids, bool with_pss = true);
 
 // Returns the children of a process: those of a daemon are its engines.
 std::vector<pid_t> ChildrenOf(pid_t pid);

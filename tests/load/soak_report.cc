@@ -58,7 +58,7 @@ std::vector<double> MemoryOf(const std::vector<CostSample>& samples,
                              ProcessCosts CostSample::*costs) {
   std::vector<double> bytes;
   for (const CostSample& sample : samples) {
-    bytes.push_back(static_cast<double>((sample.*costs).proportional_bytes));
+    bytes.push_back(static_cast<double>((sample.*costs).private_bytes));
   }
   return bytes;
 }
@@ -77,7 +77,7 @@ void AddGrowth(const std::vector<CostSample>& samples, const Kind& kind,
   if (GrowsSteadily(
           memory, kMemoryAllowanceBytes + kMemoryAllowancePart * medians[0])) {
     problems->push_back(absl::StrFormat(
-        "memory (PSS) of the %s grows: %.1f, %.1f, %.1f MiB in the thirds of "
+        "private memory of the %s grows: %.1f, %.1f, %.1f MiB in the thirds of "
         "the soak",
         kind.name, medians[0] / kMiB, medians[1] / kMiB, medians[2] / kMiB));
   }

@@ -25,9 +25,9 @@ SoakReport Steady() {
   for (size_t i = 0; i < 30; ++i) {
     CostSample sample;
     sample.supervisor.fds = 1000 + i % 5;
-    sample.supervisor.proportional_bytes = (50 + i % 3) * kMiB;
+    sample.supervisor.private_bytes = (50 + i % 3) * kMiB;
     sample.engines.fds = 9000 + i % 7;
-    sample.engines.proportional_bytes = (4000 + i % 20) * kMiB;
+    sample.engines.private_bytes = (4000 + i % 20) * kMiB;
     report.samples.push_back(sample);
   }
   report.steps_before_ms = {10, 11, 12};
@@ -65,13 +65,13 @@ TEST(SoakReportTest, FdsThatLeakAreAProblem) {
 
 TEST(SoakReportTest, MemoryThatLeaksIsAProblem) {
   EXPECT_THAT(With([](size_t i, CostSample* sample) {
-                sample->supervisor.proportional_bytes += i * kMiB;
+                sample->supervisor.private_bytes += i * kMiB;
               }).Problems(kRatioMax),
-              ElementsAre(HasSubstr("memory (PSS) of the supervisor grows")));
+              ElementsAre(HasSubstr("private memory of the supervisor grows")));
   EXPECT_THAT(With([](size_t i, CostSample* sample) {
-                sample->engines.proportional_bytes += 10 * i * kMiB;
+                sample->engines.private_bytes += 10 * i * kMiB;
               }).Problems(kRatioMax),
-              ElementsAre(HasSubstr("memory (PSS) of the engines grows")));
+              ElementsAre(HasSubstr("private memory of the engines grows")));
 }
 
 // Whatever is made at first use is there after a while, and grows no more.
@@ -79,7 +79,7 @@ TEST(SoakReportTest, OneStepUpIsNone) {
   EXPECT_THAT(With([](size_t i, CostSample* sample) {
                 if (i < 6) return;
                 sample->supervisor.fds += 100;
-                sample->supervisor.proportional_bytes += 200 * kMiB;
+                sample->supervisor.private_bytes += 200 * kMiB;
               }).Problems(kRatioMax),
               IsEmpty());
 }
