@@ -66,4 +66,5 @@ says "tests/fuzz/run"
 if grep "bazel test" <<<"$out" | grep -qv "|| exit 1$"; then fail "a failed test of a stage is SKIPPED"; fi
 says "tests/crash/campaign"
 says "//tests/load:load_benchmark -- --seconds 60"
+says "//tests/load:load_benchmark -- --only-flood --flood-ratio-max 1.2"
 echo "passed"

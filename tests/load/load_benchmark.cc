@@ -35,6 +35,7 @@ struct Settings {
   double flood_slice_s = 3;
   double seconds = 0;
   double p99_ratio_max = 2;
+  double flood_ratio_max = 0;
   int64_t step_interval_ms = 0;
   bool only_load = false;
   bool only_flood = false;
@@ -81,6 +82,9 @@ void AddOptions(Settings* settings, CLI::App* app) {
   add("--flood-elements", settings->flood.elements, "of the other user's job");
   add("--flood-threads", settings->flood.threads, "of the flood");
   add("--flood-rounds", settings->flood.rounds, "three slices each");
+  add("--flood-ratio-max", settings->flood_ratio_max,
+      "p99 of steps beside the flood / beside as many busy cores, at most; 0: "
+      "any");
   add("--flood-slice-s", settings->flood_slice_s, "a slice beside the flood");
   add("--seed", settings->flood.seed, "of the flood");
   auto* const only_load =
@@ -97,6 +101,20 @@ bool Print(const char* title, const absl::StatusOr<Report>& report) {
                             : "FAIL: " + report.status().ToString())
             << std::endl;
   return report.ok();
+}
+
+// Returns whether the flood has ended, and left the other user's steps as fast
+// as is asked.
+bool Flood(const FloodOptions& options, double ratio_max) {
+  std::cout << "seed " << options.seed << std::endl;
+  const absl::StatusOr<FloodReport> report = RunFlood(options);
+  if (!Print("flood", report)) return false;
+  const double ratio = P99Ratio(report->flood_ms, report->spin_ms);
+  if (ratio_max == 0 || ratio <= ratio_max) return true;
+  std::cout << absl::StrFormat("FAIL: p99 flood / spin is %.2f, of %.2f", ratio,
+                               ratio_max)
+            << std::endl;
+  return false;
 }
 
 // Runs the soak; the last line says how it ended.
@@ -145,8 +163,7 @@ int Main(int argc, char** argv) {
     passed = Print("load", RunLoad(settings.load)) && passed;
   }
   if (!settings.only_load) {
-    std::cout << "seed " << settings.flood.seed << std::endl;
-    passed = Print("flood", RunFlood(settings.flood)) && passed;
+    passed = Flood(settings.flood, settings.flood_ratio_max) && passed;
   }
   return passed ? 0 : 1;
 }
