@@ -158,7 +158,8 @@ void MakeExecutor(JobContext* job) {
           .undo = {reinterpret_cast<WorkerUndo*>(undo.data()),
                    undo.size() / sizeof(WorkerUndo)},
           .observer = job->options.observer,
-          .flat_elements = job->layout().flat_elements(),
+          // A job without elements has no tile, whose place would count.
+          .flat_elements = std::max<uint64_t>(1, job->layout().flat_elements()),
           .trace = &job->trace,
           .batch_bytes = DeviceUpdateExecutor::BatchBytesFor(job->layout()),
           // Without a disk a pin takes nothing.

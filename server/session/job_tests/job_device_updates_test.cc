@@ -394,6 +394,16 @@ uint32_t ControlVersionOf(const JobHarness& job) {
   return version;
 }
 
+TEST(JobDeviceBudgetTest, AJobWithoutElementsHasAFractionToo) {
+  JobHarness::Setup setup = KeepingSetup(1 << 20);
+  setup.layout.parameters = {MakeParameter("none", 0)};
+  setup.storage.set_offload_fraction(0.5);
+  JobHarness job(setup);
+  job.Start(job.RandomTensors(1));
+  TakeSteps(&job, 1, 2);
+  EXPECT_EQ(job.job().Describe().committed_step(), 2u);
+}
+
 // An upgrade may put an older build in the place of this one.
 TEST(JobDeviceBudgetTest, AStoppedEngineLeavesFilesThatOlderBuildsRead) {
   JobHarness::Setup alone = KeepingSetup(0);
