@@ -49,8 +49,8 @@ class Recovery {
     const absl::Time now = absl::Now();
     if (client != nullptr) {
       absl::StatusOr<v1::Job> job = client->GetJob(name_, /*memory=*/false);
-      if (job.ok()) last_ = *std::move(job);
       is_gone_ = absl::IsNotFound(job.status());
+      if (job.ok()) last_ = *std::move(job);
     }
     last_.set_name(name_);
     const bool reads = last_.engine_start().disk_bytes() != 0;

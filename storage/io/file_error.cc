@@ -106,7 +106,7 @@ std::string FullText(const FileSurroundings& surroundings) {
 }
 
 std::string OwnerText(const FileSurroundings& surroundings) {
-  const std::string process =
+  std::string process =
       absl::StrCat("this process runs as uid ", surroundings.uid);
   if (!surroundings.owner.has_value()) return process;
   const FileSurroundings::Owner& owner = *surroundings.owner;

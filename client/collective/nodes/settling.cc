@@ -185,7 +185,7 @@ absl::Status Bring(const Places& places, const SessionOptions& options,
   }
   const absl::Time deadline = absl::Now() + kEndsWithin;
   while (true) {
-    const absl::Status status =
+    absl::Status status =
         BringVerdict(AddressOf(options), brought).status();
     // Another rank was faster, which the next positions show.
     if (absl::IsFailedPrecondition(status)) return absl::OkStatus();
