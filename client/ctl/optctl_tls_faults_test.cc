@@ -1,6 +1,5 @@
 // Faults of TLS between a client and a real daemon are said at once and on both
-// sides: by optctl, by a session that attaches, and in the daemon's
-// log.
+// sides: by optctl, by a session that attaches, and in the daemon's log.
 //
 // No time is measured. The limits of the clients are hours instead, so that one
 // that waits or tries again, be it with a backoff, never comes to an end.

@@ -62,7 +62,8 @@ absl::StatusOr<gid_t> GroupOf(const std::string& name,
                               access::Quotas* quotas) {
   const absl::StatusOr<gid_t> group = access::FindGroup(name);
   if (caller.role == access::Role::kOperator) return group;
-  // Whoever may see nothing of it learns that alone; a fault is no answer.
+  // A caller who may not see the group learns no more than that; a fault of the
+  // look-up is another matter.
   if (!group.ok() && !absl::IsNotFound(group.status())) return group;
   OPTSTATE_ASSIGN_OR_RETURN(const std::vector<access::GroupQuota> own,
                             quotas->GroupsOf(caller.uid));

@@ -185,8 +185,7 @@ absl::Status Bring(const Places& places, const SessionOptions& options,
   }
   const absl::Time deadline = absl::Now() + kEndsWithin;
   while (true) {
-    absl::Status status =
-        BringVerdict(AddressOf(options), brought).status();
+    absl::Status status = BringVerdict(AddressOf(options), brought).status();
     // Another rank was faster, which the next positions show.
     if (absl::IsFailedPrecondition(status)) return absl::OkStatus();
     // Ranks of the run before are attached still.
