@@ -8,6 +8,7 @@ import os
 import optstate
 import pytest
 import ranks
+import sharded
 import torch
 from daemon import Daemon
 from older_daemon import LACKS, OlderDaemon
@@ -115,10 +116,12 @@ class _Renamed(torch.nn.Module):
         self.inner = small_model()
 
 
-def _other(connection, rank, endpoints, job, what):
+def _other(connection, rank, endpoints, job, what, across_nodes="replicated", fsdp=False):
     """Makes rank 1 another one; returns what is raised."""
     model: torch.nn.Module = small_model()
-    kind, kwargs = optstate.AdamW, {}
+    kind, kwargs = optstate.AdamW, {"across_nodes": across_nodes}
+    if fsdp:
+        sharded.fsdp(model)
     if rank == 1:
         if what == "names":
             model = _Renamed()
@@ -132,6 +135,8 @@ def _other(connection, rank, endpoints, job, what):
             kwargs["amsgrad"] = True
         elif what == "state":
             kwargs["state_dtype"] = "dynamic8"
+        elif what == "scaler":
+            kwargs["loss_scaler"] = optstate.LossScaler()
         elif what == "job":
             job = f"{job}-other"
     try:
@@ -157,6 +162,26 @@ def test_ranks_of_another_layout_are_named(what, texts, nodes, job):
         assert found is not None and found[0] == "FailedPreconditionError"
         assert "rank 0 (node0)" in found[1] and "rank 1 (node1)" in found[1]
         assert all(text in found[1] for text in texts), found[1]
+    assert [each.jobs() for each in nodes] == [[], []]
+
+
+@pytest.mark.parametrize("fsdp", [False, True], ids=["zero", "fsdp2"])
+@pytest.mark.parametrize("is_named", [False, True], ids=["private", "named"])
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("optimizer", "the optimizer: adamw on rank 0"),
+        ("options", "the options of group 0: "),
+        ("state", "state_format: 1 on rank 0"),
+        ("scaler", "loss_scaler: None on rank 0"),
+    ],
+)
+def test_shards_of_other_optimizers_are_named(what, text, is_named, fsdp, nodes, job):
+    """Their digests cannot be compared, so nothing but this would tell them apart."""
+    name = job if is_named else None
+    for found in ranks.run(_other, 2, _endpoints(nodes), name, what, "sharded", fsdp):
+        assert found is not None and found[0] == "FailedPreconditionError"
+        assert text in found[1] and "rank 1 (node1)" in found[1]
     assert [each.jobs() for each in nodes] == [[], []]
 
 

@@ -104,7 +104,7 @@ class Attachment:
             )
 
         self.chose_endpoint = bool(settings.endpoint)
-        settles = settings.across_nodes is not None or met.agreement.spans_jobs
+        compares = settings.across_nodes is not None or met.agreement.spans_jobs
         try:
             self.session, self._spec = open_together(
                 ranks,
@@ -112,7 +112,8 @@ class Attachment:
                 met.agreement,
                 make_spec,
                 take_over,
-                settles=settles and not self.is_private,
+                compares=compares,
+                settles=compares and not self.is_private,
                 existing=existing,
             )
         except BaseException:

@@ -101,13 +101,15 @@ def open_together(
     make_spec: Callable[[], SessionSpec],
     take_over: Callable[[SessionSpec], bool],
     *,
+    compares: bool,
     settles: bool,
     existing: Existing | None = None,
 ) -> tuple[Session, SessionSpec]:
     """Opens every rank's session, that of each node's first rank first, or raises on every rank.
 
-    `settles`: nodes are brought to one step before. A node that is alone may be what is left of
-    several, with a step that waits for its verdict.
+    `compares`: ranks of several nodes compare what they ask for before. `settles`: besides, nodes
+    are brought to one step. A node that is alone may be what is left of several, with a step that
+    waits for its verdict.
     `agreement`: of all ranks that agree, which may be of other jobs too.
     `take_over` frees a rank that this process already holds, and returns whether it did.
     `existing`: NotFoundError, on every rank, instead of a new job; see check_exists().
@@ -116,7 +118,7 @@ def open_together(
     spec: SessionSpec | None = None
     session: Session | None = None
     is_first = ranks.rank == places.first_rank
-    if settles:
+    if compares:
         try:
             spec = make_spec()
         except Exception as failure:
@@ -125,7 +127,7 @@ def open_together(
         assert spec is not None
         agreement.check_spec(spec)
         # An embedded daemon begins with the session; other jobs may have others.
-        if agreement.spans_jobs or place_of(spec.endpoint) != "embedded":
+        if settles and (agreement.spans_jobs or place_of(spec.endpoint) != "embedded"):
             agreement.settle(spec)
     try:
         spec = spec or make_spec()

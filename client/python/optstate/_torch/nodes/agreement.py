@@ -121,9 +121,9 @@ class NodeAgreement:
         self._clipping.note_layout(names)
 
     def check_spec(self, spec: SessionSpec) -> None:
-        """Raises, on all ranks, when ranks ask for different jobs. Collective on several nodes,
-        unless each has a layout of its own."""
-        if not self._places.several or spec.held is not None:
+        """Raises, on all ranks, when ranks ask for different jobs: for other options, or, where
+        all nodes hold the same, for another layout. Collective on several nodes."""
+        if not self._places.several:
             return
         difference = find_unlike(self._ranks, self._places.names, spec)
         if difference is not None:

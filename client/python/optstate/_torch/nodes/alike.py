@@ -29,11 +29,13 @@ Facts = list[tuple[str, str]]
 
 
 def _facts(spec: SessionSpec) -> Facts:
-    facts = [
-        ("the optimizer", by_kind(spec.optimizer).name),
-        ("the number of parameters", str(len(spec.parameters))),
-    ]
-    for index, each in enumerate(spec.parameters):
+    facts = [("the optimizer", by_kind(spec.optimizer).name)]
+    # Nodes that hold other shards than each other have other parameters; what they are shards of
+    # was compared when the ranks told each other of them.
+    parameters = spec.parameters if spec.held is None else ()
+    if spec.held is None:
+        facts.append(("the number of parameters", str(len(parameters))))
+    for index, each in enumerate(parameters):
         text = (
             f'"{each.name}" of shape {tuple(each.shape)}, {DTYPES[each.dtype]} with gradients'
             f" {DTYPES[each.gradient_dtype]}, in group {each.group}"
