@@ -280,11 +280,14 @@ TEST_F(NodeAgreementTest, AnErrorOfOneRankIsThatOfAll) {
 }
 
 // Prepares the first step on the nodes of these ranks, and nobody decides.
-void PrepareAndEnd(std::vector<Rank>* ranks, const std::vector<uint32_t>& on) {
+void PrepareAndEnd(std::vector<Rank>* ranks, const std::vector<uint32_t>& on,
+                   bool awaits_norm = false) {
   for (const uint32_t each : on) {
     Rank& rank = (*ranks)[each];
     ASSERT_TRUE(PushConstant(*rank.session, 1, 0, 0.25f).ok());
-    const auto outcome = rank.session->Commit(CommitOf(*rank.session, 1));
+    CommitOptions commit = CommitOf(*rank.session, 1);
+    commit.awaits_norm = awaits_norm;
+    const auto outcome = rank.session->Commit(commit);
     ASSERT_TRUE(outcome.ok()) << outcome.status();
     ASSERT_TRUE(outcome->prepared);
   }
@@ -339,6 +342,53 @@ TEST_F(LostDecisionTest, AStepThatOneHasNotPreparedIsDropped) {
   EXPECT_EQ(PositionOf(1).committed_step, 0u);
   EXPECT_FALSE(PositionOf(1).prepared.has_value());
   EXPECT_EQ(Train(1)[0], TrainAlone(1));
+}
+
+// The nodes took the step together with ranks of other jobs, which are not
+// started again.
+TEST_F(LostDecisionTest, AStepWhoseNormNoneHasNotedIsDropped) {
+  PrepareAndEnd(&ranks_, {0, 1}, /*awaits_norm=*/true);
+  ranks_.clear();
+  Train(0);
+  for (uint32_t node = 0; node < kNodes; ++node) {
+    EXPECT_EQ(PositionOf(node).committed_step, 0u);
+    EXPECT_FALSE(PositionOf(node).prepared.has_value());
+  }
+  EXPECT_EQ(Train(1)[0], TrainAlone(1));
+}
+
+TEST_F(LostDecisionTest, AStepWhoseNormOneHasNotedIsClippedByIt) {
+  // What one node does by itself tells which norm and parameters are right.
+  SessionOptions alone = NewJob(UniformLayout(3, 100));
+  alone.endpoint = daemon_->shm_endpoint();
+  const auto session = Session::Open(alone);
+  ASSERT_TRUE(session.ok()) << session.status();
+  ASSERT_TRUE(LoadConstant(**session, 1).ok());
+  ASSERT_TRUE(PushConstant(**session, 1, 0, 0.25f).ok());
+  CommitOptions commit = CommitOf(**session, 1);
+  commit.max_norm = 1;
+  const auto clipped = (*session)->Commit(commit);
+  ASSERT_TRUE(clipped.ok()) << clipped.status();
+  ASSERT_LT(clipped->clip_coefficient, 1);
+
+  PrepareAndEnd(&ranks_, {0, 1}, /*awaits_norm=*/true);
+  const JobPosition prepared = PositionOf(1);
+  ASSERT_TRUE(prepared.prepared.has_value());
+  EXPECT_TRUE(prepared.prepared_awaits_norm);
+  ASSERT_TRUE(ranks_[1]
+                  .session
+                  ->Decide({.step = 1,
+                            .digest = prepared.prepared->digest,
+                            .verdict = Verdict::kClip,
+                            .gradient_norm = clipped->gradient_norm,
+                            .clip_coefficient = clipped->clip_coefficient})
+                  .ok());
+  ranks_.clear();
+  const auto parameters = Train(0);
+  for (uint32_t node = 0; node < kNodes; ++node) {
+    EXPECT_EQ(PositionOf(node).committed_step, 1u);
+    EXPECT_EQ(parameters[node], Parameters(**session));
+  }
 }
 
 TEST_F(LostDecisionTest, NodesThatCannotCatchUpAreRefused) {
