@@ -6,7 +6,6 @@
 
 #include <csignal>
 #include <optional>
-#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,7 +19,7 @@
 #include "server/accept/configured_listeners.h"
 #include "server/accept/entrance.h"
 #include "server/access/live_access.h"
-#include "server/access/unix_names.h"
+#include "server/access/unix_roles.h"
 #include "server/admin/admin_server.h"
 #include "server/admin/admin_service.h"
 #include "server/admin/engine_channels.h"
@@ -179,8 +178,8 @@ absl::Status Daemon::Build() {
   NoteStart();
   // From here on the fd is owned.
   UniqueFd lifeline(options_.lifeline_fd);
-  OPTSTATE_ASSIGN_OR_RETURN(std::set<gid_t> operator_groups,
-                            access::FindOperatorGroups(config().access()));
+  OPTSTATE_ASSIGN_OR_RETURN(access::UnixRoles unix_roles,
+                            access::UnixRoles::Find(config().access()));
   if (SpeaksTls(config())) {
     OPTSTATE_ASSIGN_OR_RETURN(access_, access::LiveAccess::Load(config()));
   }
@@ -213,7 +212,7 @@ absl::Status Daemon::Build() {
       [this](UniqueFd fd, const PeerCredentials& peer) {
         entrance_->OnConnection(std::move(fd), peer);
       },
-      std::move(operator_groups));
+      std::move(unix_roles));
   // A trainer's private daemon has a new state directory each time.
   if (!is_private()) {
     WarnOfFewFds(config());
@@ -462,8 +461,7 @@ void Daemon::PauseAndStop(absl::Duration patience) {
 }  // namespace
 
 absl::Status CheckNamedThings(const v1::DaemonConfig& config) {
-  OPTSTATE_RETURN_IF_ERROR(
-      access::FindOperatorGroups(config.access()).status());
+  OPTSTATE_RETURN_IF_ERROR(access::UnixRoles::Find(config.access()).status());
   if (!SpeaksTls(config)) return absl::OkStatus();
   return access::LiveAccess::Load(config).status();
 }

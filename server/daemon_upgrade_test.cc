@@ -265,6 +265,8 @@ TEST_F(DaemonTest, WhatTheNextBuildCannotHaveIsRefusedBefore) {
       {"listen: ['127.0.0.1:1']\n", "insecure_tcp: true"},
       {"limits: {jobs_max: nonsense}\n", "jobs_max"},
       {"huge_pages: mount\n", "huge_pages"},
+      {"access: {trainer_groups: [no such group]}\n",
+       "access.trainer_groups: this machine has no group"},
       {absl::StrCat("listen: ['unix:", socket(), "']\n"), "already"}};
   for (const auto& [text, fault] : faults) {
     std::ofstream(file) << text;

@@ -11,6 +11,22 @@
 #include "server/scheduler/workers/available_cores.h"
 
 namespace optstate::server {
+namespace {
+
+// Logs which groups have a role at unix sockets, where users need one of them.
+void LogGroups(const v1::AccessSettings& access) {
+  if (access.trainer_groups().empty() && access.viewer_groups().empty()) return;
+  const auto names = [](const auto& groups) {
+    return groups.empty() ? std::string("none") : absl::StrJoin(groups, ", ");
+  };
+  spdlog::info(
+      "unix sockets: groups of operators: {}; of trainers: {}; of viewers: {}; "
+      "root and the daemon's user are operators, other users have no role",
+      names(access.operator_groups()), names(access.trainer_groups()),
+      names(access.viewer_groups()));
+}
+
+}  // namespace
 
 uint32_t WorkersOf(const v1::DaemonConfig& config) {
   return config.engine().workers() != 0
@@ -41,6 +57,7 @@ void LogStart(const admin::ServerInfo& info) {
   spdlog::info("listening on unix:{}{}{}", info.socket,
                info.listen.empty() ? "" : ", ",
                absl::StrJoin(info.listen, ", "));
+  LogGroups(info.config.access());
   for (const std::string& address : info.listen) {
     if (absl::StartsWith(address, "unix:")) continue;
     if (info.config.insecure_tcp()) {

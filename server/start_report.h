@@ -20,7 +20,8 @@ admin::ServerInfo DescribeServer(const v1::DaemonConfig& config,
                                  const std::string& pages,
                                  const accept::Listeners& listeners);
 
-// Logs a line on each of state directory, addresses, workers.
+// Logs a line on each of state directory, addresses, groups with a role,
+// workers.
 void LogStart(const admin::ServerInfo& info);
 
 // Warns when the limit of open files is below what `config.limits` may need. An

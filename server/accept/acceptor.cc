@@ -53,11 +53,11 @@ UniqueFd OpenSpareFd() {
 
 Acceptor::Acceptor(os::EventLoop* loop,
                    std::vector<std::unique_ptr<Listener>> listeners,
-                   Callback on_connection, std::set<gid_t> operator_groups)
+                   Callback on_connection, access::UnixRoles roles)
     : loop_(loop),
       listeners_(std::move(listeners)),
       on_connection_(std::move(on_connection)),
-      operator_groups_(std::move(operator_groups)),
+      roles_(std::move(roles)),
       spare_fd_(OpenSpareFd()) {}
 
 Acceptor::~Acceptor() { Stop(); }
@@ -100,7 +100,7 @@ bool Acceptor::AcceptOne(const Listener& listener) {
   observe::Count(observe::Counted::kConnectionAccepted);
   if (!listener.is_unix()) TuneTcp(fd.get());
   const absl::StatusOr<PeerCredentials> peer =
-      GetPeerCredentials(fd.get(), listener.is_unix(), operator_groups_);
+      GetPeerCredentials(fd.get(), listener.is_unix(), roles_);
   if (!peer.ok()) {
     observe::LogRepeated(spdlog::level::warn, "connection dropped",
                          listener.name(), "connection on {} dropped: {}",

@@ -1,11 +1,8 @@
 #ifndef OPTSTATE_SERVER_ACCEPT_ACCEPTOR_H_
 #define OPTSTATE_SERVER_ACCEPT_ACCEPTOR_H_
 
-#include <sys/types.h>
-
 #include <functional>
 #include <memory>
-#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,6 +10,7 @@
 #include "proto/types/unique_fd.h"
 #include "server/accept/listener.h"
 #include "server/accept/peer_credentials.h"
+#include "server/access/unix_roles.h"
 #include "server/os/event_loop.h"
 
 namespace optstate::accept {
@@ -30,10 +28,10 @@ class Acceptor {
  public:
   using Callback = std::function<void(UniqueFd, const PeerCredentials&)>;
 
-  // Members of `operator_groups` are operators, see GetPeerCredentials().
+  // `roles` are those of peers over unix sockets, see GetPeerCredentials().
   Acceptor(os::EventLoop* loop,
            std::vector<std::unique_ptr<Listener>> listeners,
-           Callback on_connection, std::set<gid_t> operator_groups = {});
+           Callback on_connection, access::UnixRoles roles = {});
   ~Acceptor();
 
   absl::Status Start();
@@ -61,7 +59,7 @@ class Acceptor {
   os::EventLoop* const loop_;
   std::vector<std::unique_ptr<Listener>> listeners_;
   const Callback on_connection_;
-  const std::set<gid_t> operator_groups_;
+  const access::UnixRoles roles_;
   UniqueFd spare_fd_;
   bool paused_ = false;
   bool held_ = false;

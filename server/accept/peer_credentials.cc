@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/os_error.h"
-#include "server/access/unix_names.h"
 
 namespace optstate::accept {
 namespace {
@@ -51,7 +50,7 @@ std::string PeerCredentials::quota_name() const {
 }
 
 absl::StatusOr<PeerCredentials> GetPeerCredentials(
-    int fd, bool is_unix, const std::set<gid_t>& operator_groups) {
+    int fd, bool is_unix, const access::UnixRoles& roles) {
   if (!is_unix) {
     return PeerCredentials{.caller = {.via = access::Via::kInsecureTcp},
                            .address = AddressOf(fd)};
@@ -62,9 +61,8 @@ absl::StatusOr<PeerCredentials> GetPeerCredentials(
     return OsError(errno, "getsockopt SO_PEERCRED");
   }
   return PeerCredentials{
-      .caller = access::UnixCaller(
-          credentials.uid,
-          access::PeerIsIn(fd, credentials.gid, operator_groups)),
+      .caller = access::UnixCaller(credentials.uid,
+                                   roles.OfPeer(fd, credentials.gid)),
       .pid = credentials.pid};
 }
 

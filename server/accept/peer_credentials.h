@@ -3,11 +3,11 @@
 
 #include <sys/types.h>
 
-#include <set>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "server/access/caller.h"
+#include "server/access/unix_roles.h"
 
 namespace optstate::accept {
 
@@ -28,11 +28,11 @@ struct PeerCredentials {
   std::string quota_name() const;
 };
 
-// Reads a peer's credentials: the kernel names a unix socket's peer. Members of
-// `operator_groups` are operators. A TCP peer is nobody: what comes next says
-// who it is, be it TLS or the permission to do without.
+// Reads a peer's credentials: the kernel names a unix socket's peer and its
+// groups, which have the roles of `roles`. A TCP peer is nobody: what comes
+// next says who it is, be it TLS or the permission to do without.
 absl::StatusOr<PeerCredentials> GetPeerCredentials(
-    int fd, bool is_unix, const std::set<gid_t>& operator_groups = {});
+    int fd, bool is_unix, const access::UnixRoles& roles = {});
 
 }  // namespace optstate::accept
 

@@ -5,7 +5,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "optstate/v1/config.pb.h"
 #include "proto/types/unique_fd.h"
+#include "server/access/unix_roles.h"
 
 namespace optstate::accept {
 namespace {
@@ -20,6 +22,23 @@ TEST(PeerCredentialsTest, TheKernelNamesTheUserOfAUnixSocket) {
   EXPECT_EQ(peer->caller, access::UnixCaller(::geteuid()));
   EXPECT_EQ(peer->pid, ::getpid());
   EXPECT_TRUE(peer->is_unix());
+  EXPECT_TRUE(peer->is_operator());
+}
+
+// A setting by which this process has no role: its own user is an operator all
+// the same, and another would be nobody.
+TEST(PeerCredentialsTest, TheRolesAreThoseOfTheGroups) {
+  int fds[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+  const UniqueFd a(fds[0]);
+  const UniqueFd b(fds[1]);
+  v1::AccessSettings access;
+  access.add_viewer_groups("4294967294");
+  const auto roles = access::UnixRoles::Find(access);
+  ASSERT_TRUE(roles.ok()) << roles.status();
+  EXPECT_EQ(roles->OfPeer(a.get(), ::getegid()), access::Role::kNone);
+  const auto peer = GetPeerCredentials(a.get(), /*is_unix=*/true, *roles);
+  ASSERT_TRUE(peer.ok()) << peer.status();
   EXPECT_TRUE(peer->is_operator());
 }
 

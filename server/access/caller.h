@@ -45,12 +45,17 @@ struct Caller {
   friend auto operator<=>(const Caller&, const Caller&) = default;
 };
 
-// A user at a unix socket: root, the daemon's own user and members of
-// access.operator_groups are operators, all others trainers.
-Caller UnixCaller(uid_t uid, bool in_operator_group = false);
+// A user at a unix socket: root and the daemon's own user are operators, others
+// have the role that their groups give them (unix_roles.h).
+Caller UnixCaller(uid_t uid, Role of_groups = Role::kTrainer);
 
 // A peer over TCP without TLS. It acts as the daemon's own user.
 Caller InsecureTcpCaller();
+
+// Returns the end of an error text for a caller whose role is too low: "takes
+// the role trainer, and uid 1000 has the role viewer", and for a user at a unix
+// socket how it comes to the role.
+std::string MissingRole(Role role, const Caller& caller);
 
 }  // namespace optstate::access
 

@@ -2,7 +2,6 @@
 
 #include <grp.h>
 #include <pwd.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -106,36 +105,6 @@ absl::StatusOr<std::vector<gid_t>> FindGroupsOf(uid_t uid) {
   }
   return absl::ResourceExhaustedError(
       absl::StrCat("uid ", uid, " is in more than ", kGroupsMax, " groups"));
-}
-
-absl::StatusOr<std::set<gid_t>> FindOperatorGroups(
-    const v1::AccessSettings& access) {
-  std::set<gid_t> groups;
-  for (const std::string& text : access.operator_groups()) {
-    const absl::StatusOr<gid_t> found = FindGroup(text);
-    if (!found.ok()) return Annotate(found.status(), "access.operator_groups");
-    groups.insert(*found);
-  }
-  return groups;
-}
-
-bool PeerIsIn(int socket, gid_t gid, const std::set<gid_t>& groups) {
-  if (groups.empty()) return false;
-  if (groups.contains(gid)) return true;
-  std::vector<gid_t> further(64);
-  while (true) {
-    auto size = static_cast<socklen_t>(further.size() * sizeof(gid_t));
-    if (::getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, further.data(),
-                     &size) == 0) {
-      further.resize(size / sizeof(gid_t));
-      break;
-    }
-    // The kernel says how much room it needs.
-    if (errno != ERANGE || size <= further.size() * sizeof(gid_t)) return false;
-    further.resize(size / sizeof(gid_t));
-  }
-  return std::any_of(further.begin(), further.end(),
-                     [&groups](gid_t each) { return groups.contains(each); });
 }
 
 }  // namespace optstate::access

@@ -3,12 +3,10 @@
 
 #include <sys/types.h>
 
-#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "optstate/v1/config.pb.h"
 
 namespace optstate::access {
 
@@ -24,14 +22,6 @@ std::string NameOfUser(uid_t uid);
 // machine, so that this may take as long as a network does; an error says that
 // they could not be read.
 absl::StatusOr<std::vector<gid_t>> FindGroupsOf(uid_t uid);
-
-// Finds access.operator_groups.
-absl::StatusOr<std::set<gid_t>> FindOperatorGroups(
-    const v1::AccessSettings& access);
-
-// Returns whether the process at the other end of a unix socket was in one of
-// `groups` when it connected; its own group is `gid` (SO_PEERCRED).
-bool PeerIsIn(int socket, gid_t gid, const std::set<gid_t>& groups);
 
 }  // namespace optstate::access
 

@@ -159,9 +159,10 @@ class AdminAccessTest : public AdminServiceTest {
     }
     return kOperatorUid;
   }
-  // Over a unix socket all are trainers, but for operators.
-  Caller UnixCallerOf(Who who) const {
-    return UnixCaller(UidOf(who), who == Who::kOperator);
+  // Over a unix socket all are trainers by default, but for operators.
+  Caller UnixCallerOf(Who who, Role role = Role::kTrainer) const {
+    return UnixCaller(UidOf(who),
+                      who == Who::kOperator ? Role::kOperator : role);
   }
   Caller TlsCallerOf(Who who, Role role) const {
     return {.uid = UidOf(who),
@@ -280,15 +281,14 @@ TEST_F(AdminAccessTest, EveryMethodWireAndIdentityHasItsVerdict) {
     if (does == MethodsOfJobs().end()) continue;  // told above
     for (const Who who : kAll) {
       if (!Has(who)) continue;
-      EXPECT_EQ(VerdictOf(UnixCallerOf(who), method),
-                Expected(does->second, who, Role::kTrainer))
-          << method->name() << " unix " << static_cast<int>(who);
       for (const Role role : {Role::kViewer, Role::kTrainer}) {
-        const Caller caller = TlsCallerOf(who, role);
-        EXPECT_EQ(VerdictOf(caller, method),
-                  Expected(does->second, who, caller.role))
-            << method->name() << " TLS " << static_cast<int>(who) << " "
-            << access::RoleName(caller.role);
+        for (const Caller& caller :
+             {UnixCallerOf(who, role), TlsCallerOf(who, role)}) {
+          EXPECT_EQ(VerdictOf(caller, method),
+                    Expected(does->second, who, caller.role))
+              << method->name() << " by " << caller.name() << ", "
+              << static_cast<int>(who) << ", " << access::RoleName(caller.role);
+        }
       }
     }
   }

@@ -92,11 +92,13 @@ absl::StatusOr<Caller> AdminCalls::Authorize(const grpc::ServerContext& context,
   if (status.ok()) status = CheckMethod(method, *caller);
   if (status.ok()) return caller;
   // The lines of the audit are about changes alone, and a client whose token is
-  // none of the daemon's may only have looked.
-  if (absl::IsUnauthenticated(status)) {
+  // none of the daemon's, or a user without a role, may only have looked.
+  const bool is_unknown = absl::IsUnauthenticated(status);
+  if (is_unknown || (caller.ok() && caller->role == access::Role::kNone)) {
     observe::LogOfPeer(spdlog::level::info, "call refused",
-                       "clients of no name", "call refused: method={}: {}",
-                       std::string(method), status.ToString());
+                       is_unknown ? "clients of no name" : caller->name(),
+                       "call refused: method={}: {}", std::string(method),
+                       status.ToString());
   }
   return status;
 }

@@ -9,6 +9,7 @@
 
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
@@ -226,15 +227,18 @@ void Server::SetUnhealthy() {
 }
 
 void Server::Shutdown(absl::Time deadline) {
-  std::map<Caller, std::unique_ptr<CallersServer>> servers;
+  std::vector<std::unique_ptr<CallersServer>> servers;
   {
     absl::MutexLock lock(&mutex_);
     ended_ = true;
-    servers.swap(servers_);
-    if (shared_ != nullptr) servers[Caller{}] = std::move(shared_);
+    for (auto& [caller, server] : servers_) {
+      servers.push_back(std::move(server));
+    }
+    servers_.clear();
+    if (shared_ != nullptr) servers.push_back(std::move(shared_));
   }
-  for (const auto& [caller, server] : servers) server->EndEventStreams();
-  for (const auto& [caller, server] : servers) server->Shutdown(deadline);
+  for (const auto& server : servers) server->EndEventStreams();
+  for (const auto& server : servers) server->Shutdown(deadline);
   if (gate_ != nullptr) gate_->Flush(absl::Now() + kFlushTimeout);
 }
 

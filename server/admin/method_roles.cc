@@ -25,9 +25,8 @@ absl::Status CheckMethod(absl::string_view method, const Caller& caller) {
         "the daemon has access.tokens_file, a token (OPTSTATE_TOKEN)");
   }
   if (caller.role < row->role) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        method, " takes the role ", access::RoleName(row->role), ", and ",
-        caller.name(), " has the role ", access::RoleName(caller.role)));
+    return absl::PermissionDeniedError(
+        absl::StrCat(method, " ", access::MissingRole(row->role, caller)));
   }
   if (caller.via == Via::kInsecureTcp && !row->over_insecure_tcp) {
     return absl::PermissionDeniedError(absl::StrCat(

@@ -43,8 +43,8 @@ inline constexpr MethodRole kMethodRoles[] = {
 };
 
 // Returns PERMISSION_DENIED unless `caller` may call the method; the text says
-// which role that takes, and which the caller has. UNAUTHENTICATED: the caller
-// has not said who it is.
+// which role that takes, which the caller has, and how a user at a unix socket
+// comes to it. UNAUTHENTICATED: the caller has not said who it is.
 absl::Status CheckMethod(absl::string_view method,
                          const access::Caller& caller);
 

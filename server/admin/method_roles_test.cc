@@ -27,7 +27,9 @@ namespace {
 
 using access::Role;
 using access::Via;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr Role kRoles[] = {Role::kNone, Role::kViewer, Role::kTrainer,
                            Role::kOperator};
@@ -116,6 +118,27 @@ TEST(MethodRolesTest, WhoHasNotSaidWhoItIsIsToldHow) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("OPTSTATE_TOKEN"));
 }
 
+TEST(MethodRolesTest, AUserAtAUnixSocketIsToldWhichGroupsHaveTheRole) {
+  const auto text = [](const char* method, Role role, Via via) {
+    const absl::Status status = CheckMethod(method, CallerOf(role, via));
+    EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(
+      text("GetStatus", Role::kNone, Via::kUnix),
+      AllOf(HasSubstr("GetStatus takes the role viewer, and uid 4711 has the "
+                      "role none: "),
+            HasSubstr("access.viewer_groups or access.trainer_groups")));
+  EXPECT_THAT(text("DeleteJob", Role::kViewer, Via::kUnix),
+              AllOf(HasSubstr("has the role viewer: "),
+                    HasSubstr("access.trainer_groups"),
+                    Not(HasSubstr("access.viewer_groups"))));
+  EXPECT_THAT(text("Drain", Role::kTrainer, Via::kUnix),
+              HasSubstr("access.operator_groups"));
+  EXPECT_THAT(text("DeleteJob", Role::kViewer, Via::kTls),
+              Not(HasSubstr("_groups")));
+}
+
 // These tests call through gRPC, as peers call.
 class MethodCallsTest : public AdminServiceTest {
  protected:
@@ -163,14 +186,17 @@ TEST_F(MethodCallsTest, NoMethodGoesRoundTheTable) {
   Start();
   for (const std::string& method : Methods()) {
     for (const Role role : kRoles) {
-      const Caller caller = CallerOf(role, Via::kTls);
-      if (IsExpected(method, role, Via::kTls)) continue;
-      const grpc::Status status = Call(caller, method);
-      // A method that this build does not have gives nothing away.
-      EXPECT_TRUE(status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
-                  status.error_code() == grpc::StatusCode::UNIMPLEMENTED)
-          << method << " " << access::RoleName(role) << " "
-          << status.error_code() << " " << status.error_message();
+      for (const Via via : {Via::kUnix, Via::kTls}) {
+        if (IsExpected(method, role, via)) continue;
+        const grpc::Status status = Call(CallerOf(role, via), method);
+        // A method that this build does not have gives nothing away.
+        EXPECT_TRUE(status.error_code() ==
+                        grpc::StatusCode::PERMISSION_DENIED ||
+                    status.error_code() == grpc::StatusCode::UNIMPLEMENTED)
+            << method << " " << access::RoleName(role) << " "
+            << static_cast<int>(via) << " " << status.error_code() << " "
+            << status.error_message();
+      }
     }
   }
   EXPECT_FALSE(control_.is_draining);
@@ -222,6 +248,21 @@ TEST_F(MethodCallsTest, ChangesAreWrittenDown) {
   EXPECT_EQ(events[1].kind(), "drain_begun");
   EXPECT_EQ(events[1].actor(), "DNS:peer (uid 4711)");
   EXPECT_EQ(events[1].severity(), v1::EVENT_SEVERITY_INFO);
+}
+
+TEST_F(MethodCallsTest, ARefusedUserOfAUnixSocketIsWrittenDown) {
+  Start();
+  const uint64_t before = observe::Events().Await(0, absl::InfinitePast());
+  const Caller caller = CallerOf(Role::kNone, Via::kUnix);
+  EXPECT_FALSE(Call(caller, "ListJobs").ok());
+  EXPECT_FALSE(Call(caller, "DeleteJob").ok());
+  const std::vector<v1::Event> events = observe::Events().After(before);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].kind(), "audit");
+  EXPECT_EQ(events[0].actor(), "uid 4711");
+  EXPECT_THAT(events[0].text(),
+              AllOf(HasSubstr("method=DeleteJob"), HasSubstr("verdict=refused"),
+                    HasSubstr("access.trainer_groups")));
 }
 
 }  // namespace

@@ -92,8 +92,8 @@ void AddFlags(CLI::App* app, CommandLine* line) {
       ->type_name("LEVEL")
       ->check(CheckGiven);
   app->add_option("--log-format", line->config.log_format,
-                  "How lines of the log are written: text or json, an object a "
-                  "line")
+                  "How lines of the log are written: text, json, an object a "
+                  "line, or logfmt, pairs of key and value")
       ->type_name("FORMAT")
       ->check(CheckGiven);
   app->set_version_flag("--version", absl::StrCat("optstated ", kVersion));

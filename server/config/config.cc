@@ -216,7 +216,7 @@ std::vector<Fault> Check(const v1::DaemonConfig& config) {
                                    "error")});
   }
   if (config.log_format() == v1::LOG_FORMAT_UNSPECIFIED) {
-    faults.push_back({"log_format", "must be text or json"});
+    faults.push_back({"log_format", "must be text, json or logfmt"});
   }
   if (config.lock_memory() == v1::LOCK_MEMORY_UNSPECIFIED) {
     faults.push_back({"lock_memory", "must be auto, always or never"});
@@ -390,6 +390,7 @@ v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
 v1::LogFormat LogFormatOf(absl::string_view word) {
   if (word == "text") return v1::LOG_FORMAT_TEXT;
   if (word == "json") return v1::LOG_FORMAT_JSON;
+  if (word == "logfmt") return v1::LOG_FORMAT_LOGFMT;
   return v1::LOG_FORMAT_UNSPECIFIED;
 }
 

@@ -39,7 +39,8 @@ struct ConfigFlags {
   std::string log_format;  // see LogFormatOf()
 };
 
-// Returns the format that the word, text or json, names; UNSPECIFIED: none.
+// Returns the format that the word, text, json or logfmt, names; UNSPECIFIED:
+// none.
 v1::LogFormat LogFormatOf(absl::string_view word);
 
 // Returns INVALID_ARGUMENT, naming the flag, when a flag's value is wrong

@@ -136,18 +136,26 @@ TEST(ConfigTest, LockMemoryIsOneOfThreeWords) {
             "--lock-memory: must be auto, always or never");
 }
 
-TEST(ConfigTest, TheLogIsTextOrJson) {
+TEST(ConfigTest, TheLogIsTextJsonOrLogfmt) {
   EXPECT_EQ(DefaultConfig(kRoot).log_format(), v1::LOG_FORMAT_TEXT);
   EXPECT_EQ(ParseConfig("log_format: json", "", {}, kRoot)->log_format(),
             v1::LOG_FORMAT_JSON);
+  EXPECT_EQ(ParseConfig("log_format: logfmt", "", {}, kRoot)->log_format(),
+            v1::LOG_FORMAT_LOGFMT);
   EXPECT_THAT(ErrorOf("log_format: xml"),
-              HasSubstr("expected one of text, json"));
+              HasSubstr("expected one of text, json, logfmt"));
   ConfigFlags flags;
   flags.log_format = "json";
   EXPECT_EQ(ParseConfig("log_format: text", "", flags, kRoot)->log_format(),
             v1::LOG_FORMAT_JSON);
-  flags.log_format = "unspecified";
-  EXPECT_EQ(CheckFlags(flags).message(), "--log-format: must be text or json");
+  flags.log_format = "logfmt";
+  EXPECT_EQ(ParseConfig("log_format: text", "", flags, kRoot)->log_format(),
+            v1::LOG_FORMAT_LOGFMT);
+  for (const char* wrong : {"unspecified", "LOGFMT", "log"}) {
+    flags.log_format = wrong;
+    EXPECT_EQ(CheckFlags(flags).message(),
+              "--log-format: must be text, json or logfmt");
+  }
 }
 
 TEST(ConfigTest, DirectoriesOfDisksAreAbsoluteAndDiffer) {
@@ -363,6 +371,29 @@ TEST(ConfigTest, FilesOfTlsAndAccessGoTogether) {
   };
   for (const auto& [text, error] : kCases) {
     EXPECT_THAT(ErrorOf(text), HasSubstr(error)) << text;
+  }
+}
+
+TEST(ConfigTest, GroupsOfRolesAreLists) {
+  const v1::AccessSettings defaults = DefaultConfig(kRoot).access();
+  EXPECT_THAT(defaults.operator_groups(), ElementsAre());
+  EXPECT_THAT(defaults.trainer_groups(), ElementsAre());
+  EXPECT_THAT(defaults.viewer_groups(), ElementsAre());
+  const auto config = ParseConfig(
+      "access:\n"
+      "  operator_groups: [ops]\n"
+      "  trainer_groups: [research, \"4711\"]\n"
+      "  viewer_groups:\n"
+      "  - monitoring\n",
+      "", {}, kRoot);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_THAT(config->access().operator_groups(), ElementsAre("ops"));
+  EXPECT_THAT(config->access().trainer_groups(),
+              ElementsAre("research", "4711"));
+  EXPECT_THAT(config->access().viewer_groups(), ElementsAre("monitoring"));
+  for (const char* name : {"operator", "trainer", "viewer"}) {
+    EXPECT_THAT(ErrorOf(absl::StrCat("access:\n  ", name, "_groups: ops\n")),
+                StartsWith(absl::StrCat("f.yaml:2: access.", name, "_groups")));
   }
 }
 

@@ -208,6 +208,8 @@ TEST(YamlMessageTest, ToYamlReadsBack) {
   config.mutable_metrics()->set_address("m:3");
   config.mutable_tls()->set_certificate_file("/c");
   config.mutable_access()->add_operator_groups("ops");
+  config.mutable_access()->add_trainer_groups("research");
+  config.mutable_access()->add_viewer_groups("4711");
   config.set_insecure_tcp(true);
   config.set_sleep_directory("/asleep");
   config.set_log_format(v1::LOG_FORMAT_JSON);

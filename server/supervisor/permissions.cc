@@ -47,10 +47,9 @@ absl::Status NoJob(absl::string_view job) {
 
 absl::Status CheckMayTrain(const Caller& caller) {
   if (caller.role >= Role::kTrainer) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat(
-      "making jobs, attaching to them and changing them takes the role "
-      "trainer, and ",
-      caller.name(), " has the role ", access::RoleName(caller.role)));
+  return absl::PermissionDeniedError(
+      absl::StrCat("making jobs, attaching to them and changing them ",
+                   access::MissingRole(Role::kTrainer, caller)));
 }
 
 bool MayLook(uid_t owner, const v1::JobAccess& access, const Caller& caller) {

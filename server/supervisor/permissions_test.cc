@@ -42,9 +42,9 @@ TEST(PermissionsTest, ChangeIsAlsoTheOperators) {
   EXPECT_TRUE(CheckMayChangeJob("j", kOwner, {}, UnixCaller(kOwner)).ok());
   EXPECT_TRUE(CheckMayChangeJob("j", kOwner, {}, UnixCaller(0)).ok());
   EXPECT_TRUE(CheckMayChangeJob("j", kOwner, {}, UnixCaller(::geteuid())).ok());
-  EXPECT_TRUE(CheckMayChangeJob("j", kOwner, {},
-                                UnixCaller(kOther, /*in_operator_group=*/true))
-                  .ok());
+  EXPECT_TRUE(
+      CheckMayChangeJob("j", kOwner, {}, UnixCaller(kOther, Role::kOperator))
+          .ok());
   const absl::Status status =
       CheckMayChangeJob("j", kOwner, {}, UnixCaller(kOther));
   EXPECT_TRUE(absl::IsPermissionDenied(status));
@@ -56,7 +56,7 @@ TEST(PermissionsTest, ChangeIsAlsoTheOperators) {
 TEST(PermissionsTest, OperatorsAreRootTheDaemonUserAndTheirGroups) {
   EXPECT_TRUE(CheckOperator(UnixCaller(0)).ok());
   EXPECT_TRUE(CheckOperator(UnixCaller(::geteuid())).ok());
-  EXPECT_TRUE(CheckOperator(UnixCaller(kOther, true)).ok());
+  EXPECT_TRUE(CheckOperator(UnixCaller(kOther, Role::kOperator)).ok());
   EXPECT_TRUE(absl::IsPermissionDenied(CheckOperator(UnixCaller(kOther))));
 }
 
@@ -81,6 +81,36 @@ TEST(PermissionsTest, OverTlsTheRoleCounts) {
   EXPECT_TRUE(CheckMayChangeJob("j", kOwner, {}, of_all).ok());
   EXPECT_TRUE(CheckOperator(of_all).ok());
   EXPECT_FALSE(CheckMayJoinJob("j", kOwner, {}, of_all).ok());
+}
+
+// A viewer at a unix socket is treated as one over TLS, and one without a role
+// as nobody.
+TEST(PermissionsTest, AtAUnixSocketTheRoleCountsToo) {
+  v1::JobAccess access;
+  access.set_is_private(true);
+  access.add_readers("4713");
+  const Caller viewer = UnixCaller(kOther, Role::kViewer);
+  EXPECT_TRUE(MayLook(kOwner, {}, viewer));
+  EXPECT_EQ(CheckMayLook("j", kOwner, access, viewer), NoJob("j"));
+  for (const uid_t uid : {kOwner, uid_t{4713}}) {
+    const Caller named = UnixCaller(uid, Role::kViewer);
+    EXPECT_TRUE(MayLook(kOwner, access, named));
+    EXPECT_FALSE(CheckMayJoinJob("j", kOwner, access, named).ok());
+    EXPECT_FALSE(CheckMayChangeJob("j", kOwner, access, named).ok());
+    EXPECT_FALSE(CheckMayChangeAccess("j", kOwner, access, named).ok());
+    EXPECT_FALSE(MayLook(kOwner, access, UnixCaller(uid, Role::kNone)));
+    EXPECT_FALSE(MayLook(kOwner, {}, UnixCaller(uid, Role::kNone)));
+  }
+  for (const Role role : {Role::kNone, Role::kViewer}) {
+    const absl::Status refused = CheckMayTrain(UnixCaller(kOther, role));
+    EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()),
+                AllOf(HasSubstr("takes the role trainer, and uid 4712 has"),
+                      HasSubstr("access.trainer_groups")));
+  }
+  // The daemon's own user and root need no group.
+  EXPECT_TRUE(CheckOperator(UnixCaller(0, Role::kNone)).ok());
+  EXPECT_TRUE(CheckOperator(UnixCaller(::geteuid(), Role::kViewer)).ok());
 }
 
 class GroupPermissionsTest : public testing::Test {

@@ -118,6 +118,8 @@ absl::Status Supervisor::Route(Waiting* waiting) {
     waiting->fd.reset();
     return absl::OkStatus();
   }
+  // A peer without the role learns nothing of jobs, nor of the daemon's state.
+  OPTSTATE_RETURN_IF_ERROR(CheckMayTrain(waiting->peer.caller));
   if (sleeping_.Has(waiting->adopt.hello().job())) {
     const std::string& name = waiting->adopt.hello().job();
     OPTSTATE_RETURN_IF_ERROR(CheckMayJoin(
@@ -137,7 +139,6 @@ absl::Status Supervisor::Route(Waiting* waiting) {
 absl::StatusOr<JobHost*> Supervisor::FindOrCreate(const Waiting& waiting) {
   const v1::AdoptConnection& adopt = waiting.adopt;
   const std::string& name = adopt.hello().job();
-  OPTSTATE_RETURN_IF_ERROR(CheckMayTrain(waiting.peer.caller));
   const auto found = hosts_.find(name);
   if (found != hosts_.end()) {
     OPTSTATE_RETURN_IF_ERROR(

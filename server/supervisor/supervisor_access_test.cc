@@ -159,6 +159,33 @@ TEST_F(SupervisorAccessTest, AReaderLooksAndNoMore) {
       absl::IsPermissionDenied(harness_.supervisor().HoldJob("a", kOther)));
 }
 
+// A user at the socket who is no trainer has no session, and learns neither
+// which jobs there are nor that the daemon drains.
+TEST_F(SupervisorAccessTest, ASessionTakesATrainer) {
+  harness_.Start();
+  ASSERT_TRUE(harness_.Open(PrivateHello("a")).ok());
+  for (const bool is_draining : {false, true}) {
+    ASSERT_TRUE(harness_.supervisor().SetDraining(is_draining).ok());
+    for (const access::Role role :
+         {access::Role::kNone, access::Role::kViewer}) {
+      for (const char* job : {"a", "b"}) {
+        for (const bool must_exist : {false, true}) {
+          v1::Hello hello = Harness::GoodHello(job);
+          hello.set_must_exist(must_exist);
+          const absl::Status refused =
+              OpenAs(UnixCaller(kOther.uid, role), hello);
+          EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
+          EXPECT_THAT(
+              std::string(refused.message()),
+              AllOf(HasSubstr("takes the role trainer, and uid 4711 has"),
+                    HasSubstr("access.trainer_groups")));
+        }
+      }
+    }
+  }
+  EXPECT_FALSE(harness_.Find("b").has_value());
+}
+
 TEST_F(SupervisorAccessTest, AMemberOfTheGroupMayAllButChangeTheAccess) {
   const auto found = access::FindMemberForTesting();
   if (!found.has_value()) GTEST_SKIP() << "this machine has no other user";

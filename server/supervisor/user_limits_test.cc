@@ -57,7 +57,7 @@ TEST(UserLimitsTest, UsersTogetherLeaveThePartOfOperators) {
 // The bytes of their jobs are bounded as those of all users are.
 TEST(UserLimitsTest, OtherOperatorsAreBoundedAsAllUsersAre) {
   const accept::PeerCredentials in_group = {
-      .caller = access::UnixCaller(4711, /*in_operator_group=*/true)};
+      .caller = access::UnixCaller(4711, access::Role::kOperator)};
   EXPECT_TRUE(in_group.is_operator());
   EXPECT_FALSE(HasNoQuota(in_group));
   ExpectRefused(CheckJobCount(Limits(), in_group, {50, 50}),

@@ -50,7 +50,8 @@ using client::Session;
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
 // A call, and the verdict on each caller, one letter a column (Who):
-//   anonymous, unknown, viewer, stranger, reader, member, owner, operator, root
+//   anonymous, unknown, roleless, viewer, stranger, reader, member, owner,
+//   operator, root
 // U: UNAUTHENTICATED; D: PERMISSION_DENIED; N: NOT_FOUND, as if there were no
 // such job; +: the call is let through, and ends with `allowed`. That is an
 // error where an answer would change the daemon for the next caller.
@@ -66,43 +67,62 @@ struct CallRow {
 // The job "secret" is private and has a group and a reader; everyone may look
 // at the job "open". Both have a rank attached.
 constexpr CallRow kCalls[] = {
-    {"GetStatus", "", "UU+++++++"},
-    {"ListJobs", "", "UU+++++++"},
-    {"GetJob", "name: 'secret'", "UUNN+++++"},
-    {"GetJob", "name: 'open'", "UU+++++++"},
-    {"ListSessions", "", "UU+++++++"},
-    {"ListSessions", "job: 'secret'", "UUNN+++++"},
-    {"ListParameters", "job: 'secret'", "UUNN+++++"},
-    {"ListParameters", "job: 'open'", "UU+++++++"},
-    {"DescribeTiers", "", "UU+++++++"},
-    {"DescribeTiers", "measure: true", "UUDDDDD++"},
-    {"DescribeDevices", "", "UU+++++++"},
-    {"WatchEvents", "", "UU+++++++"},
-    {"ListUsers", "", "UU+++++++"},
-    {"ListUsers", "own: true", "UU+++++++"},
-    {"ListUsers", "user: '4798'", "UUDDDDD++"},
-    {"DeleteJob", "name: 'secret'", "UUDND++++",
+    {"GetStatus", "", "UUD+++++++"},
+    {"ListJobs", "", "UUD+++++++"},
+    {"GetJob", "name: 'secret'", "UUDNN+++++"},
+    {"GetJob", "name: 'open'", "UUD+++++++"},
+    {"ListSessions", "", "UUD+++++++"},
+    {"ListSessions", "job: 'secret'", "UUDNN+++++"},
+    {"ListParameters", "job: 'secret'", "UUDNN+++++"},
+    {"ListParameters", "job: 'open'", "UUD+++++++"},
+    {"DescribeTiers", "", "UUD+++++++"},
+    {"DescribeTiers", "measure: true", "UUDDDDDD++"},
+    {"DescribeDevices", "", "UUD+++++++"},
+    {"WatchEvents", "", "UUD+++++++"},
+    {"ListUsers", "", "UUD+++++++"},
+    {"ListUsers", "own: true", "UUD+++++++"},
+    {"ListUsers", "user: '4798'", "UUDDDDDD++"},
+    {"DeleteJob", "name: 'secret'", "UUDDND++++",
      StatusCode::kFailedPrecondition},
-    {"DeleteJob", "name: 'open'", "UUDDDD+++", StatusCode::kFailedPrecondition},
-    {"DeleteJobWatched", "name: 'secret'", "UUDND++++",
+    {"DeleteJob", "name: 'open'", "UUDDDDD+++",
      StatusCode::kFailedPrecondition},
-    {"RecoverJob", "name: 'secret'", "UUDND++++",
+    {"DeleteJobWatched", "name: 'secret'", "UUDDND++++",
      StatusCode::kFailedPrecondition},
-    {"VerifyJob", "name: 'secret'", "UUDND++++",
+    {"RecoverJob", "name: 'secret'", "UUDDND++++",
      StatusCode::kFailedPrecondition},
-    {"SleepJob", "name: 'secret'", "UUDND++++",
+    {"VerifyJob", "name: 'secret'", "UUDDND++++",
      StatusCode::kFailedPrecondition},
-    {"WakeJob", "name: 'secret'", "UUDND++++", StatusCode::kFailedPrecondition},
-    {"TraceJob", "name: 'secret' steps: 1001", "UUDND++++",
+    {"SleepJob", "name: 'secret'", "UUDDND++++",
+     StatusCode::kFailedPrecondition},
+    {"WakeJob", "name: 'secret'", "UUDDND++++",
+     StatusCode::kFailedPrecondition},
+    {"TraceJob", "name: 'secret' steps: 1001", "UUDDND++++",
      StatusCode::kInvalidArgument},
     // Nothing is to be set.
-    {"SetJob", "name: 'secret'", "UUDND++++", StatusCode::kInvalidArgument},
+    {"SetJob", "name: 'secret'", "UUDDND++++", StatusCode::kInvalidArgument},
     // It is set only where it is another than it is.
     {"SetJob", "name: 'secret' access {} access_before { readers: '4797' }",
-     "UUDNDD+++", StatusCode::kAborted},
-    {"Drain", "resume: true", "UUDDDDD++"},
-    {"Upgrade", "binary: 'no absolute path'", "UUDDDDD++",
+     "UUDDNDD+++", StatusCode::kAborted},
+    {"Drain", "resume: true", "UUDDDDDD++"},
+    {"Upgrade", "binary: 'no absolute path'", "UUDDDDDD++",
      StatusCode::kInvalidArgument, /*insecure=*/'D'},
+};
+
+// A call of a service that gRPC brings: whether the daemon serves, and what its
+// methods look like. No role is asked for. A peer whose certificate is not
+// known does not come that far; a token is shown to Admin alone.
+struct OpenRow {
+  const char* path;
+  absl::string_view request;
+  const char* verdicts;
+  const char* by_token;  // the verdicts where clients have tokens
+};
+constexpr OpenRow kOpenCalls[] = {
+    {"/grpc.health.v1.Health/Check", "", "UU++++++++", "++++++++++"},
+    {"/grpc.health.v1.Health/Watch", "", "UU++++++++", "++++++++++"},
+    // ServerReflectionRequest.list_services = "*".
+    {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+     "\x3a\x01*", "UU++++++++", "++++++++++"},
 };
 
 // An act that a session asks for. A step is taken by whoever may attach: a
@@ -118,9 +138,9 @@ struct SessionRow {
   const char* verdicts;
 };
 constexpr SessionRow kSessions[] = {
-    {SessionRow::Act::kMake, "make a job", "UUD++++++"},
-    {SessionRow::Act::kAttach, "attach", "UUDDD++D+"},
-    {SessionRow::Act::kReturn, "come back", "UUDND++D+"},
+    {SessionRow::Act::kMake, "make a job", "UUDD++++++"},
+    {SessionRow::Act::kAttach, "attach", "UUDDDD++D+"},
+    {SessionRow::Act::kReturn, "come back", "UUDDND++D+"},
 };
 
 const google::protobuf::ServiceDescriptor& Admin() {
@@ -166,7 +186,8 @@ char LetterOf(const absl::Status& status, StatusCode allowed) {
 // Makes a call; the first message of an answer ends it, so that streams need no
 // end.
 absl::Status CallOver(const std::shared_ptr<grpc::Channel>& channel,
-                      const std::string& token, const CallRow& row) {
+                      const std::string& token, const std::string& path,
+                      const std::string& request) {
   grpc::GenericStub stub(channel);
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
@@ -179,12 +200,11 @@ absl::Status CallOver(const std::shared_ptr<grpc::Channel>& channel,
     bool is_ok = false;
     return queue.Next(&tag, &is_ok) && is_ok;
   };
-  const auto call = stub.PrepareCall(
-      &context, absl::StrCat("/optstate.v1.Admin/", row.method), &queue);
+  const auto call = stub.PrepareCall(&context, path, &queue);
   call->StartCall(nullptr);
   bool is_answered = is_done();
   if (is_answered) {
-    const grpc::Slice bytes(RequestOf(row));
+    const grpc::Slice bytes(request);
     call->WriteLast(grpc::ByteBuffer(&bytes, 1), grpc::WriteOptions(), nullptr);
     is_answered = is_done();
   }
@@ -213,15 +233,20 @@ class AccessTableTest : public testing::TestWithParam<AccessWire> {
 
   // Calls as a caller. A connection is kept for the caller's next call, unless
   // the daemon may have closed it.
-  absl::Status Call(const Identity& as, const CallRow& row) {
+  absl::Status Call(const Identity& as, const std::string& path,
+                    const std::string& request) {
     std::shared_ptr<grpc::Channel>& channel = channels_[as.name];
     if (channel == nullptr) {
       OPTSTATE_ASSIGN_OR_RETURN(UniqueFd socket, daemon_->Dial(as));
       channel = grpc::CreateInsecureChannelFromFd("daemon", socket.release());
     }
-    absl::Status status = CallOver(channel, as.token, row);
+    absl::Status status = CallOver(channel, as.token, path, request);
     if (absl::IsUnauthenticated(status)) channel = nullptr;
     return status;
+  }
+  absl::Status Call(const Identity& as, const CallRow& row) {
+    return Call(as, absl::StrCat("/optstate.v1.Admin/", row.method),
+                RequestOf(row));
   }
 
   // Opens a session as a caller. A new job has loaded, and takes a step.
@@ -326,6 +351,14 @@ TEST_P(AccessTableTest, EveryCallAndCallerHasItsVerdict) {
                row.verdicts, row.insecure, Call(as, row), row.allowed);
       }
     }
+    for (const OpenRow& row : kOpenCalls) {
+      for (const Identity& as : daemon_->identities()) {
+        Expect(as, row.path,
+               GetParam() == AccessWire::kToken ? row.by_token : row.verdicts,
+               '+', Call(as, row.path, std::string(row.request)),
+               StatusCode::kOk);
+      }
+    }
     const auto status = daemon_->daemon().GetStatus();
     ASSERT_TRUE(status.ok()) << status.status();
     EXPECT_FALSE(status->draining());
@@ -343,10 +376,38 @@ TEST_P(AccessTableTest, EveryCallAndCallerHasItsVerdict) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Wires, AccessTableTest,
-                         testing::Values(AccessWire::kUnix,
+                         testing::Values(AccessWire::kUnix, AccessWire::kGroups,
                                          AccessWire::kMutualTls,
                                          AccessWire::kToken,
                                          AccessWire::kInsecure),
+                         [](const testing::TestParamInfo<AccessWire>& wire) {
+                           return ToString(wire.param);
+                         });
+
+// The daemon reads groups anew while jobs go on. They count for connections
+// that are made from then on: a session that is attached stays.
+class AccessReloadTest : public AccessTableTest {};
+
+TEST_P(AccessReloadTest, GroupsComeIntoForceWhileJobsGoOn) {
+  const std::string endpoint = daemon_->session_endpoints().front();
+  const auto secret = Open(daemon_->owner(), endpoint, "secret");
+  ASSERT_TRUE(secret.ok()) << secret.status();
+  const absl::Status reloaded = daemon_->GiveRolesToGroups();
+  ASSERT_TRUE(reloaded.ok()) << reloaded;
+  channels_.clear();
+  for (const Identity& as : daemon_->identities()) {
+    const CallRow& call = kCalls[0];
+    Expect(as, call.method, call.verdicts, call.insecure, Call(as, call),
+           call.allowed);
+    const SessionRow& session = kSessions[0];
+    Expect(as, session.name, session.verdicts, '+', Act(session, as, endpoint),
+           StatusCode::kOk);
+  }
+  EXPECT_TRUE(TakeStep(secret->get()).ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Wires, AccessReloadTest,
+                         testing::Values(AccessWire::kUnix),
                          [](const testing::TestParamInfo<AccessWire>& wire) {
                            return ToString(wire.param);
                          });
@@ -357,6 +418,10 @@ TEST(AccessTableRowsTest, EveryMethodHasARowAndEveryRowAMethod) {
   for (const CallRow& row : kCalls) {
     EXPECT_EQ(std::strlen(row.verdicts), size_t{kWhoCount}) << row.method;
     rows.insert(row.method);
+  }
+  for (const OpenRow& row : kOpenCalls) {
+    EXPECT_EQ(std::strlen(row.verdicts), size_t{kWhoCount}) << row.path;
+    EXPECT_EQ(std::strlen(row.by_token), size_t{kWhoCount}) << row.path;
   }
   for (const SessionRow& row : kSessions) {
     EXPECT_EQ(std::strlen(row.verdicts), size_t{kWhoCount}) << row.name;
@@ -370,7 +435,8 @@ TEST(AccessTableRowsTest, EveryMethodHasARowAndEveryRowAMethod) {
 // refused for its role.
 TEST(AccessTableRowsTest, TheRowsAgreeWithTheDaemonsTable) {
   using access::Role;
-  constexpr std::pair<Who, Role> kRoles[] = {{Who::kViewer, Role::kViewer},
+  constexpr std::pair<Who, Role> kRoles[] = {{Who::kRoleless, Role::kNone},
+                                             {Who::kViewer, Role::kViewer},
                                              {Who::kOwner, Role::kTrainer},
                                              {Who::kRoot, Role::kOperator}};
   for (const admin::MethodRole& role : admin::kMethodRoles) {

@@ -35,6 +35,11 @@ constexpr uid_t kViewerUid = 4711;
 constexpr uid_t kStrangerUid = 4712;
 constexpr uid_t kOperatorUid = 4714;
 constexpr uid_t kOwnerUid = 4715;  // where there are no mates
+constexpr uid_t kRolelessUid = 4716;
+constexpr gid_t kRolelessGroup = 4793;
+constexpr gid_t kViewerGroup = 4794;
+constexpr gid_t kTrainerGroup = 4795;
+constexpr gid_t kOtherTrainerGroup = 4796;
 constexpr gid_t kOperatorGroup = 4799;
 // The uid that stands for no user (access::Caller::kNobody).
 constexpr uid_t kNobody = 65534;
@@ -115,6 +120,8 @@ std::string ToString(AccessWire wire) {
   switch (wire) {
     case AccessWire::kUnix:
       return "Unix";
+    case AccessWire::kGroups:
+      return "Groups";
     case AccessWire::kMutualTls:
       return "MutualTls";
     case AccessWire::kToken:
@@ -127,8 +134,8 @@ std::string ToString(AccessWire wire) {
 
 std::string ToString(Who who) {
   static constexpr const char* kNames[kWhoCount] = {
-      "anonymous", "unknown", "viewer",   "stranger", "reader",
-      "member",    "owner",   "operator", "root"};
+      "anonymous", "unknown", "roleless", "viewer",   "stranger",
+      "reader",    "member",  "owner",    "operator", "root"};
   return kNames[static_cast<size_t>(who)];
 }
 
@@ -170,12 +177,12 @@ AccessDaemon::~AccessDaemon() {
 
 absl::StatusOr<std::unique_ptr<AccessDaemon>> AccessDaemon::Start(
     AccessWire wire) {
-  if (wire == AccessWire::kUnix && ::geteuid() != 0) {
+  std::unique_ptr<AccessDaemon> daemon(new AccessDaemon(wire));
+  if (daemon->is_unix() && ::geteuid() != 0) {
     return absl::UnimplementedError("it takes root to act as other users");
   }
-  std::unique_ptr<AccessDaemon> daemon(new AccessDaemon(wire));
   OPTSTATE_RETURN_IF_ERROR(daemon->Launch());
-  if (wire != AccessWire::kUnix) return daemon;
+  if (!daemon->is_unix()) return daemon;
   if (absl::IsPermissionDenied(daemon->Dial(daemon->owner()).status())) {
     return absl::UnimplementedError(
         absl::StrCat("other users do not reach ", daemon->daemon().socket()));
@@ -188,6 +195,9 @@ absl::Status AccessDaemon::Launch() {
   switch (wire_) {
     case AccessWire::kUnix:
       options.config = ConfigOfUnix();
+      break;
+    case AccessWire::kGroups:
+      options.config = ConfigOfGroups();
       break;
     case AccessWire::kMutualTls:
       options.config = ConfigOfCertificates();
@@ -205,7 +215,7 @@ absl::Status AccessDaemon::Launch() {
   if (has_tls) options.flags = {"--listen", "127.0.0.1:0"};
   options.config += kLimits;
   OPTSTATE_ASSIGN_OR_RETURN(daemon_, TestDaemon::Start(std::move(options)));
-  if (wire_ == AccessWire::kUnix) {
+  if (is_unix()) {
     std::filesystem::permissions(daemon_->directory(),
                                  std::filesystem::perms::group_exec |
                                      std::filesystem::perms::others_exec,
@@ -235,7 +245,7 @@ std::vector<AccessDaemon::Named> AccessDaemon::NamedCallers() const {
   return callers;
 }
 
-// Every user is a trainer here, and no user is unknown.
+// Every user is a trainer here, and none is unknown or without a role.
 std::string AccessDaemon::ConfigOfUnix() {
   for (const Named& each : NamedCallers()) {
     if (each.who == Who::kViewer || each.who == Who::kOperator) continue;
@@ -254,6 +264,48 @@ std::string AccessDaemon::ConfigOfUnix() {
   identities_.insert(identities_.end() - 1, {by_gid, by_group});
   return absl::StrCat("access: {operator_groups: [\"", kOperatorGroup,
                       "\"]}\n");
+}
+
+// Users have the roles of their groups: by the own one, by further ones, and
+// the highest of several.
+std::string AccessDaemon::ConfigOfGroups() {
+  const auto add = [this](Who who, const char* name, uid_t uid, gid_t gid,
+                          std::vector<gid_t> groups) {
+    identities_.push_back({.who = who,
+                           .name = name,
+                           .uid = uid,
+                           .gid = gid,
+                           .groups = std::move(groups)});
+  };
+  add(Who::kRoleless, "user without a role", kRolelessUid, kRolelessGroup, {});
+  add(Who::kViewer, "viewer by its gid", kViewerUid, kViewerGroup, {});
+  add(Who::kViewer, "viewer by a further group", kViewerUid, kRolelessGroup,
+      {kRolelessGroup, kViewerGroup});
+  for (const Named& each : NamedCallers()) {
+    if (each.who == Who::kViewer) continue;
+    if (each.who == Who::kOperator) {
+      add(each.who, "operator of all groups", each.uid, kViewerGroup,
+          {kTrainerGroup, kOperatorGroup});
+      add(each.who, "operator by its group alone", each.uid, kRolelessGroup,
+          {kOperatorGroup});
+    } else if (each.who == Who::kStranger) {
+      add(each.who, "stranger by its gid", each.uid, kTrainerGroup, {});
+      add(each.who, "stranger who is a viewer too", each.uid, kViewerGroup,
+          {kOtherTrainerGroup});
+    } else {
+      add(each.who, each.name, each.uid, kRolelessGroup,
+          {kRolelessGroup, kTrainerGroup});
+    }
+  }
+  return absl::StrCat("access: {operator_groups: [\"", kOperatorGroup,
+                      "\"], trainer_groups: [\"", kTrainerGroup, "\", \"",
+                      kOtherTrainerGroup, "\"], viewer_groups: [\"",
+                      kViewerGroup, "\"]}\n");
+}
+
+absl::Status AccessDaemon::GiveRolesToGroups() {
+  identities_.clear();
+  return daemon_->Reload(ConfigOfGroups() + kLimits);
 }
 
 std::string AccessDaemon::TlsSettings(bool asks_for_certificates) const {
@@ -315,7 +367,7 @@ std::string AccessDaemon::ConfigOfTokens() {
 }
 
 std::vector<std::string> AccessDaemon::session_endpoints() const {
-  if (wire_ != AccessWire::kUnix) return {endpoint_};
+  if (!is_unix()) return {endpoint_};
   return {daemon_->shm_endpoint(), endpoint_};
 }
 

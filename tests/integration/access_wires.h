@@ -19,6 +19,7 @@ namespace optstate {
 // The ways to a daemon that differ in how it learns who calls.
 enum class AccessWire {
   kUnix,       // the kernel says so: uid, gid and groups
+  kGroups,     // so it does, and users have a role by their groups alone
   kMutualTls,  // a name in the client's certificate
   kToken,      // a bearer token within TLS
   kInsecure,   // nothing does: everyone acts as the daemon's user
@@ -29,6 +30,7 @@ std::string ToString(AccessWire wire);
 enum class Who {
   kAnonymous,  // shows nothing
   kUnknown,    // shows a name or a token that the daemon does not know
+  kRoleless,   // a user who is in no group that has a role
   kViewer,     // a viewer by its role
   kStranger,   // a trainer who has nothing to do with the job
   kReader,     // a trainer whom the private job lets look
@@ -37,14 +39,14 @@ enum class Who {
   kOperator,   // an operator who is not root
   kRoot,       // root, and over kInsecure everyone
 };
-inline constexpr int kWhoCount = 9;
+inline constexpr int kWhoCount = 10;
 std::string ToString(Who who);
 
 // One caller, and how it shows who it is. What does not apply is empty.
 struct Identity {
   Who who = Who::kAnonymous;
   std::string name;  // for the texts of a test
-  // Over kUnix: the credentials that it connects with.
+  // At a unix socket: the credentials that it connects with.
   std::optional<uid_t> uid = std::nullopt;
   gid_t gid = 0;
   std::vector<gid_t> groups = {};
@@ -93,7 +95,7 @@ class AccessDaemon {
   const TestDaemon& daemon() const { return *daemon_; }
   // The endpoint of calls and of sessions over gRPC.
   const std::string& endpoint() const { return endpoint_; }
-  // All endpoints of sessions: over kUnix shared memory is another one.
+  // All endpoints of sessions: at a unix socket shared memory is another one.
   std::vector<std::string> session_endpoints() const;
   // The callers that there are on this wire, in the order of the columns.
   const std::vector<Identity>& identities() const { return identities_; }
@@ -102,6 +104,9 @@ class AccessDaemon {
   // Empty: no caller is kMember.
   std::string group() const;
   static constexpr uid_t kReaderUid = 4713;
+  // Turns a daemon of kUnix into one of kGroups, by a configuration that it
+  // reads while it runs. identities() are other objects then.
+  absl::Status GiveRolesToGroups();
 
   // Connects as a caller.
   absl::StatusOr<UniqueFd> Dial(const Identity& as) const;
@@ -109,8 +114,12 @@ class AccessDaemon {
  private:
   explicit AccessDaemon(AccessWire wire);
 
+  bool is_unix() const {
+    return wire_ == AccessWire::kUnix || wire_ == AccessWire::kGroups;
+  }
   absl::Status Launch();
   std::string ConfigOfUnix();
+  std::string ConfigOfGroups();
   std::string ConfigOfCertificates();
   std::string ConfigOfTokens();
   void AddCertificate(Who who, const std::string& name);

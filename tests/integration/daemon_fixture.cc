@@ -18,6 +18,7 @@
 #include <deque>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -240,6 +241,24 @@ absl::StatusOr<std::string> TestDaemon::Upgrade() const {
   OPTSTATE_RETURN_IF_ERROR(
       FromGrpc(AdminStub(socket_)->Upgrade(&context, {}, &reply)));
   return reply.id();
+}
+
+absl::Status TestDaemon::Reload(const std::string& config) const {
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::ServerStatus before, GetStatus());
+  std::ofstream(config_path()) << config;
+  process_->Signal(SIGHUP);
+  const absl::Time deadline = absl::Now() + kPatience;
+  while (absl::Now() < deadline) {
+    // There is no answer while one build takes the place of another.
+    const absl::StatusOr<v1::ServerStatus> status = GetStatus();
+    if (status.ok() && status->upgrade().done() &&
+        status->upgrade().id() != before.upgrade().id()) {
+      return absl::OkStatus();
+    }
+    std::this_thread::yield();
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat("optstated does not take its configuration: ", Log()));
 }
 
 absl::StatusOr<std::string> TestDaemon::tcp_endpoint() const {

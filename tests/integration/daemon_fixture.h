@@ -79,6 +79,9 @@ class TestDaemon {
   // Asks for an upgrade to the build that it is, as `optctl upgrade` does;
   // returns what GetStatus() calls it. Another thread may call this.
   absl::StatusOr<std::string> Upgrade() const;
+  // Writes another configuration in the place of that of Options, has the
+  // daemon read it by SIGHUP, and returns when it is in force.
+  absl::Status Reload(const std::string& config) const;
 
   // SIGKILLs the job's engine and returns when it is dead.
   absl::Status KillEngine(const std::string& job) const;
