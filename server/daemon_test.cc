@@ -85,6 +85,14 @@ TEST_F(DaemonTest, WhatIsSaidBeforeTheConfigurationIsReadFollowsTheFlag) {
               HasSubstr("\"level\":\"error\",\"process\":\"supervisor\""));
   EXPECT_THAT(said, HasSubstr("unknown key \\\"engines\\\""));
   EXPECT_THAT(said, EndsWith("}\n"));
+  const ProcessExit logfmt =
+      RunToEnd({"--config", file, "--log-format", "logfmt"});
+  EXPECT_EQ(logfmt.code, 1);
+  const std::string pairs = logfmt.output.substr(json.output.size());
+  EXPECT_THAT(pairs, StartsWith("ts="));
+  EXPECT_THAT(pairs, HasSubstr(" level=error event=\""));
+  EXPECT_THAT(pairs, HasSubstr("unknown key \\\"engines\\\""));
+  EXPECT_THAT(pairs, EndsWith(" process=supervisor\n"));
   EXPECT_EQ(RunToEnd({"--log-format", "xml"}).code, 2);
 }
 

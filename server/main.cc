@@ -53,7 +53,7 @@ __attribute__((section(".preinit_array"),
                used)) void (*const kFirst)() = OpenStandardStreams;
 
 int Fail(const absl::Status& status, int code = 1) {
-  if (observe::CurrentLogFormat() == observe::LogFormat::kJson) {
+  if (observe::CurrentLogFormat() != observe::LogFormat::kText) {
     spdlog::error("{}", std::string(status.message()));
   } else {
     // The text is plain, so that it is readable before and without a log.
@@ -62,13 +62,21 @@ int Fail(const absl::Status& status, int code = 1) {
   return code;
 }
 
+observe::LogFormat FormatOf(v1::LogFormat format) {
+  switch (format) {
+    case v1::LOG_FORMAT_JSON:
+      return observe::LogFormat::kJson;
+    case v1::LOG_FORMAT_LOGFMT:
+      return observe::LogFormat::kLogfmt;
+    default:
+      return observe::LogFormat::kText;
+  }
+}
+
 // Has this process and its libraries write the log.
 void StartLog(absl::string_view process, absl::string_view level,
               v1::LogFormat format) {
-  observe::SetUpLogging(process, level,
-                        format == v1::LOG_FORMAT_JSON
-                            ? observe::LogFormat::kJson
-                            : observe::LogFormat::kText);
+  observe::SetUpLogging(process, level, FormatOf(format));
   observe::RouteGrpcLog();
   observe::RouteProtobufLog();
 }

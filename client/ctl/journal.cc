@@ -55,7 +55,8 @@ absl::StatusOr<std::string> JobPattern(const std::string& job) {
   }
   // Lines say `job NAME` or `job=NAME`; an engine's own begin with
   // `engine NAME: `. Names have dots and hyphens, but none at their end here.
-  // Lines of JSON have "job":"NAME", and quotes in their text are escaped.
+  // Lines of JSON have "job":"NAME", and those of logfmt job=NAME; quotes in
+  // the text of both are escaped.
   return absl::StrCat("(\\b(job|engine)[ =]\\\\?\"?|\"job\":\")",
                       absl::StrReplaceAll(job, {{".", "\\."}}),
                       "(\"|[.]?$|[.]? |[.]\"|[^A-Za-z0-9._-])");

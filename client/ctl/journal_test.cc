@@ -87,7 +87,9 @@ TEST(JournalTest, LinesOfAJob) {
         "upgrade: job gpt-2.xl",
         R"({"time":"t","process":"engine","job":"gpt-2.xl","message":"x"})",
         R"({"time":"t","message":"delete job \"gpt-2.xl\" by uid 7: OK"})",
-        R"({"time":"t","message":"the engine of job gpt-2.xl."})"}) {
+        R"({"time":"t","message":"the engine of job gpt-2.xl."})",
+        R"(ts=t level=info event=drained job=gpt-2.xl pid=7 process=engine)",
+        R"(ts=t level=info event="delete job \"gpt-2.xl\": OK" pid=7)"}) {
     EXPECT_TRUE(std::regex_search(line, regex)) << line;
   }
   for (const char* line :
@@ -96,7 +98,9 @@ TEST(JournalTest, LinesOfAJob) {
         "job gpt-2.xl-b: created",
         R"({"time":"t","process":"engine","job":"gpt-2.xl2","message":"x"})",
         R"({"time":"t","process":"engine","job":"my-gpt-2.xl"})",
-        R"({"time":"t","message":"delete job \"gpt-2.xl.b\" by uid 7"})"}) {
+        R"({"time":"t","message":"delete job \"gpt-2.xl.b\" by uid 7"})",
+        R"(ts=t level=info event=drained job=gpt-2.xl2 pid=7 process=engine)",
+        R"(ts=t level=info event=gpt-2.xl pid=7 process=engine)"}) {
     EXPECT_FALSE(std::regex_search(line, regex)) << line;
   }
 }

@@ -1,5 +1,6 @@
 #include "server/observe/log_fields.h"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "absl/strings/ascii.h"
@@ -92,6 +93,27 @@ std::vector<LogField> FieldsOf(absl::string_view line) {
     line.remove_prefix(space + 1);
   }
   return fields;
+}
+
+absl::string_view EventOf(absl::string_view line,
+                          const std::vector<LogField>& fields) {
+  if (fields.empty()) return {};
+  for (size_t i = 0; i < fields.size(); ++i) {
+    const absl::string_view value = fields[i].value;
+    const char* const begin = value.data() + value.size();
+    const char* const end = i + 1 < fields.size() ? fields[i + 1].key.data()
+                                                  : line.data() + line.size();
+    const absl::string_view between(begin, static_cast<size_t>(end - begin));
+    if (between.find_first_not_of("\",; ") != absl::string_view::npos) {
+      return {};
+    }
+  }
+  absl::string_view event = absl::StripTrailingAsciiWhitespace(line.substr(
+      0, static_cast<size_t>(fields.front().key.data() - line.data())));
+  absl::ConsumeSuffix(&event, ":");
+  const bool is_in_quotes =
+      std::count(event.begin(), event.end(), '"') % 2 != 0;
+  return is_in_quotes ? absl::string_view() : event;
 }
 
 absl::string_view JobOf(absl::string_view line) {

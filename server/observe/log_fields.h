@@ -19,6 +19,12 @@ struct LogField {
 // quotes itself. The result refers to `line`.
 std::vector<LogField> FieldsOf(absl::string_view line);
 
+// Returns the text of a line before its pairs, which are `fields`, without the
+// colon at its end. Empty: the line has no such text, it has other text among
+// the pairs or behind them, or the first pair is inside quotes.
+absl::string_view EventOf(absl::string_view line,
+                          const std::vector<LogField>& fields);
+
 // Returns the job that a line names first, as the daemon's lines do: `job
 // NAME:`, `for job NAME`, `job "NAME"`, `job=NAME` or `job="NAME"`. Empty:
 // none.

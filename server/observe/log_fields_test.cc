@@ -52,6 +52,22 @@ TEST(LogFieldsTest, WordsThatAreNoPairs) {
               ElementsAre(Pair("a", "=b")));
 }
 
+TEST(LogFieldsTest, EventsOfLines) {
+  const auto event = [](absl::string_view line) {
+    return std::string(EventOf(line, FieldsOf(line)));
+  };
+  EXPECT_EQ(event("job registered: job=a groups=2"), "job registered");
+  EXPECT_EQ(event("verified x=1, y=; z=\"a b\""), "verified");
+  EXPECT_EQ(event("job \"a\" fails: error=\"b \"c\" d\""), "job \"a\" fails");
+  EXPECT_EQ(event("audit: reason=\"cut short"), "audit");
+  EXPECT_EQ(event("ends: x="), "ends");
+  for (const char* const line :
+       {"", "no pair here", "x=1", "log: run=1 lacks a step", "a x=1 b y=2",
+        "a: x=1 (why)", "said \"a x=1\""}) {
+    EXPECT_EQ(event(line), "") << line;
+  }
+}
+
 TEST(LogFieldsTest, JobsOfLines) {
   for (const char* const line :
        {"job gpt-2.xl: created by uid 7", "upgrade: job gpt-2.xl: not between",

@@ -1,7 +1,7 @@
 #include "server/observe/log_json.h"
 
 #include <cstdint>
-#include <set>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -11,7 +11,6 @@
 namespace optstate::observe {
 namespace {
 
-constexpr size_t kFieldBytesMax = 512;
 constexpr absl::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
 
 void AppendControl(uint32_t code, std::string* out) {
@@ -30,16 +29,12 @@ void AppendControl(uint32_t code, std::string* out) {
   }
 }
 
-std::string FieldsAsJson(absl::string_view message, absl::string_view job) {
+std::string FieldsAsJson(const std::vector<LogField>& fields) {
   std::string out;
-  std::set<absl::string_view> keys;
-  for (const LogField& field : FieldsOf(message)) {
+  for (const LogField& field : fields) {
     if (out.size() >= kLineBytesMax) break;
-    if (field.key == "job" && field.value == job) continue;
-    if (!keys.insert(field.key).second) continue;
     // Keys need no escapes.
-    absl::StrAppend(&out, out.empty() ? "" : ",", "\"",
-                    field.key.substr(0, kFieldBytesMax), "\":\"",
+    absl::StrAppend(&out, out.empty() ? "" : ",", "\"", field.key, "\":\"",
                     JsonText(field.value, kFieldBytesMax), "\"");
   }
   return out;
@@ -70,20 +65,18 @@ std::string JsonText(absl::string_view text, size_t bytes_max) {
   return out;
 }
 
-std::string ToJson(const JsonLine& line) {
-  const absl::string_view shown = line.message.substr(0, kLineBytesMax);
-  const absl::string_view job = line.job.empty() ? JobOf(shown) : line.job;
-  std::string out = absl::StrCat(
-      "{\"time\":\"",
-      absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", line.time, absl::UTCTimeZone()),
-      "\",\"level\":\"", line.level, "\",\"process\":\"", line.process,
-      "\",\"pid\":", line.pid);
-  if (!job.empty()) {
-    absl::StrAppend(&out, ",\"job\":\"", JsonText(job, kFieldBytesMax), "\"");
+std::string ToJson(const LogLine& line) {
+  const LogParts parts = PartsOf(line);
+  std::string out =
+      absl::StrCat("{\"time\":\"", parts.time, "\",\"level\":\"", line.level,
+                   "\",\"process\":\"", line.process, "\",\"pid\":", line.pid);
+  if (!parts.job.empty()) {
+    absl::StrAppend(&out, ",\"job\":\"", JsonText(parts.job, kFieldBytesMax),
+                    "\"");
   }
   absl::StrAppend(&out, ",\"message\":\"",
                   JsonText(line.message, kLineBytesMax), "\"");
-  const std::string fields = FieldsAsJson(shown, job);
+  const std::string fields = FieldsAsJson(parts.fields);
   if (!fields.empty()) absl::StrAppend(&out, ",\"fields\":{", fields, "}");
   out.push_back('}');
   return out;

@@ -1,25 +1,13 @@
 #ifndef OPTSTATE_SERVER_OBSERVE_LOG_JSON_H_
 #define OPTSTATE_SERVER_OBSERVE_LOG_JSON_H_
 
-#include <sys/types.h>
-
 #include <cstddef>
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
+#include "server/observe/log_parts.h"
 
 namespace optstate::observe {
-
-// A line of the log, to be written as JSON.
-struct JsonLine {
-  absl::Time time;
-  absl::string_view level;    // "info"
-  absl::string_view process;  // "supervisor" or "engine"
-  pid_t pid = 0;
-  absl::string_view job;  // an engine's; empty: the one that the message names
-  absl::string_view message;
-};
 
 // Returns the line as one object, without an end of line:
 //
@@ -33,7 +21,7 @@ struct JsonLine {
 // "fields" (client/ctl/log_line.h).
 //
 // The message is cut at kLineBytesMax, and the fields at as much.
-std::string ToJson(const JsonLine& line);
+std::string ToJson(const LogLine& line);
 
 // Escapes text for a JSON string: it stays on one line and cannot move a
 // terminal's cursor. What is no UTF-8 becomes U+FFFD. Text beyond `bytes_max`

@@ -10,12 +10,13 @@
 
 #include "absl/time/time.h"
 #include "proto/types/utf8.h"
+#include "server/observe/log_parts.h"
 #include "server/observe/log_text.h"
 
 namespace optstate::observe {
 namespace {
 
-JsonLine Line(absl::string_view message, absl::string_view job = "") {
+LogLine Line(absl::string_view message, absl::string_view job = "") {
   return {.time = absl::FromUnixMicros(1'700'000'000'000'012),
           .level = "info",
           .process = job.empty() ? "supervisor" : "engine",

@@ -20,6 +20,8 @@
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "server/observe/log_json.h"
+#include "server/observe/log_logfmt.h"
+#include "server/observe/log_parts.h"
 #include "server/observe/log_text.h"
 
 namespace optstate::observe {
@@ -101,18 +103,21 @@ class ShortLevel : public spdlog::custom_flag_formatter {
   }
 };
 
-// Writes each line as an object of JSON.
-class JsonFormatter : public spdlog::formatter {
+// Writes each line as JSON or as logfmt.
+class PartsFormatter : public spdlog::formatter {
  public:
-  JsonFormatter(absl::string_view process, bool journal)
+  using Write = std::string (*)(const LogLine&);
+
+  PartsFormatter(absl::string_view process, bool journal, Write write)
       : is_engine_(absl::ConsumePrefix(&process, kEnginePrefix)),
         job_(is_engine_ ? process : ""),
-        journal_(journal) {}
+        journal_(journal),
+        write_(write) {}
 
   void format(const spdlog::details::log_msg& message,
               spdlog::memory_buf_t& out) override {
     std::string line =
-        ToJson({.time = absl::FromChrono(message.time),
+        write_({.time = absl::FromChrono(message.time),
                 .level = LevelName(message.level),
                 .process = is_engine_ ? "engine" : "supervisor",
                 .pid = ::getpid(),
@@ -123,7 +128,7 @@ class JsonFormatter : public spdlog::formatter {
     out.append(line.data(), line.data() + line.size());
   }
   std::unique_ptr<formatter> clone() const override {
-    return std::make_unique<JsonFormatter>(*this);
+    return std::make_unique<PartsFormatter>(*this);
   }
 
  private:
@@ -140,13 +145,15 @@ class JsonFormatter : public spdlog::formatter {
   const bool is_engine_;
   const std::string job_;  // empty: this process is the supervisor
   const bool journal_;
+  const Write write_;
 };
 
 std::unique_ptr<spdlog::formatter> MakeFormatter(absl::string_view process,
                                                  LogFormat format,
                                                  bool journal) {
-  if (format == LogFormat::kJson) {
-    return std::make_unique<JsonFormatter>(process, journal);
+  if (format != LogFormat::kText) {
+    return std::make_unique<PartsFormatter>(
+        process, journal, format == LogFormat::kJson ? &ToJson : &ToLogfmt);
   }
   auto formatter = std::make_unique<spdlog::pattern_formatter>(
       spdlog::pattern_time_type::utc);

@@ -9,8 +9,9 @@ namespace optstate::observe {
 
 // How a line is written.
 enum class LogFormat {
-  kText,  // for people
-  kJson,  // an object a line, see ToJson()
+  kText,    // for people
+  kJson,    // an object a line, see ToJson()
+  kLogfmt,  // pairs of key and value, see ToLogfmt()
 };
 
 // Makes spdlog write one line per event to stderr:
@@ -20,8 +21,8 @@ enum class LogFormat {
 // `process` is "optstated", or "engine JOB". When stderr is the systemd journal
 // ($JOURNAL_STREAM), time and program are left to it: the line starts with its
 // priority ("<6>"), and an engine's with "engine JOB: " after that, by which
-// `optctl logs JOB` finds it. A line of JSON is whole there too, after its
-// priority, which the journal takes off.
+// `optctl logs JOB` finds it. A line of JSON or logfmt is whole there too,
+// after its priority, which the journal takes off.
 void SetUpLogging(absl::string_view process, absl::string_view level,
                   LogFormat format = LogFormat::kText);
 

@@ -123,6 +123,45 @@ TEST(LoggingTest, LinesOfJsonInTheJournal) {
   EXPECT_THAT(text, EndsWith("\"message\":\"bad\"}\n"));
 }
 
+TEST(LoggingTest, LinesOfLogfmt) {
+  ::unsetenv("JOURNAL_STREAM");
+  const std::string text = Captured([] {
+    SetUpLogging("optstated", "info", LogFormat::kLogfmt);
+    EXPECT_EQ(CurrentLogFormat(), LogFormat::kLogfmt);
+    spdlog::info("job {}: created", "a");
+    SetUpLogging("engine b", "info", LogFormat::kLogfmt);
+    spdlog::warn("1\n2: step={}", 3);
+    SetUpLogging("engine b", "info");
+  });
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  ASSERT_EQ(lines.size(), 3u) << text;
+  const std::string time = "ts=....-..-..T..:..:..[.][0-9]{6}Z ";
+  EXPECT_TRUE(std::regex_match(
+      lines[0], std::regex(time + "level=info event=\"job a: created\" job=a "
+                                  "pid=[0-9]+ process=supervisor")))
+      << lines[0];
+  EXPECT_TRUE(std::regex_match(
+      lines[1], std::regex(time + "level=warn event=\"1\\\\n2\" job=b step=3 "
+                                  "pid=[0-9]+ process=engine")))
+      << lines[1];
+  EXPECT_EQ(lines[2], "");
+}
+
+TEST(LoggingTest, LinesOfLogfmtInTheJournal) {
+  const std::string text = Captured([] {
+    struct stat info;
+    ASSERT_EQ(::fstat(STDERR_FILENO, &info), 0);
+    ::setenv("JOURNAL_STREAM",
+             absl::StrCat(info.st_dev, ":", info.st_ino).c_str(), 1);
+    SetUpLogging("optstated", "info", LogFormat::kLogfmt);
+    spdlog::error("bad");
+    ::unsetenv("JOURNAL_STREAM");
+    SetUpLogging("optstated", "info");
+  });
+  EXPECT_THAT(text, StartsWith("<3>ts="));
+  EXPECT_THAT(text, EndsWith(" process=supervisor\n"));
+}
+
 TEST(LoggingTest, JournalOfSomebodyElse) {
   EXPECT_FALSE(IsJournal(nullptr, STDERR_FILENO));
   EXPECT_FALSE(IsJournal("1:2", STDERR_FILENO));
