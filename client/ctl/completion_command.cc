@@ -45,23 +45,25 @@ void Collect(const CLI::App& app, const std::string& path,
   nodes.push_back(std::move(node));
 }
 
+// The script is one that zsh reads alike. In zsh a variable `path` is $PATH,
+// and `:1:C` in an expansion is a modifier.
 constexpr char kBash[] =
     R"bash(# bash completion of optctl: source <(optctl completion bash)
 _optctl() {
   local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
-  local path= word words= job= endpoint= i
-  for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-    case "$path $word" in
-$PATHS$      path="$path $word" ;;
+  local verb= word words= job= endpoint= i
+  for word in "${COMP_WORDS[@]:1:$((COMP_CWORD-1))}"; do
+    case "$verb $word" in
+$VERBS$      verb="$verb $word" ;;
     esac
   done
-  case "$path:$previous" in
+  case "$verb:$previous" in
     " trace:-o"|" trace:--output") COMPREPLY=($(compgen -f -- "$current")); return ;;
     *:-o|*:--output) COMPREPLY=($(compgen -W 'table wide json yaml' -- "$current")); return ;;
     *:--endpoint) COMPREPLY=($(compgen -W 'unix: grpc:' -- "$current")); return ;;
     *:--job) job=1 ;;
   esac
-  case "$path" in
+  case "$verb" in
 $CASES$  esac
   # Readline parts words at ':' and '='.
   for ((i = 1; i < COMP_CWORD; ++i)); do
@@ -85,6 +87,15 @@ $CASES$  esac
 complete -F _optctl optctl
 )bash";
 
+// zsh runs bash's completion through its own emulation. The first line has zsh
+// find the script as the file _optctl of $fpath. Such a file is the function
+// that the first Tab calls, so the last line completes.
+constexpr char kZshBegin[] =
+    "#compdef optctl\n"
+    "autoload -U +X bashcompinit && bashcompinit\n";
+constexpr char kZshEnd[] =
+    "if [[ ${funcstack[1]} == _optctl ]]; then _bash_complete -F _optctl; fi\n";
+
 std::string Replace(std::string text, const std::string& what,
                     const std::string& with) {
   const size_t at = text.find(what);
@@ -92,17 +103,17 @@ std::string Replace(std::string text, const std::string& what,
 }
 
 std::string BashScript(const std::vector<Node>& nodes) {
-  std::string paths, cases;
+  std::string verbs, cases;
   for (const Node& node : nodes) {
     if (!node.path.empty()) {
-      absl::StrAppend(&paths, paths.empty() ? "" : "|", "\" ", node.path, "\"");
+      absl::StrAppend(&verbs, verbs.empty() ? "" : "|", "\" ", node.path, "\"");
     }
     absl::StrAppend(&cases, "    \"", node.path.empty() ? "" : " ", node.path,
                     "\") words=\"", absl::StrJoin(node.words, " "), "\"",
                     node.takes_job ? "; job=1" : "", " ;;\n");
   }
   return Replace(
-      Replace(kBash, "$PATHS$", absl::StrCat("      ", paths, ")\n  ")),
+      Replace(kBash, "$VERBS$", absl::StrCat("      ", verbs, ")\n  ")),
       "$CASES$", cases);
 }
 
@@ -129,10 +140,8 @@ absl::Status Run(const CLI::App& app, const std::string& shell) {
   std::vector<Node> nodes;
   Collect(app, "", nodes);
   if (shell == "fish") return Write(FishScript(nodes));
-  // zsh runs bash's completion through its own emulation.
-  return Write(absl::StrCat(
-      shell == "zsh" ? "autoload -U +X bashcompinit && bashcompinit\n" : "",
-      BashScript(nodes)));
+  if (shell == "bash") return Write(BashScript(nodes));
+  return Write(absl::StrCat(kZshBegin, BashScript(nodes), kZshEnd));
 }
 
 }  // namespace

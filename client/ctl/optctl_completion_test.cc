@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "client/ctl/optctl_fixture.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace optstate::ctl {
@@ -19,6 +20,22 @@ TEST_F(OptctlCompletionTest, CompletionScriptsParse) {
       "COMP_WORDS=(optctl get p) COMP_CWORD=2; _optctl; "
       "echo \"${COMPREPLY[@]}\"'");
   EXPECT_EQ(completed.output, "params\n");
+}
+
+// zsh knows the script by its first line, as a file of $fpath.
+TEST_F(OptctlCompletionTest, ZshCompletesByTheSameScript) {
+  EXPECT_THAT(RunBinary("completion zsh").output,
+              testing::StartsWith("#compdef optctl\n"));
+  if (RunCommand("command -v zsh").exit_code != 0) {
+    GTEST_SKIP() << "no zsh here; deploy/package --check installs it";
+  }
+  const Ran completed = RunBinary(
+      "completion zsh > $TEST_TMPDIR/_optctl && zsh -fec '"
+      "fpath=($TEST_TMPDIR $fpath); autoload -U compinit; compinit -u -D; "
+      "echo $_comps[optctl]; source $TEST_TMPDIR/_optctl; "
+      "words=(optctl get p) CURRENT=3 COMP_WORDS=(optctl get p) COMP_CWORD=2; "
+      "compgen -F _optctl | grep params'");
+  EXPECT_EQ(completed.output, "_optctl\nparams\n");
 }
 
 TEST_F(OptctlCompletionTest, CompletionKnowsShellsAndTheEndpointThatWasTyped) {

@@ -1,11 +1,13 @@
 #include "client/ctl/progress_line.h"
 
+#include <cstddef>
 #include <iostream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/ctl/command.h"
+#include "client/ctl/terminal_fit.h"
 
 namespace optstate::ctl {
 namespace {
@@ -31,6 +33,9 @@ void ProgressLine::Show(absl::string_view lines, absl::string_view progress) {
   if (is_silent_) return;
   std::string text;
   if (is_terminal_) {
+    // Only the last row of a line that takes several would be cleared.
+    const size_t columns = SizeOfTerminal(fd_).columns;
+    if (columns > 0) progress = CutToWidth(progress, columns);
     text = absl::StrCat(kRewrite, lines, progress);
   } else {
     text = std::string(lines);

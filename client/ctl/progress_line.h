@@ -10,7 +10,8 @@
 namespace optstate::ctl {
 
 // Shows, on stdout as a rule, how far something has come that takes long: on a
-// terminal in one line that is rewritten, elsewhere in a line now and then.
+// terminal in one line that is rewritten, and cut where the terminal ends,
+// elsewhere in a line now and then.
 //
 // Threads: not thread-safe.
 class ProgressLine {

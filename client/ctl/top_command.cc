@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "client/ctl/command.h"
 #include "client/ctl/interrupt.h"
+#include "client/ctl/terminal_fit.h"
 #include "client/ctl/top_view.h"
 #include "proto/types/status_macros.h"
 
@@ -41,7 +42,8 @@ absl::Status Run(const Context& context, const TopOptions& options) {
     OPTSTATE_ASSIGN_OR_RETURN(
         const std::string text,
         RenderTop(before.has_value() ? &*before : nullptr, now,
-                  context.format == OutputFormat::kWide));
+                  context.format == OutputFormat::kWide,
+                  SizeOfTerminal(STDOUT_FILENO)));
     OPTSTATE_RETURN_IF_ERROR(Write(absl::StrCat(clears      ? kClear
                                                 : shown > 0 ? "\n"
                                                             : "",

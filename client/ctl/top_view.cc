@@ -1,6 +1,9 @@
 #include "client/ctl/top_view.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,6 +16,30 @@
 
 namespace optstate::ctl {
 namespace {
+
+// The daemon's two lines, an empty one and the titles.
+constexpr size_t kLinesAboveJobs = 4;
+
+// Returns a number that is the lower the more the job needs somebody to look.
+int UrgencyOf(const v1::Job& job) {
+  // The phase of a job without an answer does not count.
+  if (job.ranks_unknown()) return 1;
+  if (job.phase() == v1::JOB_PHASE_FAILED) return 0;
+  if (job.state_unknown() || job.phase() == v1::JOB_PHASE_RECOVERING) return 1;
+  if (job.session_count() == 0) return 4;
+  return job.session_count() < job.world_size() ? 2 : 3;
+}
+
+std::vector<const v1::Job*> MostUrgentFirst(const v1::ListJobsReply& reply) {
+  std::vector<const v1::Job*> jobs;
+  for (const v1::Job& job : reply.jobs()) jobs.push_back(&job);
+  // Nothing that changes with each step counts, so that rows keep their places.
+  std::sort(jobs.begin(), jobs.end(), [](const v1::Job* a, const v1::Job* b) {
+    return std::make_tuple(UrgencyOf(*a), b->state_bytes(), a->name()) <
+           std::make_tuple(UrgencyOf(*b), a->state_bytes(), b->name());
+  });
+  return jobs;
+}
 
 // Returns the same job of the sample before; null: it was not there, is one
 // that was made anew, or its engine did not say.
@@ -106,7 +133,8 @@ std::string Header(const TopSample& now) {
 }  // namespace
 
 absl::StatusOr<std::string> RenderTop(const TopSample* before,
-                                      const TopSample& now, bool wide) {
+                                      const TopSample& now, bool wide,
+                                      const TerminalSize& terminal) {
   Table table({{"JOB"},
                {"PHASE"},
                {"STEP", /*right=*/true},
@@ -125,12 +153,15 @@ absl::StatusOr<std::string> RenderTop(const TopSample* before,
                {"OPEN STEP", false, true}});
   const double s =
       before == nullptr ? 0 : absl::ToDoubleSeconds(now.at - before->at);
-  for (const v1::Job& job : now.jobs.jobs()) {
-    table.AddRow(RowOf(job, FindBefore(before, job), s));
+  for (const v1::Job* job : MostUrgentFirst(now.jobs)) {
+    table.AddRow(RowOf(*job, FindBefore(before, *job), s));
   }
-  if (table.empty()) return Header(now);
+  if (table.empty()) {
+    return FitToTerminal(Header(now), kLinesAboveJobs, terminal);
+  }
   OPTSTATE_ASSIGN_OR_RETURN(const std::string rows, table.Render(wide));
-  return absl::StrCat(Header(now), "\n", rows);
+  return FitToTerminal(absl::StrCat(Header(now), "\n", rows), kLinesAboveJobs,
+                       terminal);
 }
 
 }  // namespace optstate::ctl
