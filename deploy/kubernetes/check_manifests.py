@@ -3,7 +3,7 @@
 The promises: no rights in the cluster and no capabilities beyond those that a value names; nothing
 of the node but the folders of socket, state and disks; a grace period in which the daemon ends its
 engines; ports that network policies open to somebody named; TCP with TLS alone (tcp_rules.py); the
-chart's values make the plain manifests.
+chart's values make the plain manifests; rules for alerts are those of deploy/prometheus.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ _KINDS = {"ConfigMap", "DaemonSet", "Job", "Namespace", "NetworkPolicy", "Priori
 _HOST_PATHS = {"/run/optstate", "/dev/shm/optstate", "/mnt/nvme0/optstate", "/mnt/nvme1/optstate"}
 _CAPABILITIES = {"IPC_LOCK", "SYS_NICE"}
 # An operator has schemas of its own, which are not those of the API.
-_OF_OPERATOR = {"PodMonitor": "monitoring.coreos.com/v1"}
+_OF_OPERATOR = {
+    "PodMonitor": "monitoring.coreos.com/v1",
+    "PrometheusRule": "monitoring.coreos.com/v1",
+}
+_ALERTS = pathlib.Path(__file__).resolve().parents[1] / "prometheus" / "alerts.yaml"
 _OF_NO_NAMESPACE = {"Namespace", "PriorityClass"}
 _NAMESPACES_OF_NODE = ("hostNetwork", "hostPID", "hostIPC")
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 _NAMED_OTHERWISE = ("metadata", "data")
 # Pairs of a manifest and the chart with values that make the same.
-_PAIRS = (("base", "chart"), ("tls", "chart_tls"))
+_PAIRS = (("base", "chart"), ("metrics", "chart_metrics"), ("tls", "chart_tls"))
 # An engine that does not answer has this long beyond drain_timeout_s.
 _ENGINE_END_S = 20
 
@@ -121,6 +125,17 @@ def check_metrics(resources: list[dict]) -> list[str]:
     return faults
 
 
+def check_rules(resources: list[dict]) -> list[str]:
+    """Checks that rules for alerts are those that deploy/prometheus has, and tests."""
+    wanted = yaml.safe_load(_ALERTS.read_text())
+    return [
+        f"{each['kind']} {each['metadata']['name']}: its rules are not those of "
+        "deploy/prometheus/alerts.yaml; deploy/kubernetes/copy_alerts copies them"
+        for each in resources
+        if each["kind"] == "PrometheusRule" and each["spec"] != wanted
+    ]
+
+
 def check_policies(resources: list[dict]) -> list[str]:
     """Checks that network policies close the daemon, but for its ports to named peers."""
     daemons = [resource for resource in resources if resource["kind"] == "DaemonSet"]
@@ -160,7 +175,8 @@ def check_admission(namespace: dict, resources: list[dict]) -> list[str]:
 
 
 def check(resources: list[dict]) -> list[str]:
-    faults = check_metrics(resources) + check_policies(resources) + tcp_rules.check_tcp(resources)
+    faults = check_metrics(resources) + check_rules(resources)
+    faults += check_policies(resources) + tcp_rules.check_tcp(resources)
     config = tcp_rules.configuration(resources)
     for resource in resources:
         found = check_schema(resource)

@@ -239,17 +239,29 @@ class CheckManifestsTest(unittest.TestCase):
         template["volumes"].append({"name": "run", "hostPath": {"path": "/run/optstate"}})
         self.assertIn("its pods take privileged", "\n".join(check_manifests.check(broken)))
 
+    def test_rules_that_differ_are_found(self) -> None:
+        for name in ("metrics", "chart_metrics"):
+            with self.subTest(name):
+                broken = self.rendered(name)
+                self.assertEqual(check_manifests.check_rules(broken), [])
+                (group,) = of_kind(broken, "PrometheusRule")["spec"]["groups"]
+                self.assertNotEqual(group["rules"], [])
+                group["rules"][-1]["for"] = "1s"
+                self.assertIn("copy_alerts", "\n".join(check_manifests.check(broken)))
+
     def test_a_chart_that_differs_is_found(self) -> None:
         rendered = {
             name: check_manifests.comparable(self.rendered(name))
-            for name in ("base", "chart", "tls", "chart_tls")
+            for name in ("base", "chart", "metrics", "chart_metrics", "tls", "chart_tls")
         }
         self.assertEqual(check_manifests.compare(rendered), [])
         rendered["chart_tls"].pop("Service optstated")
         rendered["chart"]["optstated.yaml"] = {}
+        rendered["chart_metrics"].pop("PrometheusRule optstated")
         self.assertEqual(
             sorted(check_manifests.compare(rendered)),
             [
+                "PrometheusRule optstated: chart_metrics is not what metrics has",
                 "Service optstated: chart_tls is not what tls has",
                 "optstated.yaml: chart is not what base has",
             ],

@@ -1,6 +1,10 @@
 #!/bin/bash
-# Runs `check`, and passes where there is no promtool, saying so.
+# Runs `check`. Where there is no promtool the test is skipped, as its XML tells deploy/test.
 status=0
 "$@" || status=$?
-if [[ $status == 3 ]]; then exit 0; fi
-exit "$status"
+if [[ $status != 3 ]]; then exit "$status"; fi
+cat >"${XML_OUTPUT_FILE:-/dev/null}" <<'XML'
+<testsuites>
+  <testsuite name="check_test"><testcase name="promtool"><skipped message="there is no promtool"/></testcase></testsuite>
+</testsuites>
+XML
