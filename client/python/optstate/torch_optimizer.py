@@ -13,8 +13,8 @@ from torch.distributed.algorithms.join import Joinable
 
 from optstate._access import access
 from optstate._storage import storage
+from optstate._torch.collective.reducing import reducing
 from optstate._torch.hybrid_options import take_hybrid_options
-from optstate._torch.job.memory_use import MemoryUse, memory_use
 from optstate._torch.layout import (
     NamedParameters,
     check_group,
@@ -23,7 +23,6 @@ from optstate._torch.layout import (
 )
 from optstate._torch.nodes.moves.handing_over import HandingOver
 from optstate._torch.nodes.norm_members import places_of_duplicates
-from optstate._torch.offload import OffloadTuner, set_fraction
 from optstate._torch.optimizer_info import hyperparams_of
 from optstate._torch.options import (
     Scalar,
@@ -32,17 +31,20 @@ from optstate._torch.options import (
     master_format,
     state_format,
 )
+from optstate._torch.reports import Reports
 from optstate._torch.served import CLOSED, Served
 from optstate._torch.settings import Settings
 from optstate._torch.shared import Shared
 from optstate._torch.sleeping import Sleeping
 from optstate._torch.state_transfer import StateTransfer
 from optstate._torch.stepping import Stepping
-from optstate.session import StepOutcome
+from optstate._torch.zero_options import with_overlap
 from optstate.session_spec import LossScaler
 
 
-class ServedOptimizer(Stepping, StateTransfer, Sleeping, HandingOver, torch.optim.Optimizer):
+class ServedOptimizer(
+    Reports, Stepping, StateTransfer, Sleeping, HandingOver, torch.optim.Optimizer
+):
     """The features that optstate's optimizers add to torch's of the same names.
 
     Keyword arguments beyond torch's:
@@ -94,6 +96,16 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, HandingOver, torch.opti
             the ranks of the node. Under DistributedDataParallel register
             optstate.ddp_hook, which disables its all-reduce. "collective": step() averages
             them over all ranks of process_group, on whichever nodes, with its all-reduce.
+        communication_dtype: of reduction="collective", as are the next three, which all ranks
+            give alike: the dtype in which the ranks send gradients and add them up, "float32" (the
+            default) or "bfloat16": half the bytes, rounded to nearest even as they are sent and
+            wherever the process group adds some up. ValueError with other reductions, where step()
+            reduces nothing. UnimplementedError in step(): the process group cannot add such up.
+        bucket_cap_mb: MiB of the communication dtype that are reduced together, at least 4 KiB; a
+            larger gradient is cut. None: about 25 MiB of gradients, and none is cut.
+        gradient_predivide_factor: gradients are divided by it before they are sent, and multiplied
+            by it afterwards, so that sums of many ranks stay within the range. The default is 1.
+        reduction_op: "mean" (the default) or "sum".
         overlap: push each gradient as soon as backward() has accumulated it, so
             that the daemon processes it while backward() continues. Needs
             reduction="daemon" when there are several ranks. Changes that are
@@ -106,6 +118,11 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, HandingOver, torch.opti
             neither skipped nor clipped, and roll that back when it is; the results are the
             same. Parameters are copied then, and the daemon keeps a copy of the state. Not for
             LAMB, Adafactor and Muon, nor for state on disk.
+        overlap_with_ddp: True: as reduction="daemon", overlap=True and speculative=True, for
+            scripts with torch's ZeroRedundancyOptimizer. Register optstate.ddp_hook in place of
+            torch's hooks, and call step(), which waits for the rest. A step that clipping or a
+            loss_scaler changes is rolled back and taken in step(). UnimplementedError: not with
+            ranks on several nodes, a norm_group, or what speculative is not for.
         state_dtype: dtype of the state arrays: torch.float32, torch.bfloat16 (rounded
             stochastically, reproducibly) or "dynamic8" (bitsandbytes' 8-bit map):
             4, 2 or 1.02 bytes an element. Adafactor's row_var and col_var are
@@ -259,13 +276,17 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, HandingOver, torch.opti
         device_budget: int | str | None = None,
         share_device_memory: bool = False,
         speculative: bool = False,
+        overlap_with_ddp: bool = False,
+        communication_dtype: torch.dtype | str | None = None,
+        bucket_cap_mb: float | None = None,
+        gradient_predivide_factor: float | None = None,
+        reduction_op: str | None = None,
         across_nodes: str | None = None,
         group: str | int | None = None,
         private: bool = False,
         readers: Iterable[str] = (),
         **kwargs: Any,
     ) -> None:
-        take_hybrid_options(kwargs, overlap=overlap, served=self._torch_class())
         settings = Settings(
             endpoint,
             partition,
@@ -297,7 +318,16 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, HandingOver, torch.opti
             access=access(group, private, readers),
             tunes_offload=offload_fraction == "auto",
             shares_device_memory=share_device_memory,
+            reducing=reducing(
+                communication_dtype,
+                bucket_cap_mb,
+                gradient_predivide_factor,
+                reduction_op,
+                reduction="daemon" if overlap_with_ddp else reduction,
+            ),
         )
+        settings = with_overlap(settings, overlap_with_ddp)
+        take_hybrid_options(kwargs, overlap=settings.overlap, served=self._torch_class())
         refuse_sharding_optimizer()
         if isinstance(params, torch.nn.Module):
             raise TypeError(
@@ -324,91 +354,6 @@ class ServedOptimizer(Stepping, StateTransfer, Sleeping, HandingOver, torch.opti
         served.fix_options(self.defaults)
         served.name_by(named_parameters if model is None else model)
         served.attach(job)
-
-    # Properties and reports.
-
-    def __repr__(self) -> str:
-        """Returns torch's text with the job, its endpoint and its step."""
-        served = getattr(self, "_served", None)
-        attachment = served.attachment if served is not None else None
-        if attachment is None:
-            said = "job: none" if served is None else f"job: none, {served.detached_because}"
-        else:
-            session = attachment.session
-            said = f"job: {attachment.job}\n    endpoint: {session.endpoint}"
-            said += f"\n    step: {self._served.steps_before + session.committed_step}"
-        begin, opened, rest = super().__repr__().partition("(\n")
-        return f"{begin}{opened}    {said}\n{rest}"
-
-    @property
-    def committed_step(self) -> int:
-        """The last step that the daemon has committed; 0 for a new job."""
-        served = self._served
-        if served.attachment is None:
-            return served.steps_before
-        served.finish_interrupted(served.attachment)
-        return served.steps_before + served.attachment.session.committed_step
-
-    @property
-    def last_outcome(self) -> StepOutcome | None:
-        """The outcome of this optimizer's last step; None before the first."""
-        served = self._served
-        if served.attachment is not None:
-            served.finish_interrupted(served.attachment)
-        return served.outcome
-
-    @property
-    def job(self) -> str | None:
-        """Name of the job, also while it is asleep; None while not attached."""
-        holder = self._served.attachment or self._served.asleep
-        return holder.job if holder else None
-
-    @property
-    def endpoint(self) -> str | None:
-        """The resolved endpoint of the daemon; None while not attached."""
-        attachment = self._served.attachment
-        return attachment.session.endpoint if attachment else None
-
-    @property
-    def wire(self) -> str | None:
-        """The wire that carries gradients and parameters, shm or grpc; None while not attached."""
-        attachment = self._served.attachment
-        return attachment.session.wire if attachment else None
-
-    def gradient_norms(self) -> dict[str, float]:
-        """Returns the L2 norm of each parameter's gradient in the last step, by name.
-
-        The norms are of the unscaled gradients before clipping, summed (and with
-        reduction="daemon" averaged) over ranks and micro-steps. Parameters without a
-        gradient are left out. Not collective. FailedPreconditionError before the first
-        step, and after the daemon's engine was restarted.
-        """
-        return self._served.attached().gradient_norms()
-
-    def memory(self) -> MemoryUse:
-        """Returns where the memory is that torch's optimizer would hold in this process.
-
-        Asks the daemon. Not collective. UnavailableError when the daemon does not answer.
-        """
-        attachment = self._served.attached()
-        replaced = self._served.replaced
-        return memory_use(attachment, 0 if replaced is None else replaced.held_bytes)
-
-    def set_offload_fraction(self, fraction: float | str) -> None:
-        """Changes offload_fraction, from the next step on, with the same bits; it is the job's,
-        so one rank calls this. "auto": this rank searches for the fastest one in its next steps.
-
-        Does what `optctl set job NAME offload_fraction=...` does, as the user who runs the
-        script: the job's owner and the daemon's may. FailedPreconditionError: the daemon has no
-        device, or this user may not. UnimplementedError: devices cannot update the optimizer.
-        """
-        attachment = self._served.attached()
-        tunes = isinstance(fraction, str) and fraction == "auto"
-        if not tunes:
-            set_fraction(attachment, fraction)
-        served = self._served
-        served.settings = dataclasses.replace(served.settings, tunes_offload=tunes)
-        attachment.tuner = OffloadTuner() if tunes else None
 
     # Methods that attach and detach.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+
+import nodes as on_nodes
 import optstate
 import pytest
 import ranks
@@ -13,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 # How many inputs each rank has; the last to join is not the last rank.
 INPUTS = (2, 6, 4)
+nodes = on_nodes.nodes
 SETTINGS = {
     "trainer": {},
     "contiguous": {"partition": "contiguous"},
@@ -119,3 +123,108 @@ def test_what_join_cannot_be_had_with(daemon):
         assert "accumulate=True" in said["accumulate"]
         assert "sharded parameters" in said["sharded"]
         assert "GradScaler" in said["scaler"] and "LossScaler" in said["scaler"]
+
+
+def _alone(connection, rank, endpoint):
+    """The optimizer's own join(), without DistributedDataParallel."""
+    expected = _reference()
+    for kind in ("daemon", "overlap", "collective"):
+        module = make_model()
+        optimizer = optstate.AdamW(
+            module.parameters(), lr=0.01, model=module, endpoint=endpoint, **SETTINGS[kind]
+        )
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        with optimizer.join() as entered:
+            assert entered is None and optimizer._is_inside_join
+            for step in range(INPUTS[rank]):
+                optimizer.zero_grad()
+                loss_of(module, 3 * step + rank).backward()
+                optimizer.step()
+                scheduler.step()
+        assert optimizer.committed_step == max(INPUTS) and not optimizer._is_inside_join
+        assert_close(list(module.parameters()), expected)
+        # Equally many inputs: nothing is asked, and the steps are those of all ranks.
+        with optimizer.join(enable=False):
+            assert not optimizer._is_inside_join
+            optimizer.param_groups[0]["lr"] = 0.01  # the ranks' schedulers have parted
+            optimizer.zero_grad()
+            loss_of(module, rank).backward()
+            optimizer.step()
+        assert optimizer.committed_step == max(INPUTS) + 1
+        # An error in the block comes out of it, and nobody waits.
+        with pytest.raises(KeyError, match="of the script"), optimizer.join():
+            raise KeyError("of the script")
+    # One rank has inputs left, and says so; the ranks without are told.
+    with pytest.raises(RuntimeError, match="exhausted"):
+        with optimizer.join(throw_on_early_termination=True):
+            for step in range(INPUTS[rank]):
+                optimizer.zero_grad()
+                loss_of(module, step).backward()
+                optimizer.step()
+    return optimizer.committed_step - max(INPUTS) - 1
+
+
+def test_join_of_the_optimizer(daemon):
+    assert ranks.run(_alone, 3, daemon.shm) == [min(INPUTS)] * 3
+
+
+def test_join_has_the_arguments_of_ddp():
+    ours, theirs = map(inspect.signature, (optstate.AdamW.join, DistributedDataParallel.join))
+    assert list(ours.parameters) == list(theirs.parameters)
+    for name, parameter in theirs.parameters.items():
+        assert ours.parameters[name].default == parameter.default
+
+
+def _both_refuse(optimizer, error, **how):
+    """Returns what Join and join() say, which is the same."""
+    said = []
+    for make in (lambda: Join([optimizer], **how), lambda: optimizer.join(**how)):
+        with pytest.raises(error) as raised:
+            make()
+        said.append(str(raised.value))
+    assert said[0] == said[1]
+    return said[0]
+
+
+def _joins_refused(connection, rank, endpoint):
+    with optstate.AdamW(make_model().parameters(), endpoint=endpoint) as plain:
+        said = [_both_refuse(plain, ValueError, divide_by_initial_world_size=False)]
+    with optstate.AdamW(make_model().parameters(), accumulate=True, endpoint=endpoint) as sums:
+        said.append(_both_refuse(sums, RuntimeError))
+        said.append(_both_refuse(sums, RuntimeError, enable=False))
+    with optstate.AdamW(fsdp(make_model()).parameters(), endpoint=endpoint) as shards:
+        said.append(_both_refuse(shards, RuntimeError))
+    stages = [dist.new_group([each]) for each in range(2)]
+    with optstate.AdamW(
+        make_model().parameters(),
+        endpoint=endpoint,
+        process_group=stages[rank],
+        norm_group=dist.group.WORLD,
+    ) as stage:
+        said.append(_both_refuse(stage, RuntimeError))
+    return said
+
+
+def test_join_refuses_what_join_of_torch_does(daemon):
+    for said in ranks.run(_joins_refused, 2, daemon.shm):
+        assert "divide_by_initial_world_size=False" in said[0]
+        assert "accumulate=True" in said[1] and said[2] == said[1]
+        assert "sharded parameters" in said[3]
+        assert "with norm_group" in said[4]
+
+
+def _on_nodes(connection, rank, endpoints, across_nodes):
+    endpoint = on_nodes.enter(rank, endpoints, 1)
+    module = make_model()
+    with optstate.AdamW(
+        module.named_parameters(), endpoint=endpoint, across_nodes=across_nodes
+    ) as optimizer:
+        return _both_refuse(optimizer, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("across_nodes", "text"), [("replicated", "several nodes"), ("sharded", "sharded parameters")]
+)
+def test_join_on_several_nodes(across_nodes, text, nodes):
+    for said in ranks.run(_on_nodes, 2, [each.shm for each in nodes], across_nodes):
+        assert "does not support Join, or join()" in said and text in said

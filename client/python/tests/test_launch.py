@@ -62,7 +62,6 @@ def environment(tmp_path, daemon, job) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "RUN": job,
         "LAST_CALL": "1",
-        "NODE_NAME": "node",
         "MARK": str(tmp_path / "mark"),
         "PATH": f"{commands(tmp_path / 'bin')}:{os.environ.get('PATH', '')}",
     }
@@ -111,14 +110,14 @@ def test_torchrun_starts_ranks_again(environment, tmp_path):
     dies.write_text(DIES_ONCE)
     start = LAUNCH / "torchrun" / "start-elastic"
     said = _said(_run([start, dies, KUBERNETES], environment, STEPS="10"))
-    assert said[0][:2] == (4, 10)  # the example's rank 0 prints alone
+    assert {rank: each[:2] for rank, each in said.items()} == {0: (4, 10), 1: (4, 10)}
     assert pathlib.Path(environment["MARK"]).exists()
 
 
-def _agent(environment, node, daemon, **more):
+def _agent(environment, node, daemon, *program, **more):
     """Starts torchrun for one of two nodes on this machine."""
     return subprocess.Popen(
-        [str(LAUNCH / "torchrun" / "start-elastic"), str(LAUNCH / "train_sharded.py")],
+        [str(LAUNCH / "torchrun" / "start-elastic"), *map(str, program)],
         env={**environment, "OPTSTATE_NODE": node, "OPTSTATE_ENDPOINT": daemon.shm, **more},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -137,13 +136,51 @@ def _read_until(agent, pattern) -> re.Match:
     raise AssertionError("".join(said))
 
 
+def _run_on_two_nodes(environment, daemons, *program, **more) -> dict[int, tuple[int, int, str]]:
+    """Runs start-elastic as two nodes of a rank each, to the end."""
+    how = {"NODES": "2", "RANKS": "1", "HEAD": f"127.0.0.1:{free_port()}", **more}
+    agents = [
+        _agent(environment, f"node{i}", each, *program, **how) for i, each in enumerate(daemons)
+    ]
+    said = ""
+    try:
+        for agent in agents:
+            said += agent.communicate(timeout=RUN_TIMEOUT_S)[0]
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    return _said(said)
+
+
+@pytest.mark.parametrize("program", [(), (KUBERNETES,)], ids=["its own", "of Kubernetes"])
+def test_nodes_have_one_job_and_a_new_node_gets_it(program, environment, daemon, job):
+    """Every node takes the same steps of a job of one name, and what one has lost it gets back."""
+    other = Daemon()
+    try:
+        daemons = [daemon, other]
+        said = _run_on_two_nodes(environment, daemons, *program, STEPS="6")
+        assert {rank: each[:2] for rank, each in said.items()} == {0: (0, 6), 1: (0, 6)}
+        assert other.jobs() == [job] and job in daemon.jobs()
+        other.run_optctl("delete", "job", job)
+        said = _run_on_two_nodes(environment, daemons, *program, STEPS="12")
+        assert {rank: each[:2] for rank, each in said.items()} == {0: (6, 12), 1: (6, 12)}
+        assert said[0][2] == said[1][2]
+        steps = [each.optctl("describe", "job", job)["committed_step"] for each in daemons]
+        assert len(set(steps)) == 1
+    finally:
+        other.stop()
+
+
 def test_a_node_leaves_and_the_state_moves(environment, daemon, job):
     """One of two nodes hands its part over, and torchrun starts the other one's rank again."""
     other = Daemon()
     how = {"NODES": "1:2", "RANKS": "1", "STEPS": "40", "HEAD": f"127.0.0.1:{free_port()}"}
     how["LAST_CALL"] = "15"  # torchrun begins with one node when the other one is not there by then
-    stays = _agent(environment, "stays", daemon, **how)
-    leaves = _agent(environment, "leaves", other, **how)
+    program = LAUNCH / "train_sharded.py"
+    stays = _agent(environment, "stays", daemon, program, **how)
+    leaves = _agent(environment, "leaves", other, program, **how)
     try:
         goes_on = r"rank \d of (\d), process (\d+): goes on at step (\d+)"
         count, process, _ = _read_until(leaves, goes_on).groups()

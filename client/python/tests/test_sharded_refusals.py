@@ -113,6 +113,75 @@ def test_ranks_that_hold_no_whole_parameter(daemon):
     assert ranks.run(_a_part_of_the_mesh, 2) == [True, True]
 
 
+def _laid_out(rank, how, other):
+    """Returns a matrix of 6 x 6 of which 3 ranks have two rows each, but for rank `other`."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh, both = _mesh(), init_device_mesh("cpu", (1, 3))  # on every rank
+    size, where, mesh_of_it = {
+        "rows": ((2, 6), [Shard(0)], mesh),
+        "replicated": ((6, 6), [Replicate()], mesh),
+        "columns": ((6, 2), [Shard(1)], mesh),
+        "other mesh": ((6, 6), [Shard(0), Replicate()], both),
+        "other mesh, same rows": ((2, 6), [Replicate(), Shard(0)], both),
+        "plain": ((6, 6), None, None),
+    }[how if rank == other else "rows"]
+    local = torch.zeros(size)
+    if where is None:
+        return torch.nn.Parameter(local)
+    return torch.nn.Parameter(
+        DTensor.from_local(local, mesh_of_it, where, run_check=False, shape=(6, 6), stride=(6, 1))
+    )
+
+
+def _one_lays_it_out_otherwise(connection, rank, cases):
+    said = []
+    for how, other in cases:
+        first = sharded.fsdp(torch.nn.Sequential(torch.nn.Linear(4, 4)))[0].weight
+        pairs = [("first", first), ("second", _laid_out(rank, how, other))]
+        with pytest.raises(ValueError, match="all ranks of its mesh") as raised:
+            optstate.AdamW(pairs)
+        said.append(str(raised.value))
+    with optstate.AdamW([_laid_out(rank, "other mesh, same rows", 1)]) as optimizer:
+        assert optimizer.committed_step == 0  # the parts are the same
+    return said
+
+
+LAYOUTS = {
+    "replicated": "[6, 6], (Replicate(),) on a mesh of [3]",
+    "other mesh": "[6, 6], (Shard(dim=0), Replicate()) on a mesh of [1, 3]",
+    "columns": "[6, 2], (Shard(dim=1),) on a mesh of [3]",
+    "plain": "[6, 6], whole, and no DTensor",
+}
+
+
+def test_the_rank_that_lays_a_parameter_out_otherwise_is_named(daemon):
+    cases = [(how, other) for how in LAYOUTS for other in (1, 2)]
+    of_ranks = ranks.run(_one_lays_it_out_otherwise, 3, cases)
+    assert of_ranks[0] == of_ranks[1] == of_ranks[2]
+    for (how, other), said in zip(cases, of_ranks[0]):
+        assert 'of parameter "second" the 3 ranks of the job hold' in said
+        assert "rank 0 has [2, 6], (Shard(dim=0),) on a mesh of [3]" in said
+        assert f"Rank {other} is the first that lays it out otherwise" in said
+        assert f"rank {other} has {LAYOUTS[how]}" in said
+        # Two rows, two rows and two columns are as many elements as the matrix has.
+        counts = "60 elements, and it has 36"
+        assert (counts if how != "columns" else "in parts of different ranks") in said
+
+
+def _the_first_differs(connection, rank):
+    with pytest.raises(ValueError) as raised:
+        optstate.AdamW([_laid_out(rank, "replicated", 0)])
+    return str(raised.value)
+
+
+def test_rank_0_that_lays_a_parameter_out_otherwise(daemon):
+    for said in ranks.run(_the_first_differs, 3):
+        assert "Rank 1 is the first" in said
+        assert "rank 0 has [6, 6], (Replicate(),)" in said and "rank 1 has [2, 6]" in said
+
+
 def _replicas(connection, rank):
     """Plain tensors beside shards, and replicas of a shard, are equal on all ranks."""
     from torch.distributed.tensor import DTensor, Replicate

@@ -44,6 +44,31 @@ class Joining:
     _join_config = Shared()
     _has_inputs = Shared()
 
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """Returns a context manager for a loop whose inputs run out on some ranks before others:
+        torch's Join with this optimizer alone, as DistributedDataParallel.join() is with a model.
+
+        Ranks without inputs take part in the steps of the others when they leave the block. It is
+        for reduction="daemon" and "collective" without DistributedDataParallel. Whatever else
+        communicates in the loop must be in the same Join: Join([model, optimizer]).
+
+        divide_by_initial_world_size: True, as gradients are averaged over all ranks.
+        enable: False: the inputs are equally many, and nothing is done. throw_on_early_termination:
+        RuntimeError on all ranks once a rank has no more inputs. Raises the errors of join_hook(),
+        also with enable=False. Collective: every rank enters and leaves the block.
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Returns the hook for torch's Join, which passes it the keywords that it was given.
 

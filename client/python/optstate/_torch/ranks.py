@@ -21,6 +21,11 @@ def _reaching_all() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if "scalar type" in str(error):  # before anything is sent, on all ranks
+            raise errors.UnimplementedError(
+                "the process group's backend does not take tensors of this dtype"
+                f" ({error}): leave communication_dtype out, or use another backend"
+            ) from error
         raise errors.UnavailableError(
             f"the ranks of the process group do not reach each other ({error}): one has ended, or"
             " the network between them is down. End all ranks and start them again: they go on"

@@ -242,6 +242,7 @@ class Served:
         self._finalizer = weakref.finalize(self, attachment.end)
         tensors = attachment.parameters.tensors
         if self.settings.overlap:
+            attachment.gradients.says_lacking_step = self.settings.overlaps_with_ddp
             self._hooks.install(enumerate(tensors), self._push_early)
         elif attachment.gradients.views is not None:
             indices = attachment.gradients.views.indices

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from optstate import _native
 from optstate._access import Access
 from optstate._storage import Storage
+from optstate._torch.collective.reducing import Reducing
 from optstate.session_spec import LossScaler, LossScalerState
 
 # Effects of loading a checkpoint's state into an existing job before the first step: the job
@@ -53,6 +54,9 @@ class Settings:
     tunes_offload: bool = False  # finds the fastest offload_fraction by measurement
     # Parameters and gradients pass between this process's devices and the daemon's on them.
     shares_device_memory: bool = False
+    # overlap_with_ddp=True stands for the values of reduction, overlap and speculative.
+    overlaps_with_ddp: bool = False
+    reducing: Reducing = Reducing()
 
     def __post_init__(self) -> None:
         if self.across_nodes not in (None, "replicated", "sharded"):
@@ -105,6 +109,13 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"Invalid {name}: {value}")
+
+    @property
+    def reduction_as_given(self) -> tuple[str, str]:
+        """The keyword and the value by which the script chose who reduces gradients."""
+        if self.overlaps_with_ddp:
+            return "overlap_with_ddp", "True"
+        return "reduction", f'"{self.reduction}"'
 
     def makes_gradient_views(self, world_size: int) -> bool:
         """Returns whether gradients are to become views as soon as backward() has made them.

@@ -7,6 +7,7 @@ layout, in the order of its parameters, is what the optimizer works on; see Held
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -207,16 +208,29 @@ def shard_of(tensor: torch.Tensor, what: str) -> Shard:
     return Shard(0, tuple(tensor.shape), tuple(map(min, offset, ends)))
 
 
+def describe_layout(tensor: torch.Tensor) -> str:
+    """Returns how the ranks share a parameter, as this rank has it, in words."""
+    if not is_dtensor(tensor):
+        return "whole, and no DTensor"
+    mesh = list(tensor.device_mesh.mesh.shape)
+    return f"{tuple(tensor.placements)} on a mesh of {mesh}"
+
+
 def exchange(
-    ranks: Ranks, places: Places, make_mine: Callable[[], Sequence[ParameterSpec]]
+    ranks: Ranks,
+    places: Places,
+    make_mine: Callable[[], Sequence[ParameterSpec]],
+    describe: Callable[[int], str],
 ) -> Layout:
     """Returns the layout of the shards of this node's ranks. Collective: raises on all ranks or
     on none.
 
-    make_mine: returns this rank's parameters, each with its shard.
+    make_mine: returns this rank's parameters, each with its shard. describe: returns how the ranks
+    share a parameter, by its place, as this rank has it.
 
     A shard that several ranks of a node hold is owned by the lowest of them. Owners are ranks of
-    their node. UnimplementedError: nodes share shards, and not all of them.
+    their node. ValueError: the ranks have other parameters, or do not hold one whole; it names the
+    first rank that differs. UnimplementedError: nodes share shards, and not all of them.
     """
     mine: Sequence[ParameterSpec] = ()
     error: Exception | None = None
@@ -234,8 +248,10 @@ def exchange(
     everyones = [specs for specs, _ in found]
     for rank, theirs in enumerate(everyones):
         _check_alike(everyones[0], theirs, rank)
-    for of_ranks in zip(*everyones):
-        _check_whole(of_ranks, ranks.world_size)
+    for index, of_ranks in enumerate(zip(*everyones)):
+        fault = _find_fault(of_ranks)
+        if fault is not None:  # on every rank alike
+            _raise_fault(of_ranks, ranks.gather(describe(index)), fault)
     of_nodes = [
         _of_node([everyones[rank] for rank in places.ranks_of(node)]) for node in places.nodes
     ]
@@ -319,8 +335,9 @@ def _raise_other(what: str) -> NoReturn:
     )
 
 
-def _check_whole(of_ranks: Sequence[ParameterSpec], world_size: int) -> None:
-    """Raises ValueError when the ranks do not hold a parameter whole."""
+def _find_fault(of_ranks: Sequence[ParameterSpec]) -> str | None:
+    """Returns why the ranks do not hold a parameter whole; None: they do. Raises ValueError for
+    flat pieces that are not a whole tensor."""
     by_place: dict[tuple, ParameterSpec] = {}
     for rank, spec in enumerate(of_ranks):
         assert spec.shard is not None
@@ -329,15 +346,52 @@ def _check_whole(of_ranks: Sequence[ParameterSpec], world_size: int) -> None:
     assert shards[0].shard is not None
     if shards[0].shard.is_flat:
         check_pieces(shards)
-        return
+        return None
     present = sum(spec.numel for spec in shards)
     whole = math.prod(shards[0].shard.global_shape)
     if present != whole:
-        raise ValueError(
-            f'of parameter "{shards[0].name}" the {world_size} ranks of the job hold {present}'
-            f" elements, and it has {whole}: all ranks of its mesh train one job together"
-            " (process_group=), each with a part that is one block"
+        return f"hold {present} elements, and it has {whole}"
+    if _overlap(shards):
+        return "hold some elements in parts of different ranks, and others not at all"
+    return None
+
+
+def _overlap(blocks: Sequence[ParameterSpec]) -> bool:
+    """Returns whether two of these parts of one parameter, all different, have an element in
+    common."""
+    assert blocks[0].shard is not None
+    blocks = [each for each in blocks if each.numel]
+    places = [_place(each) for each in blocks]
+    is_grid = True
+    for dim, size in enumerate(blocks[0].shard.global_shape if blocks else ()):
+        cuts = sorted({offset[dim] for _, offset in places})
+        end_of = dict(zip(cuts, [*cuts[1:], size]))
+        is_grid = is_grid and all(
+            offset[dim] + shape[dim] == end_of[offset[dim]] for shape, offset in places
         )
+    if is_grid:  # as meshes make it: the parts are its cells
+        return False
+    return any(
+        all(a < b + n and b < a + m for a, m, b, n in zip(*one[::-1], *other[::-1]))
+        for one, other in itertools.combinations(places, 2)
+    )
+
+
+def _raise_fault(of_ranks: Sequence[ParameterSpec], layouts: Sequence[str], fault: str) -> NoReturn:
+    """Raises ValueError about a parameter that the ranks do not hold whole.
+
+    layouts: describe_layout(), by rank.
+    """
+    name, count = of_ranks[0].name, len(of_ranks)
+    what = f'of parameter "{name}" the {count} ranks of the job {fault}'
+    other = next((rank for rank, each in enumerate(layouts) if each != layouts[0]), None)
+    if other is not None:
+        said = [f"rank {i} has {list(of_ranks[i].shape)}, {layouts[i]}" for i in (0, other)]
+        what += f". Rank {other} is the first that lays it out otherwise: {'; '.join(said)}"
+    raise ValueError(
+        f"{what}: all ranks of its mesh train one job together (process_group=), each with a part"
+        " that is one block, by the same mesh and placements"
+    )
 
 
 def local_entries(

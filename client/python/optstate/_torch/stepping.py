@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import torch
 
-from optstate._torch.collective.averaging import average_gradients
+from optstate._torch.collective.averaging import reduce_gradients
 from optstate._torch.gradients.gathered import Gradients
 from optstate._torch.initialization import is_initialization
 from optstate._torch.job.attachment import Attachment
@@ -123,7 +123,7 @@ class Stepping(Joining):
                 " unscaling to step(); now call abort_step() and take the step again"
             )
         overlap = served.settings.overlap
-        self._average(attachment)
+        self._reduce(attachment)
         gradients = attachment.gradients.gather(anew=was_unscaled)
         with attachment.values_of_one_step():
             with attachment.undone_on_error():
@@ -180,7 +180,7 @@ class Stepping(Joining):
         if attachment.was_taken:  # step() reports it
             self.zero_grad(set_to_none=True)
             return
-        self._average(attachment)
+        self._reduce(attachment)
         gradients = attachment.gradients.gather()
         with attachment.undone_on_error():
             attachment.gradients.push(attachment.next_step, attachment.micro_step, gradients)
@@ -227,11 +227,13 @@ class Stepping(Joining):
         self._served.replaced = None
         return attachment, groups
 
-    def _average(self, attachment: Attachment) -> None:
-        if self._served.settings.reduction == "collective":
+    def _reduce(self, attachment: Attachment) -> None:
+        settings = self._served.settings
+        if settings.reduction == "collective":
             shared_out = attachment.shared_out
             destinations = None if shared_out is None else shared_out.destinations()
-            average_gradients(attachment.ranks, attachment.parameters.tensors, destinations)
+            tensors = attachment.parameters.tensors
+            reduce_gradients(attachment.ranks, tensors, destinations, settings.reducing)
 
     def _left_by_scaler(self, name: str) -> Any:
         return self._served.__dict__.get(name)
@@ -242,11 +244,13 @@ class Stepping(Joining):
 
     def _scaling(self, attachment: Attachment) -> tuple[float, bool]:
         """Returns (grad_scale, found_inf): the daemon's scale, or values set by a GradScaler."""
-        reduction = self._served.settings.reduction
-        if self._has_scaler() and reduction != "trainer" and attachment.ranks.world_size > 1:
+        settings = self._served.settings
+        has_own_gradients = settings.reduction != "trainer" and attachment.ranks.world_size > 1
+        if self._has_scaler() and has_own_gradients:
+            given = "=".join(settings.reduction_as_given)
             raise RuntimeError(
-                f'a GradScaler cannot be used with reduction="{reduction}" on several ranks: it'
-                " looks at this rank's gradients alone, so that the ranks' scales would part. Use"
+                f"a GradScaler cannot be used with {given} on several ranks: it looks at"
+                " this rank's gradients alone, so that the ranks' scales would part. Use"
                 " loss_scaler=optstate.LossScaler(...), which the ranks share"
             )
         if self._has_scaler() and attachment.nodes is not None and attachment.nodes.spans_jobs:

@@ -1,4 +1,4 @@
-"""Averages gradients over all ranks, where nothing else has (reduction="collective"), and copies
+"""Reduces gradients over all ranks, where nothing else has (reduction="collective"), and copies
 them from one rank to others."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from optstate._torch.collective.reducing import Reducing
 from optstate._torch.layout import gradient_dtype
 
 # Bytes that are sent together, as in DistributedDataParallel.
@@ -45,17 +46,36 @@ def buckets_of(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     return buckets
 
 
-def average_gradients(
+def _cut_into_buckets(flats: Sequence[torch.Tensor], elements: int) -> list[list[torch.Tensor]]:
+    """Returns runs of slices of flat tensors of one device, each run of so many elements."""
+    buckets: list[list[torch.Tensor]] = []
+    room = 0
+    for flat in flats:
+        begin = 0
+        while begin < flat.numel():
+            if not room or buckets[-1][-1].device != flat.device:
+                buckets.append([])
+                room = elements
+            count = min(room, flat.numel() - begin)
+            buckets[-1].append(flat[begin : begin + count])
+            begin += count
+            room -= count
+    return buckets
+
+
+def reduce_gradients(
     collective: Collective,
     tensors: Sequence[torch.Tensor],
-    destinations: Mapping[torch.Tensor, int] | None = None,
+    destinations: Mapping[torch.Tensor, int] | None,
+    how: Reducing,
 ) -> None:
-    """Makes each gradient the mean of all ranks', in place; collective.
+    """Makes each gradient the mean of all ranks', in place, or what `how` says; collective.
 
     A rank without a gradient of a parameter counts as 0, unless no rank has one. 16-bit
-    gradients are added up in fp32.
+    gradients are converted to the communication dtype, by default float32, and added up there.
+    One rank alone has its own gradients, which are not rounded.
 
-    destinations: of each tensor the one rank that needs the mean; the gradients of the others
+    destinations: of each tensor the one rank that needs the result; the gradients of the others
     stay their own. None: all ranks need it.
     """
     if collective.world_size == 1 or not tensors:
@@ -70,22 +90,34 @@ def average_gradients(
             destination = None if destinations is None else destinations[tensor]
             wanted.setdefault(destination, []).append(tensor.grad)
     for destination in sorted(wanted, key=lambda each: -1 if each is None else each):
-        for bucket in buckets_of(wanted[destination]):
-            _average_bucket(collective, bucket, destination)
+        gradients = wanted[destination]
+        if how.bucket_elements is None:
+            for bucket in buckets_of(gradients):
+                _reduce_bucket(collective, bucket, destination, how)
+            continue
+        flats = [each.detach().reshape(-1) for each in gradients]
+        for bucket in _cut_into_buckets(flats, how.bucket_elements):
+            _reduce_bucket(collective, bucket, destination, how)
+        with torch.no_grad():
+            for gradient, flat in zip(gradients, flats):
+                if flat.data_ptr() != gradient.data_ptr():  # a copy, of other strides
+                    gradient.copy_(flat.view_as(gradient))
 
 
-def _average_bucket(
-    collective: Collective, bucket: Sequence[torch.Tensor], destination: int | None
+def _reduce_bucket(
+    collective: Collective,
+    bucket: Sequence[torch.Tensor],
+    destination: int | None,
+    how: Reducing,
 ) -> None:
-    flat = torch.cat([gradient.detach().reshape(-1).float() for gradient in bucket])
+    flat = how.to_send(torch.cat([gradient.detach().reshape(-1).float() for gradient in bucket]))
     if destination is None:
         collective.add_up(flat)
     else:
         collective.add_up_at(flat, destination)
         if destination != collective.rank:
             return
-    flat /= collective.world_size
-    parts = flat.split([gradient.numel() for gradient in bucket])
+    parts = how.result(flat, collective.world_size).split([each.numel() for each in bucket])
     with torch.no_grad():
         for gradient, part in zip(bucket, parts):
             gradient.copy_(part.view_as(gradient))

@@ -27,6 +27,7 @@ from optstate._torch.tensors import (
     parts_of,
     shape_of,
 )
+from optstate._torch.warn import warn
 from optstate.session import Piece, Session
 from optstate.session_spec import ParameterSpec
 
@@ -77,6 +78,8 @@ class GradientPusher:
         # its address), the address of its values, and its version.
         self._pushed: dict[int, tuple[torch.Tensor, int, int]] = {}
         self._index_of = {id(parameter): i for i, parameter in enumerate(self._parameters)}
+        # Whether to say once that backward() runs again without a step() in between.
+        self.says_lacking_step = False
 
     @property
     def area_bytes(self) -> int:
@@ -149,8 +152,9 @@ class GradientPusher:
         gradient = self._parameters[index].grad
         if gradient is None:
             return
-        if index in self._pushed:
-            return  # the gradient accumulates further; push() notices
+        if index in self._pushed:  # the gradient accumulates further; push() notices
+            self._say_lacking_step()
+            return
         self._check_gradients([index], [gradient])
         found = Gradients()
         found.add([index], [gradient])
@@ -160,6 +164,16 @@ class GradientPusher:
         if not self._pushed:  # the step's first
             _push_early.add(self)
         self._pushed[index] = (gradient, gradient.data_ptr(), gradient._version)
+
+    def _say_lacking_step(self) -> None:
+        if self.says_lacking_step:
+            self.says_lacking_step = False
+            warn(
+                "backward() adds to gradients of the backward() before, and step() was not called"
+                " in between: unlike with torch's ZeroRedundancyOptimizer, a step that overlaps"
+                " with DistributedDataParallel (overlap_with_ddp=True) is taken when step() is"
+                " called. Ignore this if gradients are to be accumulated"
+            )
 
     def finish_early(self, step: int, micro_step: int) -> None:
         """Pushes the rest of what push_early() has started: nothing waits for it later."""

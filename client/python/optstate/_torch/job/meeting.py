@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from optstate._access import check_same
+from optstate._torch.collective.reducing import check_same_reducing
 from optstate._torch.job.opening import check_names, private_name
 from optstate._torch.job.partition import check_overlap, shard_specs
 from optstate._torch.layout import parameter_names
@@ -21,7 +22,7 @@ from optstate._torch.nodes.places import Places, node_name
 from optstate._torch.nodes.together import raised_on_all
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
-from optstate._torch.shards import Layout, is_shard
+from optstate._torch.shards import Layout, describe_layout, is_shard
 from optstate.session_spec import ParameterSpec
 
 
@@ -103,13 +104,16 @@ def _meet_in_job(
     """made: gets what is to be ended when a rank raises. settles_later: as for Mover.find()."""
     tensors: list[torch.Tensor] = [each for group in param_groups for each in group["params"]]
     is_sharded = settings.partition == "local" or any(map(is_shard, tensors))
-    begun = ranks.gather((job or private_name(), is_sharded, node_name(), job, settings.access))
-    check_names([asked for _, _, _, asked, _ in begun])
-    check_same([access for *_, access in begun])
+    facts = (job, settings.access, settings.reducing)
+    begun = ranks.gather((job or private_name(), is_sharded, node_name(), facts))
+    everyones = [facts for *_, facts in begun]
+    check_names([asked for asked, _, _ in everyones])
+    check_same([access for _, access, _ in everyones])
+    check_same_reducing([reducing for _, _, reducing in everyones])
     name: str = begun[0][0]
-    places = Places([node for _, _, node, _, _ in begun], ranks.rank)
+    places = Places([node for _, _, node, _ in begun], ranks.rank)
     shares_out = settings.across_nodes == "sharded" and places.several
-    is_sharded = shares_out or any(sharded for _, sharded, _, _, _ in begun)
+    is_sharded = shares_out or any(sharded for _, sharded, _, _ in begun)
     check_across_nodes(settings, places, is_sharded=is_sharded)
     if not is_sharded and ranks.world_size > 1:
         check_overlap(settings)
@@ -129,7 +133,14 @@ def _meet_in_job(
 
     if is_sharded:
         layout, agreement = exchange_on_nodes(
-            ranks, places, make_mine, in_layout, settings, job, settles_later=settles_later
+            ranks,
+            places,
+            make_mine,
+            lambda index: describe_layout(tensors[index]),
+            in_layout,
+            settings,
+            job,
+            settles_later=settles_later,
         )
     elif settings.across_nodes == "sharded" and job is not None:
         find_whole_job(ranks, places, agreement, settings, job, settles_later=settles_later)

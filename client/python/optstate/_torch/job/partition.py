@@ -13,7 +13,7 @@ from optstate._torch.shards import is_shard
 from optstate.session_spec import ParameterSpec
 
 # Optimizers whose updates use more of a parameter than the element that they update.
-_NEED_WHOLE = ("lamb", "adafactor", "muon")
+NEED_WHOLE = ("lamb", "adafactor", "muon")
 
 
 def partition_of(settings: Settings, *, is_sharded: bool) -> int:
@@ -46,9 +46,10 @@ def shard_specs(
     tensors = [tensor for group in param_groups for tensor in group["params"]]
     is_cut = any(map(is_shard, tensors))
     if settings.reduction != "trainer" and (is_cut or settings.reduction == "daemon"):
+        keyword, value = settings.reduction_as_given
         raise ValueError(
-            f'reduction="{settings.reduction}" cannot be had with {which}, whose gradients arrive'
-            " reduced: leave reduction out"
+            f"{keyword}={value} cannot be had with {which}, whose gradients arrive reduced: leave"
+            f" {keyword} out"
         )
     if settings.partition not in (None, "local"):
         raise ValueError(
@@ -62,7 +63,7 @@ def shard_specs(
         )
     specs = parameter_specs(param_groups, names, sharded=True)
     info = optimizer_info(param_groups, settings.optimizer)
-    if info.name in _NEED_WHOLE:
+    if info.name in NEED_WHOLE:
         for spec, tensor in zip(specs, tensors):
             is_whole = not spec.numel or tuple(spec.shape) == tuple(spec.shard.global_shape)
             # A flat piece has lost its shape, also when it is not cut.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from optstate import errors
 from optstate._torch.nodes.places import Places
 from optstate._torch.settings import Settings
+from optstate._torch.zero_options import refusal_on_nodes
 
 
 def check_across_nodes(settings: Settings, places: Places, *, is_sharded: bool) -> None:
@@ -12,6 +13,8 @@ def check_across_nodes(settings: Settings, places: Places, *, is_sharded: bool) 
     if not places.several:
         return
     count = len(places.nodes)
+    if settings.overlaps_with_ddp:
+        raise refusal_on_nodes(f"ranks on {count} nodes")
     if settings.across_nodes is None:
         raise errors.UnimplementedError(
             f"the ranks run on {count} nodes, each with a daemon of its own: say"

@@ -29,6 +29,7 @@ def exchange_on_nodes(
     ranks: Ranks,
     places: Places,
     make_mine: Callable[[], Sequence[ParameterSpec]],
+    describe: Callable[[int], str],
     in_layout: Callable[[Layout], Layout],
     settings: Settings,
     job: str | None,
@@ -43,7 +44,7 @@ def exchange_on_nodes(
     settles_later: as for Mover.find(). FailedPreconditionError, on all ranks: the jobs that the
     nodes have are not the parts of one run, or not all of them.
     """
-    layout = exchange(ranks, places, make_mine)
+    layout = exchange(ranks, places, make_mine, describe)
     agreement = NodeAgreement(ranks, places, layout.kinds)
     layout = in_layout(layout)
     if settings.across_nodes == "sharded":
