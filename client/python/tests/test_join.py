@@ -154,6 +154,7 @@ def _alone(connection, rank, endpoint):
         # An error in the block comes out of it, and nobody waits.
         with pytest.raises(KeyError, match="of the script"), optimizer.join():
             raise KeyError("of the script")
+        assert not optimizer._is_inside_join
     # One rank has inputs left, and says so; the ranks without are told.
     with pytest.raises(RuntimeError, match="exhausted"):
         with optimizer.join(throw_on_early_termination=True):
@@ -161,6 +162,7 @@ def _alone(connection, rank, endpoint):
                 optimizer.zero_grad()
                 loss_of(module, step).backward()
                 optimizer.step()
+    assert not optimizer._is_inside_join
     return optimizer.committed_step - max(INPUTS) - 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import os
+from typing import Any
 
 import optstate
 import pytest
@@ -116,9 +117,18 @@ class _Renamed(torch.nn.Module):
         self.inner = small_model()
 
 
+class _WithAnEmptyGroup:
+    def named_parameters(self):
+        named = dict(small_model().named_parameters())
+        return [
+            {"params": list(named.values()), "param_names": list(named)},
+            {"params": [], "param_names": []},
+        ]
+
+
 def _other(connection, rank, endpoints, job, what, across_nodes="replicated", fsdp=False):
     """Makes rank 1 another one; returns what is raised."""
-    model: torch.nn.Module = small_model()
+    model: Any = small_model()
     kind, kwargs = optstate.AdamW, {"across_nodes": across_nodes}
     if fsdp:
         sharded.fsdp(model)
@@ -137,6 +147,8 @@ def _other(connection, rank, endpoints, job, what, across_nodes="replicated", fs
             kwargs["state_dtype"] = "dynamic8"
         elif what == "scaler":
             kwargs["loss_scaler"] = optstate.LossScaler()
+        elif what == "groups":
+            model = _WithAnEmptyGroup()
         elif what == "job":
             job = f"{job}-other"
     try:
@@ -155,6 +167,7 @@ def _other(connection, rank, endpoints, job, what, across_nodes="replicated", fs
         ("optimizer", ["the optimizer: adamw on rank 0", "lion on rank 1"]),
         ("options", ["the options of group 0: "]),
         ("state", ["state_format: 1 on rank 0", "3 on rank 1"]),
+        ("groups", ["the number of groups: 1 on rank 0", "2 on rank 1"]),
     ],
 )
 def test_ranks_of_another_layout_are_named(what, texts, nodes, job):

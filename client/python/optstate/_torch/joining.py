@@ -28,6 +28,17 @@ class _StepsOfOthers(JoinHook):
         self._optimizer._join_config = None  # which torch leaves, enabled
 
 
+class _JoinAlone(Join):
+    """torch's Join of one optimizer, which is no longer inside it after an error either."""
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        try:
+            return super().__exit__(*raised)
+        finally:
+            for joinable in self._joinables:
+                joinable._join_config = None
+
+
 class Joining:
     """The part of ServedOptimizer that torch.distributed.algorithms.join.Join knows: a Joinable.
 
@@ -62,7 +73,7 @@ class Joining:
         RuntimeError on all ranks once a rank has no more inputs. Raises the errors of join_hook(),
         also with enable=False. Collective: every rank enters and leaves the block.
         """
-        return Join(
+        return _JoinAlone(
             [self],
             enable,
             throw_on_early_termination,

@@ -15,16 +15,22 @@ import torch.distributed as dist
 from optstate import errors
 
 
+_OTHER_DTYPE = ", or leave communication_dtype out"
+
+
 @contextlib.contextmanager
-def _reaching_all() -> Iterator[None]:
-    """Makes the process group's errors, which are plain RuntimeErrors, such as say what to do."""
+def _reaching_all(or_else: str = "") -> Iterator[None]:
+    """Makes the process group's errors, which are plain RuntimeErrors, such as say what to do.
+
+    or_else: what helps too where the backend does not take tensors of the dtype.
+    """
     try:
         yield
     except RuntimeError as error:
         if "scalar type" in str(error):  # before anything is sent, on all ranks
             raise errors.UnimplementedError(
                 "the process group's backend does not take tensors of this dtype"
-                f" ({error}): leave communication_dtype out, or use another backend"
+                f" ({error}): use another backend{or_else}"
             ) from error
         raise errors.UnavailableError(
             f"the ranks of the process group do not reach each other ({error}): one has ended, or"
@@ -98,7 +104,7 @@ class Ranks:
             self.add_up(there)
             tensor.copy_(there)
             return
-        with _reaching_all():
+        with _reaching_all(_OTHER_DTYPE):
             dist.all_reduce(tensor, group=self._group)
 
     def add_up_at(self, tensor: torch.Tensor, destination: int) -> None:
@@ -122,7 +128,7 @@ class Ranks:
             except RuntimeError as error:
                 # All ranks have the same backend, which says so before it sends anything.
                 if "does not support reduce" not in str(error):
-                    with _reaching_all():
+                    with _reaching_all(_OTHER_DTYPE):
                         raise
                 self._can_reduce = False
         self.add_up(tensor)

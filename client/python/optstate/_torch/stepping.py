@@ -9,6 +9,7 @@ from typing import Any, Callable
 import torch
 
 from optstate._torch.collective.averaging import reduce_gradients
+from optstate._torch.collective.reduced import forget_reduced
 from optstate._torch.gradients.gathered import Gradients
 from optstate._torch.initialization import is_initialization
 from optstate._torch.job.attachment import Attachment
@@ -133,6 +134,7 @@ class Stepping(Joining):
                 served.note_outcome(outcome)
             attachment.micro_step = 0
             attachment.gradients.forget_pushed()
+            forget_reduced(attachment.parameters.tensors)
             if outcome.applied:
                 idle = attachment.without_gradient
                 attachment.parameters.read(without_gradient=idle, but_direct=overlap)
@@ -187,6 +189,7 @@ class Stepping(Joining):
             # A rank without gradients participates too: other ranks may have some, and wait.
             attachment.session.end_micro_step(attachment.next_step, attachment.micro_step)
         attachment.gradients.forget_pushed()
+        forget_reduced(attachment.parameters.tensors)
         attachment.note_missing(gradients)
         attachment.micro_step += 1
         self.zero_grad(set_to_none=True)

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from optstate import errors
+from optstate._torch.collective.reduced import note_reduced, state_of
 from optstate._torch.collective.reducing import Reducing
 from optstate._torch.layout import gradient_dtype
 
@@ -77,31 +79,59 @@ def reduce_gradients(
 
     destinations: of each tensor the one rank that needs the result; the gradients of the others
     stay their own. None: all ranks need it.
+
+    Gradients that a step which failed has reduced are not reduced again when it is taken again.
+    FailedPreconditionError, on all ranks: some ranks alone have such ones, or it failed in the
+    middle of this.
     """
     if collective.world_size == 1 or not tensors:
         return
-    has = torch.tensor([each.grad is not None for each in tensors], dtype=torch.int32)
-    collective.add_up(has)
-    wanted: dict[int | None, list[torch.Tensor]] = {}  # gradients by destination
-    for tensor, count in zip(tensors, has.tolist()):
-        if count and tensor.grad is None:
-            tensor.grad = torch.zeros_like(tensor)
-        if tensor.grad is not None:
-            destination = None if destinations is None else destinations[tensor]
-            wanted.setdefault(destination, []).append(tensor.grad)
-    for destination in sorted(wanted, key=lambda each: -1 if each is None else each):
-        gradients = wanted[destination]
-        if how.bucket_elements is None:
-            for bucket in buckets_of(gradients):
-                _reduce_bucket(collective, bucket, destination, how)
+    has = [int(each.grad is not None) for each in tensors]
+    states = [state_of(each, partial=collective.world_size + 1) for each in tensors]
+    counts = torch.tensor([has, states], dtype=torch.int32)
+    collective.add_up(counts)
+    wanted: dict[int | None, list[torch.Tensor]] = {}  # tensors by destination
+    for tensor, count, reduced in zip(tensors, *counts.tolist()):
+        if reduced not in (0, collective.world_size):
+            raise errors.FailedPreconditionError(
+                "a step that failed has reduced gradients of some ranks that others have computed"
+                " anew, or was interrupted in it: call zero_grad() and backward() on all ranks, and"
+                " take the step with these gradients"
+            )
+        if reduced or not count:
             continue
-        flats = [each.detach().reshape(-1) for each in gradients]
-        for bucket in _cut_into_buckets(flats, how.bucket_elements):
+        if tensor.grad is None:
+            tensor.grad = torch.zeros_like(tensor, dtype=gradient_dtype(tensor))
+        destination = None if destinations is None else destinations[tensor]
+        wanted.setdefault(destination, []).append(tensor)
+    is_done = False
+    try:
+        for destination in sorted(wanted, key=lambda each: -1 if each is None else each):
+            gradients = [each.grad for each in wanted[destination] if each.grad is not None]
+            _reduce_for(collective, gradients, destination, how)
+        is_done = True
+    finally:
+        for those in wanted.values():
+            note_reduced(those, is_whole=is_done)
+
+
+def _reduce_for(
+    collective: Collective,
+    gradients: Sequence[torch.Tensor],
+    destination: int | None,
+    how: Reducing,
+) -> None:
+    if how.bucket_elements is None:
+        for bucket in buckets_of(gradients):
             _reduce_bucket(collective, bucket, destination, how)
-        with torch.no_grad():
-            for gradient, flat in zip(gradients, flats):
-                if flat.data_ptr() != gradient.data_ptr():  # a copy, of other strides
-                    gradient.copy_(flat.view_as(gradient))
+        return
+    flats = [each.detach().reshape(-1) for each in gradients]
+    for bucket in _cut_into_buckets(flats, how.bucket_elements):
+        _reduce_bucket(collective, bucket, destination, how)
+    with torch.no_grad():
+        for gradient, flat in zip(gradients, flats):
+            if flat.data_ptr() != gradient.data_ptr():  # a copy, of other strides
+                gradient.copy_(flat.view_as(gradient))
 
 
 def _reduce_bucket(

@@ -333,7 +333,9 @@ class NodeAgreement:
         try:
             noted = self._ranks.gather_numbers([int(error is None)])
         except errors.UnavailableError as failure:
-            raise error or _undecided(outcome, failure) from None
+            if error is None or isinstance(error, errors.UnavailableError):
+                error = _undecided(outcome, error or failure)
+            raise error from None
         if not all(of_rank[0] for of_rank in noted):
             lacking = [rank for rank, [is_noted] in enumerate(noted) if not is_noted]
             raise error or _undecided(

@@ -41,6 +41,7 @@ def _facts(spec: SessionSpec) -> Facts:
             f" {DTYPES[each.gradient_dtype]}, in group {each.group}"
         )
         facts.append((f"parameter {index}", text))
+    facts.append(("the number of groups", str(len(spec.group_options))))
     facts += [
         (f"the options of group {index}", f"{bits:#x}")
         for index, bits in enumerate(spec.group_options)
