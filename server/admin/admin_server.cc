@@ -174,8 +174,10 @@ bool Server::DropIdle() {
 absl::StatusOr<CallersServer*> Server::Find(const Caller& caller) {
   const auto found = servers_.find(caller);
   if (found != servers_.end()) return found->second.get();
+  // A user without a role takes no place of those who have one.
   const bool is_shared =
-      !KeepsServer(caller) && stranger_count_ >= kServersMax && !DropIdle();
+      (caller.is_local() && caller.role == access::Role::kNone) ||
+      (!KeepsServer(caller) && stranger_count_ >= kServersMax && !DropIdle());
   if (is_shared && shared_ != nullptr) return shared_.get();
   auto server = std::make_unique<CallersServer>(
       service_, &uids_, tokens_,

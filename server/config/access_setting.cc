@@ -80,6 +80,13 @@ Faults CheckAccess(const v1::DaemonConfig& config) {
                         "cannot be had together with tls: every TCP address "
                         "speaks TLS");
   }
+  if (config.insecure_tcp() && (!config.access().trainer_groups().empty() ||
+                                !config.access().viewer_groups().empty())) {
+    faults.emplace_back("insecure_tcp",
+                        "would let every local user act as the daemon's user, "
+                        "also those whom access.trainer_groups and "
+                        "access.viewer_groups give no role: leave one out");
+  }
   for (const std::string& text : config.listen()) {
     const auto address = ParseListenAddress(text);
     if (has_tls || !address.ok() || !address->unix_path.empty()) continue;

@@ -346,6 +346,12 @@ TEST(ConfigTest, TcpTakesTlsOrBeingToldThatItIsInsecure) {
   ExpectGood(remote + kTokens);
   EXPECT_THAT(ErrorOf(remote + kTls + insecure),
               HasSubstr("insecure_tcp: cannot be had together with tls"));
+  for (const char* groups : {"trainer_groups", "viewer_groups"}) {
+    EXPECT_THAT(
+        ErrorOf(absl::StrCat("access: {", groups, ": [root]}\n", insecure)),
+        HasSubstr("insecure_tcp: would let every local user act"));
+  }
+  ExpectGood(absl::StrCat("access: {operator_groups: [root]}\n", insecure));
   ConfigFlags flags;
   flags.listen = {"127.0.0.1:0"};
   EXPECT_THAT(ErrorOf("", flags), StartsWith("--listen: "));
