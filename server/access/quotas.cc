@@ -117,6 +117,16 @@ absl::StatusOr<UserBounds> Quotas::BoundsOf(uid_t uid) {
   return bounds;
 }
 
+const GroupQuota* Heaviest(const std::vector<GroupQuota>& groups) {
+  const auto found =
+      std::max_element(groups.begin(), groups.end(),
+                       [](const GroupQuota& one, const GroupQuota& other) {
+                         return one.quota.weight() < other.quota.weight();
+                       });
+  return found == groups.end() || found->quota.weight() == 0 ? nullptr
+                                                             : &*found;
+}
+
 absl::StatusOr<std::vector<GroupQuota>> Quotas::OfGroups() {
   const absl::MutexLock lock(&mutex_);
   OPTSTATE_RETURN_IF_ERROR(FindNumbers());
@@ -175,10 +185,21 @@ absl::StatusOr<std::vector<uint64_t>> Quotas::SumOverMembers(
 }
 
 uint32_t Quotas::WeightOf(uid_t uid) {
-  const absl::MutexLock lock(&mutex_);
-  FindNumbers().IgnoreError();  // logged, or said to those who ask for limits
-  const uint32_t weight = OwnQuotaOf(uid).weight();
-  return weight != 0 ? weight : kDefaultWeight;
+  {
+    const absl::MutexLock lock(&mutex_);
+    FindNumbers().IgnoreError();  // logged, or said to those who ask for limits
+    const uint32_t own = OwnQuotaOf(uid).weight();
+    if (own != 0) return own;
+    // Without a weight of a group nobody's groups need to be looked up.
+    if (std::all_of(entries_.begin(), entries_.end(), [](const Entry& entry) {
+          return entry.quota.group().empty() || entry.quota.weight() == 0;
+        })) {
+      return kDefaultWeight;
+    }
+  }
+  const auto groups = GroupsOf(uid);
+  const GroupQuota* const heaviest = groups.ok() ? Heaviest(*groups) : nullptr;
+  return heaviest != nullptr ? heaviest->quota.weight() : kDefaultWeight;
 }
 
 uint32_t Quotas::LargestWeight() const {

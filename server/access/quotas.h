@@ -25,6 +25,9 @@ struct GroupQuota {
   v1::Quota quota;
 };
 
+// Returns the first of the groups with the largest weight; null: none has one.
+const GroupQuota* Heaviest(const std::vector<GroupQuota>& groups);
+
 // The quotas that a user's jobs have to keep within. The default concerns no
 // user and bounds nothing.
 struct UserBounds {
@@ -83,10 +86,11 @@ class Quotas {
   absl::StatusOr<std::map<uid_t, v1::Quota>> OfUsers();
   absl::StatusOr<std::vector<GroupQuota>> OfGroups();
 
-  // Returns the user's part of cores and disks. While the tables of names
-  // cannot be read, the default.
+  // Returns the weight of the user's part of cores and disks: its own, else the
+  // largest of its groups, else the default, as while the tables of names
+  // cannot be read.
   uint32_t WeightOf(uid_t uid);
-  // Returns the largest weight that any user has.
+  // Returns the largest weight that a user can have.
   uint32_t LargestWeight() const;
 
  private:

@@ -96,6 +96,22 @@ TEST_F(QuotasTest, AUsersQuotaTakesThePlaceOfTheLimitsItNames) {
   EXPECT_EQ(quotas.OfUsers()->size(), 1u);
 }
 
+TEST_F(QuotasTest, AGroupsWeightIsThatOfMembersWithoutTheirOwn) {
+  Add(absl::StrCat(kAda)).set_weight(50);
+  Add("", "7000").set_weight(300);
+  Add("", "7001").set_weight(700);
+  Add("", "7002").set_weight(900);
+  Quotas quotas = Make();
+  EXPECT_EQ(quotas.WeightOf(kAda), 50u);
+  EXPECT_EQ(quotas.WeightOf(kBob), 700u);  // in both groups
+  EXPECT_EQ(quotas.WeightOf(kEve), 100u);
+  EXPECT_EQ(quotas.WeightOf(0), 100u);
+  EXPECT_EQ(quotas.LargestWeight(), 900u);
+  failure_ = absl::UnavailableError("no tables");
+  Quotas without = Make();
+  EXPECT_EQ(without.WeightOf(kBob), 100u);
+}
+
 TEST_F(QuotasTest, TheGroupsOfAUserAreThoseItIsIn) {
   Add("", "7000").set_jobs_max(5);
   Add("", "7001");

@@ -102,6 +102,12 @@ v1::QuotaKeys KeysOf(const v1::DaemonConfig& config,
   if (in_force.state_bytes_max() != 0 && keys.state_bytes_max().empty()) {
     keys.set_state_bytes_max("limits.user_state_bytes_max");
   }
+  if (keys.weight().empty()) {
+    const access::GroupQuota* const heaviest = access::Heaviest(bounds.groups);
+    if (heaviest != nullptr) {
+      keys.set_weight(KeysOf(config, heaviest->quota).weight());
+    }
+  }
   return keys;
 }
 

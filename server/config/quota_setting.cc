@@ -39,10 +39,6 @@ std::string WhatIsWrong(const v1::Quota& quota, uid_t daemon_uid, int index,
                         " is an operator: root and the daemon's own user have "
                         "no quota. Remove it");
   }
-  if (!is_user && quota.weight() != 0) {
-    return absl::StrCat(holder,
-                        ": a weight is for users alone: give each member one");
-  }
   if (quota.weight() > kWeightMax) {
     return absl::StrCat(holder, ": weight must be from 1 to ", kWeightMax);
   }

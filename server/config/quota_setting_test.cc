@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/config/config.h"
 
@@ -83,12 +84,15 @@ TEST(QuotaSettingTest, OperatorsHaveNone) {
   EXPECT_TRUE(StatusOf("quotas: [{group: root}]\n").ok());
 }
 
-TEST(QuotaSettingTest, WeightsAreThoseOfUsers) {
-  EXPECT_TRUE(StatusOf("quotas: [{user: 4711, weight: 10000}]\n").ok());
-  EXPECT_THAT(ErrorOf("quotas: [{user: 4711, weight: 10001}]\n"),
-              HasSubstr("weight must be from 1 to 10000"));
-  EXPECT_THAT(ErrorOf("quotas: [{group: root, weight: 1}]\n"),
-              HasSubstr("a weight is for users alone"));
+TEST(QuotaSettingTest, WeightsAreBounded) {
+  for (const char* holder : {"user: 4711", "group: root"}) {
+    const auto with = [holder](const char* weight) {
+      return absl::StrCat("quotas: [{", holder, ", weight: ", weight, "}]\n");
+    };
+    EXPECT_TRUE(StatusOf(with("10000")).ok());
+    EXPECT_THAT(ErrorOf(with("10001")),
+                HasSubstr("weight must be from 1 to 10000"));
+  }
 }
 
 TEST(QuotaSettingTest, AnUnknownKeyIsAnError) {
