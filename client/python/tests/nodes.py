@@ -10,10 +10,26 @@ from daemon import Daemon
 from optstate._torch.nodes import agreement
 from optstate._torch.nodes.resolution import Verdict
 
+# Every optimizer, with options that make state arrays of their own.
+OPTIMIZERS = {
+    "Adam": {"weight_decay": 0.1},
+    "AdamW": {"amsgrad": True},
+    "SGD": {"momentum": 0.9},
+    "Adagrad": {"initial_accumulator_value": 0.5},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "NAdam": {},
+    "RAdam": {"weight_decay": 0.1},
+    "Lion": {"weight_decay": 0.1},
+    "LAMB": {"weight_decay": 0.1},
+    "Adafactor": {},
+    "Muon": {},
+}
+
 
 @pytest.fixture
-def nodes():
-    daemons = [Daemon(), Daemon()]
+def nodes(request):
+    """Two daemons, or as many as a test is parametrized with."""
+    daemons = [Daemon() for _ in range(getattr(request, "param", 2))]
     yield daemons
     for each in daemons:
         each.stop()
@@ -23,6 +39,39 @@ def enter(rank, endpoints, per_node):
     """Makes this process one of its node; returns the node's endpoint."""
     os.environ["OPTSTATE_NODE"] = f"node{rank // per_node}"
     return endpoints[rank // per_node]
+
+
+def train_each(connection, rank, train, endpoints, job, kinds, kwargs, until):
+    """Has each kind of optimizer train a job of its own on two ranks; returns train()'s results.
+
+    train: called as train(connection, rank, endpoints, per_node, job, kind, kwargs, until=until).
+    """
+    per_node = 2 // len(endpoints)
+    return {
+        kind: train(
+            connection,
+            rank,
+            endpoints,
+            per_node,
+            f"{job}-{kind}",
+            kind,
+            {**OPTIMIZERS[kind], **kwargs},
+            until=until,
+        )
+        for kind in kinds
+    }
+
+
+def assert_each_has_the_bits_of_one_node(train, kinds, kwargs, nodes, daemon, job):
+    """Two nodes of a rank train as one node of two does, with each kind of optimizer."""
+    arguments = (job, kinds, kwargs, 3)
+    one = ranks.run(train_each, 2, train, [daemon.shm], *arguments)
+    two = ranks.run(train_each, 2, train, [each.shm for each in nodes], *arguments)
+    for kind in kinds:
+        parameters, state, *_ = one[0][kind]
+        assert any(any(each) for each in state), kind
+        for found in (one[1], *two):
+            assert found[kind][0] == parameters and found[kind][1] == state, kind
 
 
 def engine(daemon, job):

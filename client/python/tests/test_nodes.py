@@ -11,65 +11,12 @@ import optstate
 import pytest
 import ranks
 import torch
+from ddp_on_nodes import STEPS, same_on_all, train
 from optstate._torch.nodes import agreement
+from optstate._torch.optimizer_info import infos
 from training import bits, loss_of, small_model, values_of
 
-STEPS = 5
 nodes = on_nodes.nodes
-
-
-def _make(kind, module, **kwargs):
-    if kind is optstate.Muon:
-        matrices = [(n, p) for n, p in module.named_parameters() if p.ndim == 2]
-        return kind(matrices, lr=0.01, **kwargs)
-    return kind(module.named_parameters(), lr=0.01, **kwargs)
-
-
-def _train(connection, rank, endpoints, per_node, job, case, kwargs, pause=None):
-    """Trains to STEPS under DistributedDataParallel; returns the bits of everything."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    endpoint = on_nodes.enter(rank, endpoints, per_node)
-    if len(endpoints) > 1:
-        kwargs = {**kwargs, "across_nodes": "replicated"}
-    module = small_model()
-    model = DistributedDataParallel(module, find_unused_parameters=case == "missing")
-    kind = getattr(optstate, case if case[0].isupper() else "AdamW")
-    optimizer = _make(kind, module, job=job, endpoint=endpoint, **kwargs)
-    if pause is not None:
-        pause(connection, rank, optimizer)
-    norms = []
-    for step in range(optimizer.committed_step, STEPS):
-        for micro_step in range(2 if case == "accumulate" else 1):
-            if micro_step:
-                optimizer.accumulate_step()
-            optimizer.zero_grad()
-            # Each rank has its own data, as with a DistributedSampler.
-            loss_of(model, 100 * step + 10 * micro_step + rank).backward()
-        if case == "inf" and step in (1, 3) and rank == 1:
-            module[0].weight.grad[0, 0] = float("inf")
-        if case == "scaler" and step == 2:
-            optimizer.grad_scale = torch.tensor(4.0)
-            optimizer.found_inf = torch.tensor(float(rank == 0))
-        if case == "missing" and step != 2:
-            module[3].bias.grad = None
-        if case == "inf":  # as DistributedDataParallel would have averaged it
-            torch.distributed.all_reduce(module[0].weight.grad)
-        optimizer.step()
-        for name in ("grad_scale", "found_inf"):  # as a GradScaler does
-            optimizer._served.__dict__.pop(name, None)
-        norms.append((optimizer.last_outcome.gradient_norm, optimizer.last_outcome.applied))
-    state = optimizer.state_dict()["state"]
-    tensors = [value for _, entry in sorted(state.items()) for value in entry.values()]
-    result = (bits(module.parameters()), bits(tensors), norms, optimizer.committed_step)
-    optimizer.close()
-    return result
-
-
-def _same_on_all(results):
-    for each in results[1:]:
-        assert repr(each) == repr(results[0])
-    return results[0]
 
 
 CASES = {
@@ -79,6 +26,7 @@ CASES = {
     "scaler": {"fused": True},
     "accumulate": {"accumulate": True},
     "missing": {},
+    "missing on a node": {},
     "SGD": {"momentum": 0.9},
     "Lion": {},
     "Muon": {},
@@ -86,15 +34,26 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "nodes"),
+    [*((case, 2) for case in CASES), ("plain", 4), ("clipped", 4)],
+    indirect=["nodes"],
+)
 def test_the_bits_of_one_node_with_all_ranks(case, nodes, daemon, job):
-    kwargs = CASES[case]
-    one = ranks.run(_train, 4, [daemon.shm], 4, job, case, kwargs)
-    two = ranks.run(_train, 4, [each.shm for each in nodes], 2, job, case, kwargs)
-    assert repr(_same_on_all(two)) == repr(_same_on_all(one))
+    kwargs, world = CASES[case], 2 * len(nodes)
+    one = ranks.run(train, world, [daemon.shm], world, job, case, kwargs)
+    several = ranks.run(train, world, [each.shm for each in nodes], 2, job, case, kwargs)
+    assert repr(same_on_all(several)) == repr(same_on_all(one))
     if case in ("inf", "scaler"):
-        assert [applied for _, applied in two[0][2]].count(False) == (2 if case == "inf" else 1)
-    assert [each.jobs() for each in nodes] == [[job], [job]]
+        skipped = [applied for _, applied in several[0][2]].count(False)
+        assert skipped == (2 if case == "inf" else 1)
+    assert [each.jobs() for each in nodes] == [[job]] * len(nodes)
+
+
+def test_every_optimizer_has_the_bits_of_one_node(nodes, daemon, job):
+    assert {name.lower() for name in on_nodes.OPTIMIZERS} == set(infos())
+    kinds = [name for name in on_nodes.OPTIMIZERS if hasattr(optstate, name)]
+    on_nodes.assert_each_has_the_bits_of_one_node(train, kinds, {}, nodes, daemon, job)
 
 
 def _collective(connection, rank, endpoints, job):
@@ -145,9 +104,9 @@ def test_gradients_that_the_client_averages(nodes, daemon, job):
 @pytest.mark.parametrize("wire", ["grpc_unix", "grpc_tcp"])
 def test_over_grpc(wire, nodes, daemon, job):
     kwargs = {"max_norm": 0.1}
-    one = ranks.run(_train, 2, [daemon.shm], 2, job, "plain", kwargs)
-    two = ranks.run(_train, 2, [getattr(each, wire) for each in nodes], 1, job, "plain", kwargs)
-    assert repr(_same_on_all(two)) == repr(_same_on_all(one))
+    one = ranks.run(train, 2, [daemon.shm], 2, job, "plain", kwargs)
+    two = ranks.run(train, 2, [getattr(each, wire) for each in nodes], 1, job, "plain", kwargs)
+    assert repr(same_on_all(two)) == repr(same_on_all(one))
 
 
 def _kill_nothing(nodes, job):
@@ -190,17 +149,15 @@ def test_ranks_that_are_killed_within_a_step(where, resumed_at, kill, wire, node
     """All nodes end at one step, with the bits of a training that nobody disturbed."""
     endpoints = [getattr(each, wire) for each in nodes]
     kwargs = {"max_norm": 0.1}
-    expected = _same_on_all(ranks.run(_train, 2, [daemon.shm], 2, job, "plain", kwargs))
-    with ranks.running(_train, 2, endpoints, 1, job, "plain", kwargs, where) as running:
+    expected = same_on_all(ranks.run(train, 2, [daemon.shm], 2, job, "plain", kwargs))
+    with ranks.running(train, 2, endpoints, 1, job, "plain", kwargs, where) as running:
         for rank in range(2):
             assert running.hear(rank) == "stopped"
         kill(nodes, job)
         running.kill(0, 1)
-    with ranks.running(
-        _train, 2, endpoints, 1, job, "plain", kwargs, on_nodes.says_step
-    ) as running:
+    with ranks.running(train, 2, endpoints, 1, job, "plain", kwargs, on_nodes.says_step) as running:
         assert [running.hear(rank) for rank in range(2)] == [resumed_at] * 2
-        again = _same_on_all(running.results())
+        again = same_on_all(running.results())
     assert again[:2] == expected[:2] and again[3] == STEPS
     assert again[2] == expected[2][resumed_at:]
 
@@ -208,16 +165,16 @@ def test_ranks_that_are_killed_within_a_step(where, resumed_at, kill, wire, node
 @pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
 def test_an_engine_killed_while_its_ranks_live_is_a_delay(wire, nodes, daemon, job):
     endpoints = [getattr(each, wire) for each in nodes]
-    expected = _same_on_all(ranks.run(_train, 2, [daemon.shm], 2, job, "plain", {}))
+    expected = same_on_all(ranks.run(train, 2, [daemon.shm], 2, job, "plain", {}))
     for where in (on_nodes.stops_when_prepared, on_nodes.stops_before_deciding):
         name = f"{job}-{where.__name__}"
-        with ranks.running(_train, 2, endpoints, 1, name, "plain", {}, where) as running:
+        with ranks.running(train, 2, endpoints, 1, name, "plain", {}, where) as running:
             for rank in range(2):
                 assert running.hear(rank) == "stopped"
             _kill_engines(nodes, name)
             for connection in running.connections:
                 connection.send("go on")
-            assert repr(_same_on_all(running.results())) == repr(expected)
+            assert repr(same_on_all(running.results())) == repr(expected)
 
 
 def _other_gradients(connection, rank, endpoints, job):
@@ -364,7 +321,7 @@ def test_the_last_node_goes_on_alone(kwargs, nodes, job):
     """With the step that was prepared, which waits for no norm of other jobs."""
     endpoints = [each.shm for each in nodes]
     with ranks.running(
-        _train, 2, endpoints, 1, job, "plain", kwargs, on_nodes.stops_when_prepared
+        train, 2, endpoints, 1, job, "plain", kwargs, on_nodes.stops_when_prepared
     ) as running:
         for rank in range(2):
             assert running.hear(rank) == "stopped"

@@ -14,6 +14,7 @@ import sharded
 import torch
 import torch.distributed as dist
 from optstate._torch.nodes.resolution import Verdict
+from optstate._torch.optimizer_info import WHOLE_PARAMETER_OPTIMIZERS
 from sharded import assert_close, assert_states_close, wholes
 from training import bits
 
@@ -29,15 +30,17 @@ def _make(rank, endpoints, per_node, job, kind=optstate.AdamW, mesh=None, seed=0
     return model, kind(model.parameters(), model=model, endpoint=endpoint, job=job, **kwargs)
 
 
-def _train(connection, rank, endpoints, per_node, job, case="plain", kwargs=None, pause=None):
-    """Trains to STEPS; returns bits of everything."""
+def _train(
+    connection, rank, endpoints, per_node, job, case="plain", kwargs=None, pause=None, until=STEPS
+):
+    """Trains to a step; returns bits of everything."""
     kind = getattr(optstate, case if case[0].isupper() else "AdamW")
     model, optimizer = _make(rank, endpoints, per_node, job, kind, **(kwargs or {}))
     if pause is not None:
         pause(connection, rank, optimizer)
     outcomes = []
     world = dist.get_world_size()
-    for step in range(optimizer.committed_step, STEPS):
+    for step in range(optimizer.committed_step, until):
         for micro_step in range(2 if case == "accumulate" else 1):
             if micro_step:
                 optimizer.accumulate_step()
@@ -92,20 +95,35 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# Rows of the first parameter, of 7, that the ranks have.
+ROWS = {2: ["2", "2", "2", "1"], 4: ["1", "1", "1", "1", "1", "1", "1", "0"]}
+
+
+@pytest.mark.parametrize(
+    ("case", "nodes"),
+    [*((case, 2) for case in CASES), ("plain", 4), ("clipped", 4)],
+    indirect=["nodes"],
+)
 def test_the_bits_of_one_node_with_all_ranks(case, nodes, daemon, job):
-    kwargs = CASES[case]
-    one = ranks.run(_train, 4, [daemon.shm], 4, job, case, kwargs)
-    two = ranks.run(_train, 4, [each.shm for each in nodes], 2, job, case, kwargs)
-    _same(two, one[0])
+    kwargs, world = CASES[case], 2 * len(nodes)
+    one = ranks.run(_train, world, [daemon.shm], world, job, case, kwargs)
+    several = ranks.run(_train, world, [each.shm for each in nodes], 2, job, case, kwargs)
+    _same(several, one[0])
     if "max_norm" in kwargs:  # the sums of all nodes are added in the order of one node
-        assert repr(two[0][2]) == repr(one[0][2])
+        assert repr(several[0][2]) == repr(one[0][2])
     if case in ("inf", "scaler"):
-        assert [applied for _, applied in two[0][2]].count(False) == (2 if case == "inf" else 1)
-    assert [each.jobs() for each in nodes] == [[job], [job]]
-    for number, each in enumerate(nodes):  # of 7 rows, 2 + 2 and 2 + 1
+        skipped = [applied for _, applied in several[0][2]].count(False)
+        assert skipped == (2 if case == "inf" else 1)
+    assert [each.jobs() for each in nodes] == [[job]] * len(nodes)
+    for number, each in enumerate(nodes):
         rows = [p["shape"][0] for p in each.parameters(job) if p["name"].startswith("0.weight")]
-        assert rows == [["2", "2"], ["2", "1"]][number]
+        assert rows == ROWS[len(nodes)][2 * number :][:2]
+
+
+def test_every_optimizer_has_the_bits_of_one_node(nodes, daemon, job):
+    """But those that need whole parameters, which are refused."""
+    kinds = [name for name in on_nodes.OPTIMIZERS if name.lower() not in WHOLE_PARAMETER_OPTIMIZERS]
+    on_nodes.assert_each_has_the_bits_of_one_node(_train, kinds, CLIPPED, nodes, daemon, job)
 
 
 @pytest.mark.parametrize("wire", ["grpc_unix", "grpc_tcp"])

@@ -11,70 +11,50 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from ddp_on_nodes import STEPS, assert_as_on_one_node, make, train
 from optstate._torch.nodes.owners import owners_of
 from training import bits, loss_of, small_model
 
-STEPS = 5
 nodes = on_nodes.nodes
 
 
-def _make(rank, endpoints, per_node, job, kind="AdamW", seed=0, **kwargs):
-    from torch.nn.parallel import DistributedDataParallel
-
-    endpoint = on_nodes.enter(rank, endpoints, per_node)
-    module = small_model(seed)
-    model = DistributedDataParallel(module)
-    parameters = list(module.named_parameters())
-    if kind == "Muon":
-        parameters = [(name, each) for name, each in parameters if each.ndim == 2]
-    if len(endpoints) > 1:
-        kwargs = {"across_nodes": "sharded", **kwargs}
-    make = getattr(optstate, kind)
-    return module, model, make(parameters, lr=0.01, job=job, endpoint=endpoint, **kwargs)
-
-
-def _train(connection, rank, endpoints, per_node, job, kind="AdamW", kwargs=None, pause=None):
-    """Trains to STEPS; returns bits of parameters and of the whole state, and outcomes."""
-    module, model, optimizer = _make(rank, endpoints, per_node, job, kind, **(kwargs or {}))
-    if pause is not None:
-        pause(connection, rank, optimizer)
-    outcomes = []
-    for step in range(optimizer.committed_step, STEPS):
-        optimizer.zero_grad()
-        loss_of(model, 100 * step + rank).backward()
-        optimizer.step()
-        outcomes.append(optimizer.last_outcome.gradient_norm)
-    optimizer.consolidate_state_dict(to=None)
-    state = optimizer.state_dict()["state"]
-    tensors = [value for _, entry in sorted(state.items()) for value in entry.values()]
-    result = bits(module.parameters()), bits(tensors), outcomes, optimizer.committed_step
-    optimizer.close()
-    return result
-
-
-def _same(results, expected):
-    for each in results:
-        assert each[:2] == expected[:2] and each[3] == STEPS
-        taken = expected[2][len(expected[2]) - len(each[2]) :]
-        assert each[2] == pytest.approx(taken, rel=1e-12)
-        assert repr(each) == repr(results[0])
-    return results[0]
+KWARGS = {"across": "sharded"}
+CLIPPED = {**KWARGS, "max_norm": 0.05}
+CASES = {
+    "plain": KWARGS,
+    "clipped": CLIPPED,
+    "inf": CLIPPED,
+    "scaler": {**CLIPPED, "fused": True},
+    "accumulate": {**CLIPPED, "accumulate": True},
+    "missing": CLIPPED,
+    "missing on a node": CLIPPED,
+}
 
 
 @pytest.mark.parametrize(
-    ("kind", "per_node"), [("AdamW", 2), ("SGD", 1), ("Muon", 1), ("LAMB", 1), ("Adafactor", 1)]
+    ("case", "nodes"),
+    [*((case, 2) for case in CASES), ("plain", 4), ("clipped", 4)],
+    indirect=["nodes"],
 )
-def test_the_bits_of_one_node_with_all_ranks(kind, per_node, nodes, daemon, job):
-    kwargs = {"max_norm": 0.05, **({"momentum": 0.9} if kind == "SGD" else {})}
-    world = 2 * per_node
-    one = ranks.run(_train, world, [daemon.shm], world, job, kind, kwargs)
-    two = ranks.run(_train, world, [each.shm for each in nodes], per_node, job, kind, kwargs)
-    _same(two, one[0])
+def test_the_bits_of_one_node_with_all_ranks(case, nodes, daemon, job):
+    kwargs, world = CASES[case], 2 * len(nodes)
+    one = ranks.run(train, world, [daemon.shm], world, job, case, kwargs)
+    several = ranks.run(train, world, [each.shm for each in nodes], 2, job, case, kwargs)
+    assert_as_on_one_node(several, one[0])
+    if case in ("inf", "scaler"):
+        skipped = [applied for _, applied in several[0][2]].count(False)
+        assert skipped == (2 if case == "inf" else 1)
     elements = [
         sum(int(torch.tensor(list(map(int, p["shape"]))).prod()) for p in each.parameters(job)[1:])
         for each in nodes
     ]
     assert min(elements) > 0
+    assert sum(elements) == sum(each.numel() for each in small_model().parameters())
+
+
+def test_every_optimizer_has_the_bits_of_one_node(nodes, daemon, job):
+    kinds = [name for name in on_nodes.OPTIMIZERS if hasattr(optstate, name)]
+    on_nodes.assert_each_has_the_bits_of_one_node(train, kinds, CLIPPED, nodes, daemon, job)
 
 
 def test_owners():
@@ -89,7 +69,7 @@ def _beside_torch(connection, rank, endpoints, per_node, job):
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
 
-    module, model, optimizer = _make(rank, endpoints, per_node, job)
+    module, model, optimizer = make(rank, endpoints, per_node, job, **KWARGS)
     other = DistributedDataParallel(small_model())
     reference = ZeroRedundancyOptimizer(other.parameters(), torch.optim.AdamW, lr=0.01)
 
@@ -139,7 +119,7 @@ def _beside_torch(connection, rank, endpoints, per_node, job):
     assert bits(module.parameters()) == then
     optimizer.close()
     # Another script attaches, and gets all parameters.
-    module, model, optimizer = _make(rank, endpoints, per_node, job, seed=9)
+    module, model, optimizer = make(rank, endpoints, per_node, job, seed=9, **KWARGS)
     assert optimizer.committed_step == 7 and bits(module.parameters()) == then
     return then
 
@@ -152,14 +132,14 @@ def test_it_trains_as_zero_redundancy_optimizer_does(nodes, job):
 @pytest.mark.parametrize("where", [on_nodes.stops_when_noted, on_nodes.stops_before_committing])
 def test_ranks_that_are_killed_within_a_step(where, nodes, daemon, job):
     """The next script gets all parameters, also those that nobody had sent."""
-    endpoints, kwargs = [each.shm for each in nodes], {"max_norm": 0.05}
-    expected = ranks.run(_train, 2, [daemon.shm], 2, job, "AdamW", kwargs)[0]
-    with ranks.running(_train, 2, endpoints, 1, job, "AdamW", kwargs, where) as running:
+    endpoints = [each.shm for each in nodes]
+    expected = ranks.run(train, 2, [daemon.shm], 2, job, "clipped", CLIPPED)[0]
+    with ranks.running(train, 2, endpoints, 1, job, "clipped", CLIPPED, where) as running:
         for rank in range(2):
             assert running.hear(rank) == "stopped"
         running.kill(0, 1)
-    again = ranks.run(_train, 2, endpoints, 1, job, "AdamW", kwargs)
-    assert len(_same(again, expected)[2]) == STEPS - 3
+    again = ranks.run(train, 2, endpoints, 1, job, "clipped", CLIPPED)
+    assert len(assert_as_on_one_node(again, expected)[2]) == STEPS - 3
 
 
 def _collective(connection, rank, endpoints, job):

@@ -17,6 +17,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+CHAIN_LR = 0.02
+
 
 def _make(kind, endpoint, job, dtype=torch.float32, **kwargs):
     model = sharded.fsdp(sharded.make_model(seed=0, dtype=dtype))
@@ -31,9 +33,12 @@ def _save(connection, rank, endpoint, job, kind, path, steps):
     """Trains and saves; every rank has the same batches, so that they do not depend on ranks."""
     model, optimizer = _make(kind, endpoint, job)
     _train_alike(model, optimizer, range(steps))
+    _save_to(model, optimizer, path)
+
+
+def _save_to(model, optimizer, path):
     models, optimizers = get_state_dict(model, optimizer)
     dcp.save({"model": models, "optimizer": optimizers}, checkpoint_id=path)
-    return [each.numpy() for each in wholes(model)]
 
 
 def _train_alike(model, optimizer, steps):
@@ -43,14 +48,18 @@ def _train_alike(model, optimizer, steps):
         optimizer.step()
 
 
-def _load(connection, rank, endpoint, job, kind, path, steps):
-    model, optimizer = _make(kind, endpoint, job)
+def _load_from(model, optimizer, path):
     models, optimizers = get_state_dict(model, optimizer)
     state = {"model": models, "optimizer": optimizers}
     dcp.load(state, checkpoint_id=path)
     set_state_dict(
         model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
     )
+
+
+def _load(connection, rank, endpoint, job, kind, path, steps):
+    model, optimizer = _make(kind, endpoint, job)
+    _load_from(model, optimizer, path)
     loaded = sharded.whole_state(optimizer)
     _train_alike(model, optimizer, steps)
     values = [each.numpy() for each in wholes(model)]
@@ -89,6 +98,43 @@ def test_distributed_checkpoints(saves, loads, worlds, daemon, job, tmp_path):
     model, _ = _reference(8)
     for values, _ in results:
         assert_close(_tensors(values), list(model.parameters()))
+
+
+def _continue(connection, rank, endpoint, job, kind, paths, steps):
+    """Goes on from the first path, unless it is None, and saves to the second one. Returns the
+    values and the whole state that it has then."""
+    model, optimizer = _make(kind, endpoint, job)
+    loads, saves = paths
+    if loads is None:
+        optimizer.param_groups[0]["lr"] = CHAIN_LR  # which the others have from the checkpoint
+    else:
+        _load_from(model, optimizer, loads)
+        assert float(optimizer.param_groups[0]["lr"]) == CHAIN_LR
+    _train_alike(model, optimizer, steps)
+    _save_to(model, optimizer, saves)
+    values = [each.numpy() for each in wholes(model)]
+    state = sharded.whole_state(optimizer)
+    return values, [{key: each.numpy() for key, each in entry.items()} for entry in state]
+
+
+@pytest.mark.parametrize(
+    "kinds", [("torch", "optstate", "torch"), ("optstate", "torch", "optstate")], ids="-".join
+)
+def test_a_chain_of_checkpoints(kinds, daemon, job, tmp_path):
+    """Each world goes on from the checkpoint of the one before, which another class has saved."""
+    reference = sharded.make_model()
+    whole = torch.optim.AdamW(reference.parameters(), lr=CHAIN_LR)
+    path = None
+    for number, (kind, world) in enumerate(zip(kinds, (4, 2, 3))):
+        steps = range(4 * number, 4 * (number + 1))
+        paths = path, str(tmp_path / str(number))
+        results = ranks.run(_continue, world, daemon.shm, f"{job}-{number}", kind, paths, steps)
+        _train_alike(reference, whole, steps)
+        for values, state in results:
+            assert_close(_tensors(values), list(reference.parameters()))
+            found = [{k: torch.from_numpy(each) for k, each in entry.items()} for entry in state]
+            assert_states_close(found, list(whole.state_dict()["state"].values()))
+        path = paths[1]
 
 
 def _round_trip(connection, rank, endpoint, job):

@@ -53,19 +53,20 @@ class TwoNetworks:
         try:
             for name in self.names:
                 _ip("netns", "add", name)
-            self._join()
+            self._link()
+            for number, name in enumerate(self.names):
+                _ip("-n", name, "address", "add", f"10.213.7.{number + 1}/24", "dev", INTERFACE)
+                _ip("-n", name, "link", "set", "lo", "up")
+                _ip("-n", name, "link", "set", INTERFACE, "up")
         except OSError:
             self.close()
             raise
 
-    def _join(self) -> None:
+    def _link(self) -> None:
+        """Makes the interfaces, which are not up yet."""
         one, other = self.names
         ends = ["type", "veth", "peer", "name", INTERFACE, "netns", other]
         _ip("-n", one, "link", "add", INTERFACE, *ends)
-        for number, name in enumerate(self.names):
-            _ip("-n", name, "address", "add", f"10.213.7.{number + 1}/24", "dev", INTERFACE)
-            _ip("-n", name, "link", "set", "lo", "up")
-            _ip("-n", name, "link", "set", INTERFACE, "up")
 
     def cut(self) -> None:
         """Drops all packets from now on; connections stay."""
