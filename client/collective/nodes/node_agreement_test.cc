@@ -358,7 +358,7 @@ TEST_F(LostDecisionTest, AStepWhoseNormNoneHasNotedIsDropped) {
 }
 
 TEST_F(LostDecisionTest, AStepWhoseNormOneHasNotedIsClippedByIt) {
-  // What one node does by itself tells which norm and parameters are right.
+  // One node by itself tells which norm and parameters are right.
   SessionOptions alone = NewJob(UniformLayout(3, 100));
   alone.endpoint = daemon_->shm_endpoint();
   const auto session = Session::Open(alone);

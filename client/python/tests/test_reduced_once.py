@@ -57,7 +57,7 @@ def _again(connection, rank, name):
     assert any(not torch.equal(one, other) for one, other in zip(before, first))
     for again in (reduce(tensors), reduce(tensors)):
         assert all(map(torch.equal, again, first))
-    # What backward() adds makes other gradients of them.
+    # They are other gradients once backward() adds to them.
     expected = _tensors(rank)
     for tensor, like, value in zip(tensors, expected, first):
         tensor.grad.add_(1)

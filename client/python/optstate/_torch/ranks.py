@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from optstate import errors
 
-
 _OTHER_DTYPE = ", or leave communication_dtype out"
 
 

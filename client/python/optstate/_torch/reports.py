@@ -1,4 +1,4 @@
-"""What an optimizer of optstate says of its job: names, steps, norms and memory."""
+"""Reports of an optimizer on its job: names, steps, norms and memory."""
 
 from __future__ import annotations
 
