@@ -160,9 +160,11 @@ void AddRecoverCommand(CLI::App& app, Context& context) {
   auto name = std::make_shared<std::string>();
   command->add_option("name", *name, "The job's name")->required();
   auto to_durable = std::make_shared<bool>(false);
-  command->add_flag("--to-durable", *to_durable,
-                    "Give up what the job has in memory, and go on at its last "
-                    "durable step, which is on disk");
+  command->add_flag(
+      "--to-durable", *to_durable,
+      "Give up what the job has in memory, and go on at its last "
+      "durable step, which is on disk; also of a job that has not "
+      "failed, once no ranks are attached");
   command->callback([&context, name, to_durable] {
     context.run = [&context, name, to_durable] {
       return Run(context, *name, *to_durable);

@@ -24,7 +24,8 @@ absl::Status AdminService::HoldToDelete(const std::string& name, bool force,
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
   OPTSTATE_RETURN_IF_ERROR(control_->HoldJob(name, caller));
   if (force) return absl::OkStatus();
-  absl::Status status = CheckNoSessions(name, deadline);
+  absl::Status status =
+      CheckNoSessions(name, deadline, "end them first, or force the deletion");
   if (!status.ok()) control_->ReleaseJob(name);
   return status;
 }
@@ -55,20 +56,21 @@ absl::Status AdminService::DeleteJobWatched(
 }
 
 absl::Status AdminService::CheckNoSessions(const std::string& name,
-                                           absl::Time deadline) {
+                                           absl::Time deadline,
+                                           absl::string_view advice) {
   OPTSTATE_ASSIGN_OR_RETURN(const v1::Job job, DescribeOne(name, deadline));
   // Without an engine there is no session.
   if (job.engine_pid() == 0) return absl::OkStatus();
   if (job.session_count() != 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("job \"", name, "\" has ", job.session_count(),
-                     " ranks attached: end them first, or force the deletion"));
+                     " ranks attached: ", advice));
   }
   if (!job.ranks_unknown()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("the engine of job \"", name,
                    "\" does not say whether ranks are attached (", job.reason(),
-                   "): try again, or force the deletion"));
+                   "): try again; if there are some, ", advice));
 }
 
 }  // namespace optstate::admin

@@ -123,6 +123,29 @@ TEST_F(AdminOperationsTest, RecoverNamesTheEngineThatCallsItsJobFailed) {
       service_->RecoverJob("../a", kSelf, /*to_durable=*/false, Soon())));
 }
 
+// A job that is well goes back to its durable step, but not under its ranks.
+TEST_F(AdminOperationsTest, RecoverToDurableSparesAJobWithRanks) {
+  AddJob("busy", 1);
+  AddJob("idle", 0);
+  AddJob("failed", 1).set_phase(v1::JOB_PHASE_FAILED);
+  AddJob("dead", 0);
+  engines_.Erase("dead");
+  const absl::Status busy =
+      service_->RecoverJob("busy", kSelf, /*to_durable=*/true, Soon());
+  EXPECT_TRUE(absl::IsFailedPrecondition(busy)) << busy;
+  EXPECT_THAT(std::string(busy.message()),
+              HasSubstr("1 ranks attached: end them first"));
+  EXPECT_THAT(control_.calls, ElementsAre("hold busy", "release busy"));
+  control_.calls.clear();
+  for (const char* job : {"idle", "failed", "dead"}) {
+    EXPECT_TRUE(
+        service_->RecoverJob(job, kSelf, /*to_durable=*/true, Soon()).ok());
+  }
+  EXPECT_THAT(control_.calls,
+              ElementsAre("hold idle", "recover idle 18", "release idle",
+                          "recover failed 18", "recover dead 0"));
+}
+
 TEST_F(AdminOperationsTest, SetReachesTheEngineOfWhoMayChangeTheJob) {
   AddJob("a", 1);
   v1::SetJobRequest request;

@@ -245,15 +245,27 @@ absl::Status AdminService::RecoverJob(const std::string& name,
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
   // No engine is asked for one who may not look.
   OPTSTATE_RETURN_IF_ERROR(FindToLook(name, caller).status());
-  return control_->RecoverJob(name, caller, FailedEngine(name, deadline),
+  const absl::StatusOr<v1::Job> job =
+      engines_->GetJob(name, EngineDeadline(deadline));
+  const pid_t engine = job.ok() ? static_cast<pid_t>(job->engine_pid()) : 0;
+  const bool has_failed = job.ok() && job->phase() == v1::JOB_PHASE_FAILED;
+  if (to_durable && engine != 0 && !has_failed) {
+    return GoBackToDurable(name, caller, engine, deadline);
+  }
+  return control_->RecoverJob(name, caller, has_failed ? engine : 0,
                               to_durable);
 }
 
-pid_t AdminService::FailedEngine(const std::string& name, absl::Time deadline) {
-  const absl::StatusOr<v1::Job> job =
-      engines_->GetJob(name, EngineDeadline(deadline));
-  if (!job.ok() || job->phase() != v1::JOB_PHASE_FAILED) return 0;
-  return static_cast<pid_t>(job->engine_pid());
+absl::Status AdminService::GoBackToDurable(const std::string& name,
+                                           const access::Caller& caller,
+                                           pid_t engine, absl::Time deadline) {
+  OPTSTATE_RETURN_IF_ERROR(control_->HoldJob(name, caller));
+  absl::Status status = CheckNoSessions(name, deadline, "end them first");
+  if (status.ok()) {
+    status = control_->RecoverJob(name, caller, engine, /*to_durable=*/true);
+  }
+  control_->ReleaseJob(name);
+  return status;
 }
 
 absl::StatusOr<v1::SetJobReply> AdminService::SetJob(

@@ -11,6 +11,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "optstate/v1/admin.pb.h"
@@ -154,13 +155,18 @@ class AdminService {
   // Holds a job that can be deleted, which the caller then deletes.
   absl::Status HoldToDelete(const std::string& name, bool force,
                             const access::Caller& caller, absl::Time deadline);
-  absl::Status CheckNoSessions(const std::string& name, absl::Time deadline);
+  // `advice`: what to do about ranks that are attached.
+  absl::Status CheckNoSessions(const std::string& name, absl::Time deadline,
+                               absl::string_view advice);
   // Returns the pid of the engine of a job that can be put to sleep just now.
   absl::StatusOr<pid_t> CheckCanSleep(const std::string& name,
                                       absl::Time deadline);
-  // Returns the pid of the job's engine if that runs and calls the job FAILED,
-  // else 0.
-  pid_t FailedEngine(const std::string& name, absl::Time deadline);
+  // Has a job that is well go on at its last durable step, whose memory is
+  // given up. FAILED_PRECONDITION: ranks are attached, which have seen later
+  // steps.
+  absl::Status GoBackToDurable(const std::string& name,
+                               const access::Caller& caller, pid_t engine,
+                               absl::Time deadline);
 
   supervisor::SupervisorControl* const control_;
   EngineChannels* const engines_;

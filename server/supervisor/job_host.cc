@@ -404,7 +404,11 @@ absl::Status JobHost::Recover(pid_t failed_engine, bool to_durable) {
   restart_policy_.Reset();
   options_.config.set_restarts(0);
   reason_.clear();
-  if (fails_running) {
+  if (fails_running && to_durable) {
+    // One that ends by itself makes its present step durable first.
+    state_ = State::kReplacing;
+    engine_->Kill();
+  } else if (fails_running) {
     ReplaceRunning();
   } else {
     StartEngine();

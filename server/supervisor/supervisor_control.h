@@ -86,11 +86,11 @@ class SupervisorControl {
       const std::string& name, const access::Caller& caller) = 0;
 
   // Starts the engine of a FAILED job again. A job whose engine runs is FAILED
-  // when that engine says so: then `failed_engine` is the pid that the engine
-  // gave, else 0. With `to_durable` the engine gives up what is in memory and
-  // goes on at the last durable step. NOT_FOUND; PERMISSION_DENIED when the
-  // caller may not change the job; FAILED_PRECONDITION when the job is not
-  // FAILED, or has no durable step.
+  // when that engine says so, or is to give up what it has: then
+  // `failed_engine` is the pid that the engine gave, else 0. With `to_durable`
+  // the engine gives up what is in memory and goes on at the last durable step.
+  // NOT_FOUND; PERMISSION_DENIED when the caller may not change the job;
+  // FAILED_PRECONDITION when the job is not FAILED, or has no durable step.
   virtual absl::Status RecoverJob(const std::string& name,
                                   const access::Caller& caller,
                                   pid_t failed_engine, bool to_durable) = 0;

@@ -1,6 +1,9 @@
 #include "client/collective/nodes/resolution.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -34,6 +37,21 @@ std::string Describe(const NodePosition& position, bool has_job) {
   }
   absl::StrAppend(&said, ", ", position.loads_finished, " loads");
   return said;
+}
+
+// Returns how to go back to a step that is durable on all nodes, if there is
+// one.
+std::string DurableOnAll(Positions asked) {
+  std::optional<uint64_t> durable;
+  for (const std::optional<NodePosition>& each : asked) {
+    const uint64_t step = each.has_value() ? each->durable_step : 0;
+    if (step == 0 || step != durable.value_or(step)) return "";
+    durable = step;
+  }
+  if (!durable.has_value()) return "";
+  return absl::StrCat(". Or go back to step ", *durable,
+                      ", which is durable on all of them: optctl recover "
+                      "--to-durable on each node that is at a later one");
 }
 
 absl::Status Unresolvable(const std::vector<NodePosition>& there,
@@ -71,7 +89,7 @@ absl::Status Unresolvable(const std::vector<NodePosition>& there,
       "), and none has what the others lack. Delete the job on all nodes "
       "(optctl delete job) and begin it again from a checkpoint; all nodes had "
       "step ",
-      least, ", and the last one was ", latest.step, why));
+      least, ", and the last one was ", latest.step, DurableOnAll(asked), why));
 }
 
 std::vector<std::optional<NodeStep>> PreparedOf(

@@ -18,6 +18,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 using testing::Pair;
 
 using Votes = std::vector<std::optional<NodeStep>>;
@@ -173,6 +174,13 @@ TEST(Resolve, NodesThatCannotCatchUpAreNamed) {
   NodePosition durable = At(4);
   durable.durable_step = 4;
   EXPECT_THAT(Refusal({At(6), durable}), HasSubstr("durable step 4"));
+  EXPECT_THAT(Refusal({At(6), durable}), Not(HasSubstr("--to-durable")));
+  NodePosition later = At(6);
+  later.durable_step = 4;
+  EXPECT_THAT(Refusal({later, durable}),
+              HasSubstr("go back to step 4, which is durable on all"));
+  later.durable_step = 5;
+  EXPECT_THAT(Refusal({later, durable}), Not(HasSubstr("--to-durable")));
 }
 
 TEST(Resolve, TheOnesThatDifferAreNamedAmongMany) {

@@ -85,6 +85,7 @@ def test_each_nodes_durable_step_is_named(across_nodes, pause, nodes, job):
     assert "node0: step 3, durable step 3," in said
     assert "node1: step 2, durable step 2," in said
     assert "all nodes had step 2, and the last one was 3" in said
+    assert "--to-durable" not in said  # they have no such step in common
     # Nothing was changed, and it is said again.
     assert _run(nodes, *how) == said
     if across_nodes == "replicated":  # as the text says
@@ -104,6 +105,6 @@ def test_a_durable_step_before_the_last_one(nodes, job):
     said = _run(nodes, *how, 4)
     assert "node0: step 3, durable step 2," in said
     assert "node1: step 2, durable step 2," in said
-    # With its memory lost too, the first node is where the other one is.
-    moves.lose_power(nodes[:1])
+    assert "Or go back to step 2, which is durable on all of them: optctl recover" in said
+    nodes[0].run_optctl("recover", job, "--to-durable")
     assert _run(nodes, *how, 4) == 2
