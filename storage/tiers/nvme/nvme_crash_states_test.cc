@@ -147,7 +147,7 @@ class NvmeCrashStatesTest : public testing::Test {
   void ChangeFrames() {
     changing_ = this;
     storage::persist_hook.store(
-        [](storage::PersistPoint) { changing_->OnPlaceChanged(); });
+        [](storage::PersistPoint) { changing_.load()->OnPlaceChanged(); });
     const absl::Status changed = job_->ChangeFrames(
         layouts_.Uniform(NvmeStore::kFramesMin, job_->records()), [this] {
           OnPlaceChanged();
@@ -399,7 +399,8 @@ class NvmeCrashStatesTest : public testing::Test {
   bool is_mistaken_ = false;  // syncs are lost: a wrong state is to be found
   std::atomic<bool> has_found_it_ = false;
   std::atomic<bool> is_looking_ = false;
-  static inline NvmeCrashStatesTest* changing_ = nullptr;
+  // The thread of I/O comes to the hook too, while it looks at restored jobs.
+  static inline std::atomic<NvmeCrashStatesTest*> changing_ = nullptr;
   uint64_t jobs_ = 0, states_ = 0, events_ = 0, crash_seed_ = 0;
   uint64_t rearranged_ = 0;
 };
