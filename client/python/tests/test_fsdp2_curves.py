@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import statistics
 import sys
 
 import optstate
@@ -82,14 +83,20 @@ def _curves(connection, rank, endpoint, param_dtype):
     return curves
 
 
-# The largest differences were 6e-7 and 3e-3, of losses that fall from 3.4 to 0.6.
+# Measured with three seeds, on 2 and 4 ranks, of losses that fall from 3.4 to 0.6: a loss differed
+# by up to 6e-7 (float32) and 3.2e-3 (bfloat16), where torch's own fused class differs from its
+# other one by 5e-7 and 2.7e-3; the means of 200 by up to 7e-8 and 1.4e-4. A weight decay that is
+# 1% too large changes a loss by 1.3e-4 (float32); one of the vectors too, a mean by 2.6e-3 (both).
+TOLERANCES = {None: (5e-6, 5e-7), torch.bfloat16: (1e-2, 5e-4)}
+
+
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize(
-    ("param_dtype", "tolerance"),
-    [(None, 1e-5), (torch.bfloat16, 2e-2)],
-    ids=["float32", "bfloat16"],
-)
-def test_a_gpt_has_the_losses_that_it_has_with_torch(param_dtype, tolerance, world, daemon):
+@pytest.mark.parametrize("param_dtype", TOLERANCES, ids=["float32", "bfloat16"])
+def test_a_gpt_has_the_losses_that_it_has_with_torch(param_dtype, world, daemon):
+    of_a_loss, of_a_mean = TOLERANCES[param_dtype]
     for ours, torchs in ranks.run(_curves, world, daemon.shm, param_dtype):
-        assert max(abs(one - other) for one, other in zip(ours, torchs)) <= tolerance
-        assert torchs[-1] < 0.5 * torchs[0]  # it has learnt something
+        most = max(abs(one - other) for one, other in zip(ours, torchs))
+        of_means = abs(statistics.fmean(ours) - statistics.fmean(torchs))
+        print(f"a loss differs by {most:.1e}, and the mean by {of_means:.1e}")
+        assert most <= of_a_loss and of_means <= of_a_mean
+        assert statistics.fmean(torchs[-10:]) < 0.3 * torchs[0]  # it has learnt something
