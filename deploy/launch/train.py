@@ -2,7 +2,8 @@
 
 torchrun starts it once per rank. DistributedDataParallel averages gradients over all ranks of all
 nodes, and every node's daemon takes the same steps: each step on all nodes, or on none. Trainers
-that are killed go on where the job is, with nothing read from disk.
+that are killed go on where the job is, with nothing read from disk. A node that was away while
+others took steps gets their job in place of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ def main() -> None:
     model = make_model()
     parallel = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = optstate.AdamW(
-        model.named_parameters(), lr=1e-2, job=os.environ["RUN"], across_nodes="replicated"
+        model.named_parameters(),
+        lr=1e-2,
+        job=os.environ["RUN"],
+        across_nodes="replicated",
+        stale_nodes="replace",
     )
     first = optimizer.committed_step
     for step in range(first, STEPS):

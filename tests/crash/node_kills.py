@@ -93,6 +93,8 @@ class Campaign:
         self._may_lose_sums = bool(seed % 2 and alone.options["max_norm"])
         if alone.optimizer == "SGD":
             alone.options["momentum"] = 0.9
+        if seed % 2:  # some of the parameters are cut
+            alone.options["partition"] = self._random.choice(["greedy", "contiguous"])
         self._expected, self._expected_state, self._step_s = undisturbed(alone)
         self._setting = dataclasses.replace(
             alone,
@@ -342,7 +344,10 @@ class Campaign:
         if self._setting.across_nodes == "sharded":  # else the other node has the same
             may_be_told |= self._memory_is_lost
         assert may_be_told, f"nothing was lost, but: {said}"
+        # All are told the same: each node's step, and from which one on all could go on.
         assert all(re.search(r"step \d+", text) for text in said), said
+        steps = {tuple(re.findall(r"step \d+", text)) for text in said}
+        assert len(steps) == 1, f"ranks were told of other steps: {said}"
         self.found["could not go on"] += 1
         return True
 

@@ -77,6 +77,8 @@ class ServedOptimizer(
         partition: which rank pushes which gradients. "greedy" (whole parameters; the
             default), "contiguous" (equal slices) or "local": each rank those of the shards
             that it owns, which is chosen for DTensors and flat pieces. Not with reduction="daemon".
+            With across_nodes="sharded" it says in the same way what each node has of parameters
+            that are no shards.
         across_nodes: with ranks on several nodes, each with a daemon of its own: "replicated":
             every node takes the same steps with the same gradients, which are averaged over
             all ranks (DistributedDataParallel), and a step is taken on all nodes or on none.
@@ -84,6 +86,10 @@ class ServedOptimizer(
             of some of the parameters, whose values then go to the other nodes (ZeRO-1; see
             consolidate_state_dict), and state moves when other nodes or ranks attach (see
             hand_over). max_norm of a group is refused then, and gradient_norms() is collective.
+        stale_nodes: with across_nodes="replicated", what becomes of a node whose job lacks steps
+            that others have taken without it: "refuse" (FailedPreconditionError on all ranks, the
+            default), or "replace": its job is deleted, and it gets the others'. The name says that
+            it is one run, in which the node with most steps is right.
         accumulate: reserve accumulators in the daemon for accumulate_step(). With
             reduction="daemon" a micro-step of all ranks is summed as soon as each
             has taken it; a rank without a gradient adds nothing to it.
@@ -99,10 +105,14 @@ class ServedOptimizer(
         communication_dtype: of reduction="collective", as are the next three, which all ranks
             give alike: the dtype in which the ranks send gradients and add them up, "float32" (the
             default) or "bfloat16": half the bytes, rounded to nearest even as they are sent and
-            wherever the process group adds some up. ValueError with other reductions, where step()
-            reduces nothing. UnimplementedError in step(): the process group cannot add such up.
+            wherever the process group adds some up; or "int8": one byte an element, a scale for
+            each 256, sums in float32, and what a step leaves out is sent with the next (error
+            feedback, which takes 8 bytes an element). ValueError with other reductions, where
+            step() reduces nothing. UnimplementedError in step(): the process group cannot add such
+            up.
         bucket_cap_mb: MiB of the communication dtype that are reduced together, at least 4 KiB; a
-            larger gradient is cut. None: about 25 MiB of gradients, and none is cut.
+            larger gradient is cut. None: about 25 MiB of gradients, and none is cut; of int8 6.25
+            MiB
         gradient_predivide_factor: gradients are divided by it before they are sent, and multiplied
             by it afterwards, so that sums of many ranks stay within the range. The default is 1.
         reduction_op: "mean" (the default) or "sum".
@@ -282,6 +292,7 @@ class ServedOptimizer(
         gradient_predivide_factor: float | None = None,
         reduction_op: str | None = None,
         across_nodes: str | None = None,
+        stale_nodes: str = "refuse",
         group: str | int | None = None,
         private: bool = False,
         readers: Iterable[str] = (),
@@ -314,6 +325,7 @@ class ServedOptimizer(
             gradients_as_views,
             speculative=speculative,
             across_nodes=across_nodes,
+            stale_nodes=stale_nodes,
             in_norm_group=norm_group is not None,
             access=access(group, private, readers),
             tunes_offload=offload_fraction == "auto",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import nodes as on_nodes
 import optstate
 import pytest
 import ranks
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from sharded import assert_close, assert_same_bits
 
 STEPS = 5
+nodes = on_nodes.nodes
 
 
 def _flat(model):
@@ -91,6 +93,27 @@ def _beside_torch(connection, rank, endpoint):
 @pytest.mark.parametrize("world", [1, 3])
 def test_it_trains_as_torch_does(world, daemon):
     ranks.run(_beside_torch, world, daemon.shm)
+
+
+def _on_nodes(connection, rank, endpoints):
+    endpoint = on_nodes.enter(rank, endpoints, 1)
+    how = {"lr": 0.01, "endpoint": endpoint, "across_nodes": "sharded", "max_norm": 1e6}
+    mine = Zero(lambda pieces: optstate.AdamW(pieces, **how), _cuts(2))
+    theirs = Zero(lambda pieces: torch.optim.AdamW(pieces, lr=0.01), _cuts(2))
+    mine.train(range(STEPS))
+    theirs.train(range(STEPS))
+    assert_close([mine.values], [theirs.values])
+    assert mine.optimizer.gradient_norms().keys() == {"flat"}
+    norm = mine.optimizer.last_outcome.gradient_norm
+    expected = [None, None]
+    dist.all_gather_object(expected, mine.piece.grad.double().square().sum().item())
+    assert norm == pytest.approx(sum(expected) ** 0.5, rel=1e-6)
+    return norm
+
+
+def test_pieces_on_several_nodes(nodes):
+    one, other = ranks.run(_on_nodes, 2, [each.shm for each in nodes])
+    assert one == other
 
 
 def _saved(connection, rank, endpoint, kind, path):

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from sharded import assert_close, fsdp, loss_of, make_model
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel
+from training import bits
 
 # How many inputs each rank has; the last to join is not the last rank.
 INPUTS = (2, 6, 4)
@@ -215,18 +216,55 @@ def test_join_refuses_what_join_of_torch_does(daemon):
         assert "with norm_group" in said[4]
 
 
-def _on_nodes(connection, rank, endpoints, across_nodes):
+def _on_nodes(connection, rank, endpoints, settings):
+    """Three nodes of a rank train as torch does on one; ranks run out one after the other."""
     endpoint = on_nodes.enter(rank, endpoints, 1)
+    expected = _reference()
     module = make_model()
-    with optstate.AdamW(
-        module.named_parameters(), endpoint=endpoint, across_nodes=across_nodes
-    ) as optimizer:
-        return _both_refuse(optimizer, RuntimeError)
+    optimizer = optstate.AdamW(
+        module.parameters(), lr=0.01, model=module, endpoint=endpoint, max_norm=1e6, **settings
+    )
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    if "reduction" in settings:
+        _train([optimizer], module, optimizer, scheduler)
+    else:
+        model = DistributedDataParallel(module)
+        _train([model, optimizer], model, optimizer, scheduler)
+    assert optimizer.committed_step == max(INPUTS)
+    assert_close(list(module.parameters()), expected)
+    return bits(module.parameters())
 
 
-@pytest.mark.parametrize(
-    ("across_nodes", "text"), [("replicated", "several nodes"), ("sharded", "sharded parameters")]
-)
-def test_join_on_several_nodes(across_nodes, text, nodes):
-    for said in ranks.run(_on_nodes, 2, [each.shm for each in nodes], across_nodes):
-        assert "does not support Join, or join()" in said and text in said
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+@pytest.mark.parametrize("reduction", ["trainer", "collective"])
+@pytest.mark.parametrize("across_nodes", ["replicated", "sharded", "contiguous"])
+def test_join_on_several_nodes(across_nodes, reduction, nodes):
+    settings = {"across_nodes": across_nodes}
+    if across_nodes == "contiguous":
+        settings = {"across_nodes": "sharded", "partition": "contiguous"}
+    if reduction == "collective":
+        settings["reduction"] = reduction
+    found = ranks.run(_on_nodes, 3, [each.shm for each in nodes], settings)
+    assert found[0] == found[1] == found[2]
+
+
+def _never_entered(connection, rank, endpoint):
+    module = make_model()
+    optimizer = optstate.AdamW(
+        module.parameters(), lr=0.01, endpoint=endpoint, reduction="collective"
+    )
+    made = optimizer.join()
+    assert not optimizer._is_inside_join
+    loss_of(module, rank).backward()
+    optimizer.step()
+    with made:
+        assert optimizer._is_inside_join
+        for step in range(INPUTS[rank]):
+            optimizer.zero_grad()
+            loss_of(module, step).backward()
+            optimizer.step()
+    return optimizer.committed_step
+
+
+def test_join_begins_when_it_is_entered(daemon):
+    assert ranks.run(_never_entered, 2, daemon.shm) == [1 + max(INPUTS[:2])] * 2

@@ -34,9 +34,12 @@ CASES = {
 }
 
 
+ON_FOUR = ("plain", "clipped", "inf", "accumulate", "missing")
+
+
 @pytest.mark.parametrize(
     ("case", "nodes"),
-    [*((case, 2) for case in CASES), ("plain", 4), ("clipped", 4)],
+    [*((case, 2) for case in CASES), *((case, 4) for case in ON_FOUR)],
     indirect=["nodes"],
 )
 def test_the_bits_of_one_node_with_all_ranks(case, nodes, daemon, job):

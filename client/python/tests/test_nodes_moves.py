@@ -36,6 +36,26 @@ def test_one_node_becomes_two(kind, case, nodes, daemon, job):
     assert moves.jobs(nodes) == [[job], [job]]
 
 
+@pytest.mark.parametrize("case", ["AdamW", "NAdam"])
+def test_whole_parameters_become_cut_ones(case, nodes, daemon, job):
+    """And whole ones again, on the nodes in another order."""
+    expected = moves.unmoved(daemon, job, "zero", case)
+    moves.run(moves.endpoints(nodes), 1, job, "zero", case, until=2)
+    wholes = _elements(nodes, job)
+    begun, *_ = moves.run(
+        moves.endpoints(nodes), 1, job, "zero", case, until=4, partition="contiguous"
+    )
+    assert begun == 2 and _elements(nodes, job) != wholes
+    begun, *found = moves.run(moves.endpoints(nodes)[::-1], 1, job, "zero", case)
+    assert begun == 4 and tuple(found) == expected
+    assert _elements(nodes[::-1], job) == wholes
+
+
+def _elements(nodes, job):
+    """By node, the elements of each of its parameters."""
+    return [[int(each["numel"]) for each in node.parameters(job)] for node in nodes]
+
+
 @pytest.mark.parametrize("kind", ["fsdp", "zero"])
 @pytest.mark.parametrize("order", [1, -1], ids=["same places", "other places"])
 def test_nodes_with_fewer_ranks(kind, order, nodes, daemon, job):

@@ -12,7 +12,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from ddp_on_nodes import STEPS, assert_as_on_one_node, make, train
-from optstate._torch.nodes.owners import owners_of
+from optstate._torch.nodes.owners import owners_of, runs_of
 from training import bits, loss_of, small_model
 
 nodes = on_nodes.nodes
@@ -20,6 +20,7 @@ nodes = on_nodes.nodes
 
 KWARGS = {"across": "sharded"}
 CLIPPED = {**KWARGS, "max_norm": 0.05}
+CUT = {**CLIPPED, "partition": "contiguous"}
 CASES = {
     "plain": KWARGS,
     "clipped": CLIPPED,
@@ -28,16 +29,28 @@ CASES = {
     "accumulate": {**CLIPPED, "accumulate": True},
     "missing": CLIPPED,
     "missing on a node": CLIPPED,
+    "cut": CUT,
+    "cut, accumulate": {**CUT, "accumulate": True},
+    "cut, missing": CUT,
+    "cut, inf": CUT,
+    "cut, SGD": {**CUT, "momentum": 0.9},
+    "cut, Adagrad": {**CUT, "initial_accumulator_value": 0.5},
+    "cut, RMSprop": {**CUT, "centered": True, "momentum": 0.9},
+    "cut, NAdam": CUT,
 }
+
+
+ON_FOUR = ("plain", "clipped", "inf", "accumulate", "missing")
 
 
 @pytest.mark.parametrize(
     ("case", "nodes"),
-    [*((case, 2) for case in CASES), ("plain", 4), ("clipped", 4)],
+    [*((case, 2) for case in CASES), *((case, 4) for case in ON_FOUR), ("cut", 4)],
     indirect=["nodes"],
 )
 def test_the_bits_of_one_node_with_all_ranks(case, nodes, daemon, job):
     kwargs, world = CASES[case], 2 * len(nodes)
+    is_cut, case = case.startswith("cut"), case.removeprefix("cut, ")
     one = ranks.run(train, world, [daemon.shm], world, job, case, kwargs)
     several = ranks.run(train, world, [each.shm for each in nodes], 2, job, case, kwargs)
     assert_as_on_one_node(several, one[0])
@@ -50,6 +63,8 @@ def test_the_bits_of_one_node_with_all_ranks(case, nodes, daemon, job):
     ]
     assert min(elements) > 0
     assert sum(elements) == sum(each.numel() for each in small_model().parameters())
+    if is_cut:  # at the nearest row, of at most 16 elements
+        assert max(elements) - min(elements) <= 16
 
 
 def test_every_optimizer_has_the_bits_of_one_node(nodes, daemon, job):
@@ -64,12 +79,41 @@ def test_owners():
     assert owners_of(numels[:4], 3) == owners_of(numels, 3)[:4]
 
 
-def _beside_torch(connection, rank, endpoints, per_node, job):
+def test_runs():
+    assert runs_of([(4,), (4,)], 2) == [[(0, 0, 4)], [(1, 0, 4)]]
+    assert runs_of([(10, 3)], 3) == [[(0, 0, 3), (1, 3, 7), (2, 7, 10)]]
+    assert runs_of([(2, 5), (3,), (0, 4), (7,)], 2) == [
+        [(0, 0, 2)],
+        [(1, 0, 3)],
+        [(0, 0, 0)],
+        [(1, 0, 7)],
+    ]
+    # Every element has one node, whatever the shapes.
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(200):
+        nodes = int(torch.randint(1, 6, (), generator=generator))
+        shapes = [
+            tuple(torch.randint(0, 9, (dims,), generator=generator).tolist())
+            for dims in torch.randint(1, 4, (6,), generator=generator).tolist()
+        ]
+        loads = [0] * nodes
+        for shape, shares in zip(shapes, runs_of(shapes, nodes)):
+            assert [begin for _, begin, _ in shares] == [0, *(end for *_, end in shares[:-1])]
+            assert shares[-1].end == shape[0]
+            assert [share.node for share in shares] == sorted({share.node for share in shares})
+            row = torch.Size(shape[1:]).numel()
+            for node, begin, end in shares:
+                loads[node] += (end - begin) * row
+        largest_row = max(torch.Size(shape[1:]).numel() for shape in shapes)
+        assert max(loads) - min(loads) <= 2 * largest_row + 1
+
+
+def _beside_torch(connection, rank, endpoints, per_node, job, kwargs):
     """Beside torch's ZeroRedundancyOptimizer, with checkpoints to and from it."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
 
-    module, model, optimizer = make(rank, endpoints, per_node, job, **KWARGS)
+    module, model, optimizer = make(rank, endpoints, per_node, job, **kwargs)
     other = DistributedDataParallel(small_model())
     reference = ZeroRedundancyOptimizer(other.parameters(), torch.optim.AdamW, lr=0.01)
 
@@ -119,30 +163,127 @@ def _beside_torch(connection, rank, endpoints, per_node, job):
     assert bits(module.parameters()) == then
     optimizer.close()
     # Another script attaches, and gets all parameters.
-    module, model, optimizer = make(rank, endpoints, per_node, job, seed=9, **KWARGS)
+    module, model, optimizer = make(rank, endpoints, per_node, job, seed=9, **kwargs)
     assert optimizer.committed_step == 7 and bits(module.parameters()) == then
     return then
 
 
-def test_it_trains_as_zero_redundancy_optimizer_does(nodes, job):
-    one, other = ranks.run(_beside_torch, 2, [each.shm for each in nodes], 1, job)
+@pytest.mark.parametrize("partition", ["greedy", "contiguous"])
+def test_it_trains_as_zero_redundancy_optimizer_does(partition, nodes, job):
+    kwargs = {**KWARGS, "partition": partition}
+    one, other = ranks.run(_beside_torch, 2, [each.shm for each in nodes], 1, job, kwargs)
     assert one == other
 
 
+@pytest.mark.parametrize("how", [CLIPPED, CUT], ids=["greedy", "contiguous"])
 @pytest.mark.parametrize("where", [on_nodes.stops_when_noted, on_nodes.stops_before_committing])
-def test_ranks_that_are_killed_within_a_step(where, nodes, daemon, job):
+def test_ranks_that_are_killed_within_a_step(where, how, nodes, daemon, job):
     """The next script gets all parameters, also those that nobody had sent."""
     endpoints = [each.shm for each in nodes]
-    expected = ranks.run(train, 2, [daemon.shm], 2, job, "clipped", CLIPPED)[0]
-    with ranks.running(train, 2, endpoints, 1, job, "clipped", CLIPPED, where) as running:
+    expected = ranks.run(train, 2, [daemon.shm], 2, job, "clipped", how)[0]
+    with ranks.running(train, 2, endpoints, 1, job, "clipped", how, where) as running:
         for rank in range(2):
             assert running.hear(rank) == "stopped"
         running.kill(0, 1)
-    again = ranks.run(train, 2, endpoints, 1, job, "clipped", CLIPPED)
+    again = ranks.run(train, 2, endpoints, 1, job, "clipped", how)
     assert len(assert_as_on_one_node(again, expected)[2]) == STEPS - 3
 
 
-def _collective(connection, rank, endpoints, job):
+def _cut(connection, rank, endpoints, job):
+    """State of parameters that are cut: writes, checkpoints of 16 bits, and what is refused."""
+    endpoint = on_nodes.enter(rank, endpoints, 1)
+    how = {"lr": 0.01, "across_nodes": "sharded", "partition": "contiguous", "endpoint": endpoint}
+    module = small_model(dtype=torch.bfloat16)
+    optimizer = optstate.AdamW(module.named_parameters(), job=job, **how)
+    reference_module = small_model(dtype=torch.bfloat16)
+    alone = [dist.new_group([each]) for each in range(2)]
+    reference = optstate.AdamW(
+        reference_module.named_parameters(), lr=0.01, endpoint=endpoint, process_group=alone[rank]
+    )
+    weight, like = module[0].weight, reference_module[0].weight
+    pairs = ((module, optimizer), (reference_module, reference))
+
+    def steps(numbers):
+        for step in numbers:
+            for each, of in pairs:
+                of.zero_grad()
+                loss_of(each, step).backward()
+                of.step()
+
+    def wholes():
+        optimizer.consolidate_state_dict(to=None)
+        return optimizer.state_dict()["state"], reference.state_dict()["state"]
+
+    def same():
+        found, expected = wholes()
+        assert found.keys() == expected.keys()
+        for index, entry in expected.items():
+            assert found[index].keys() == entry.keys()
+            for key, value in entry.items():
+                assert torch.equal(found[index][key], value), (index, key)
+        assert bits(module.parameters()) == bits(reference_module.parameters())
+
+    steps(range(2))
+    same()
+    # In place, and by assignment of the whole.
+    for parameter, of in ((weight, optimizer), (like, reference)):
+        of.state[parameter]["exp_avg"].mul_(3)
+        of.state[parameter]["exp_avg_sq"] = torch.full(parameter.shape, 0.25)
+        of.state[parameter]["note"] = torch.arange(3)
+    steps([2])
+    same()
+    # The parameter itself, whose master follows.
+    with torch.no_grad():
+        for parameter in (weight, like):
+            parameter.mul_(0.5)
+    same()
+    steps([3])
+    same()
+    # One that has moved is found to be the same, and one that has grown is refused.
+    module[3].bias.data = module[3].bias.data.clone()
+    reference_module[3].bias.data = reference_module[3].bias.data.clone()
+    steps([4])
+    same()
+    kept, module[0].weight.data = module[0].weight.data, torch.zeros(20, 8, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match=r"is now \[20, 8\], but the job has \[16, 8\]"):
+        optimizer.step()
+    module[0].weight.data = kept
+    # A second optimizer that fails leaves the parameters to the first; so does one that has ended.
+    with pytest.raises(optstate.FailedPreconditionError):
+        optstate.SGD(module.named_parameters(), job=job, **how)
+    steps([5])
+    same()
+    optstate.SGD(module.named_parameters(), **how).close()
+    steps([6])
+    same()
+    for parameter, of in ((weight, optimizer), (like, reference)):
+        del of.state[parameter]["note"]
+    # A notebook's cell that is run again takes the rank over.
+    again = optstate.AdamW(module.named_parameters(), job=job, **how)
+    with pytest.raises(RuntimeError, match="taken over"):
+        optimizer.step()
+    pairs = ((module, again), (reference_module, reference))
+    optimizer = again
+    steps([7])
+    same()
+    # A gradient on one node alone, of a parameter that both have.
+    optimizer.zero_grad()
+    loss_of(module, 8).backward()
+    if rank == 0:
+        weight.grad = None
+    with pytest.raises(optstate.FailedPreconditionError, match="gradients, options, or loads"):
+        optimizer.step()
+    steps([8])
+    same()
+    return bits(module.parameters())
+
+
+def test_state_of_parameters_that_are_cut(nodes, job):
+    one, other = ranks.run(_cut, 2, [each.shm for each in nodes], job)
+    assert one == other
+
+
+def _collective(connection, rank, endpoints, job, partition):
     """Without DistributedDataParallel, in two groups of which one is added later; and what is
     refused."""
     endpoint = on_nodes.enter(rank, endpoints, 1)
@@ -153,7 +294,12 @@ def _collective(connection, rank, endpoints, job):
         optstate.AdamW([*module.parameters(), scalar], **kwargs)
     with pytest.raises(ValueError, match="other values on other ranks"):
         optstate.AdamW(small_model(rank).parameters(), **kwargs)
-    kwargs["reduction"] = "collective"
+    kwargs |= {"reduction": "collective", "partition": partition}
+    if partition == "contiguous":
+        with pytest.raises(optstate.UnimplementedError, match='needs it whole.*"greedy"'):
+            optstate.LAMB(module.parameters(), **kwargs)
+        with pytest.raises(ValueError, match="rank 1 has partition='greedy', and rank 0"):
+            optstate.AdamW(module.parameters(), **{**kwargs, "partition": (partition, None)[rank]})
     optimizer = optstate.AdamW(module[0].parameters(), job=job, model=module, **kwargs)
     reference = torch.optim.AdamW(other[0].parameters(), lr=0.01)
     for step in range(6):
@@ -193,8 +339,9 @@ def _collective(connection, rank, endpoints, job):
     return values
 
 
-def test_without_ddp(nodes, job):
-    one, other = ranks.run(_collective, 2, [each.shm for each in nodes], job)
+@pytest.mark.parametrize("partition", ["greedy", "contiguous"])
+def test_without_ddp(partition, nodes, job):
+    one, other = ranks.run(_collective, 2, [each.shm for each in nodes], job, partition)
     assert one == other
 
 
@@ -236,7 +383,7 @@ def _reduced(connection, rank, endpoints, per_node, job, can_reduce=True):
         optimizer.step()
         for index, (gradient, parameter) in enumerate(zip(own, module.parameters())):
             is_own = gradient is not None and torch.equal(gradient, parameter.grad)
-            is_elsewhere = shared_out is not None and shared_out.owners[index] != rank
+            is_elsewhere = shared_out is not None and shared_out.shares[index][0].node != rank
             assert is_own == (is_elsewhere and gradient is not None)
     values = bits(module.parameters())
     optimizer.close()

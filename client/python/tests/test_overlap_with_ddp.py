@@ -46,6 +46,26 @@ def _trained(rank, endpoint, case, **how):
     return bits(module.parameters()), applied
 
 
+def _veto(connection, rank, endpoint):
+    """What may undo a step that was begun is said once, by whoever asks for it."""
+    said = {}
+    for case in CASES:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            _trained(rank, endpoint, case, overlap_with_ddp=True)
+            _trained(rank, endpoint, case, **STANDS_FOR)
+        texts = [str(each.message) for each in caught]
+        said[case] = [each for each in texts if "rolled back" in each]
+    return said
+
+
+def test_what_may_undo_a_step_is_said_once(daemon):
+    for said in ranks.run(_veto, 2, daemon.shm):
+        assert said["plain"] == []
+        [clipped], [scaled] = said["clipped"], said["scaled"]
+        assert "with max_norm" in clipped and "with loss_scaler" in scaled
+
+
 def _beside_others(connection, rank, endpoint):
     found = {}
     for case in CASES:

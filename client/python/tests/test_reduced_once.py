@@ -8,6 +8,7 @@ import pytest
 import ranks
 import torch
 from optstate._torch.collective.averaging import reduce_gradients
+from optstate._torch.collective.error_feedback import ErrorFeedback
 from optstate._torch.collective.reduced import forget_reduced
 from optstate._torch.collective.reducing import Reducing
 from optstate._torch.ranks import Ranks
@@ -48,7 +49,7 @@ def _again(connection, rank, name):
     how, everyone = HOWS[name], Ranks(None)
 
     def reduce(tensors, collective=everyone):
-        reduce_gradients(collective, tensors, None, how)
+        reduce_gradients(collective, tensors, None, how, ErrorFeedback())
         return [each.grad.clone() for each in tensors]
 
     tensors = _tensors(rank)
@@ -128,7 +129,11 @@ def _train(connection, rank, endpoints, job, across, options, fails):
     return result
 
 
-@pytest.mark.parametrize("options", [{}, {"reduction_op": "sum"}], ids=["mean", "sum"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"reduction_op": "sum"}, {"communication_dtype": "int8"}],
+    ids=["mean", "sum", "int8"],
+)
 @pytest.mark.parametrize("across", [None, "replicated", "sharded"])
 def test_a_step_is_taken_again_with_the_same_gradients(across, options, nodes, daemon, job):
     endpoints = [daemon.shm] if across is None else [each.shm for each in nodes]

@@ -8,7 +8,8 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from optstate._torch.collective.averaging import reduce_gradients
+from optstate._torch.collective.averaging import Destination, reduce_gradients
+from optstate._torch.collective.error_feedback import ErrorFeedback
 from optstate._torch.collective.reducing import reducing
 from optstate._torch.ranks import Ranks
 from training import bits, loss_of, small_model, values_of
@@ -49,7 +50,7 @@ def _reduced(gradients, **options):
     tensors = [torch.zeros_like(each) for each in gradients]
     for tensor, gradient in zip(tensors, gradients):
         tensor.grad = gradient
-    reduce_gradients(Ranks(None), tensors, None, _how(**options))
+    reduce_gradients(Ranks(None), tensors, None, _how(**options), ErrorFeedback())
     return [each.grad for each in tensors]
 
 
@@ -155,7 +156,7 @@ def test_buckets_cut_large_gradients(options, sent):
         tensor.grad = torch.randn(tensor.shape).bfloat16().float()
     tensors[3].grad = tensors[3].grad.T.contiguous().T  # of other strides
     before = [each.grad.clone() for each in tensors[:4]]
-    reduce_gradients(twins, tensors, None, _how(**options))
+    reduce_gradients(twins, tensors, None, _how(**options), ErrorFeedback())
     # Which gradients there are, and which were reduced before.
     assert twins.sent[0] == (torch.int32, 10)
     assert twins.sent[1:] == sent
@@ -171,13 +172,23 @@ def test_gradients_go_where_they_are_needed(options):
     tensors = [torch.zeros(1500), torch.zeros(1500)]
     for tensor in tensors:
         tensor.grad = torch.ones(1500)
-    where = {tensors[0]: 1, tensors[1]: 0}
-    reduce_gradients(twins, tensors, where, _how(reduction_op="sum", **options))
+    where = {tensors[0]: [Destination(1, 0, 1500)], tensors[1]: [Destination(0, 0, 1500)]}
+    reduce_gradients(twins, tensors, where, _how(reduction_op="sum", **options), ErrorFeedback())
     # Gradients of the other rank's parameter stay this rank's own.
     assert torch.equal(tensors[0].grad, torch.ones(1500))
     assert torch.equal(tensors[1].grad, torch.full((1500,), 2.0))
     parts = [1024, 476] if options else [1500]
     assert twins.sent[1:] == [(rank, size) for rank in (0, 1) for size in parts]
+
+
+def test_rows_go_where_they_are_needed():
+    twins = _Twins()
+    tensor = torch.zeros(5, 3)
+    tensor.grad = torch.ones(5, 3)
+    where = {tensor: [Destination(0, 0, 2), Destination(1, 2, 5)]}
+    reduce_gradients(twins, [tensor], where, _how(reduction_op="sum"), ErrorFeedback())
+    assert tensor.grad.tolist() == [[2.0] * 3] * 2 + [[1.0] * 3] * 3
+    assert twins.sent[1:] == [(0, 6), (1, 9)]
 
 
 def _refused(**options):
@@ -207,8 +218,8 @@ def test_where_step_reduces_nothing_they_are_refused(reduction, option):
 @pytest.mark.parametrize(
     ("option", "kind", "text"),
     [
-        ({"communication_dtype": "float16"}, ValueError, "'float16' (float32 or bfloat16)"),
-        ({"communication_dtype": torch.float64}, ValueError, "(float32 or bfloat16)"),
+        ({"communication_dtype": "float16"}, ValueError, "'float16' (float32, bfloat16 or int8)"),
+        ({"communication_dtype": torch.float64}, ValueError, "(float32, bfloat16 or int8)"),
         ({"reduction_op": "max"}, ValueError, "'max' (mean or sum)"),
         ({"bucket_cap_mb": 0.001}, ValueError, "1048 bytes (at least 4096)"),
         ({"bucket_cap_mb": 0}, ValueError, "bucket_cap_mb: 0 (finite, above 0)"),

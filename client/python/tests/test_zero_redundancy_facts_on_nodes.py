@@ -2,7 +2,7 @@
 state out (across_nodes="sharded"), each with a daemon of its own. Those of one node are in
 test_zero_redundancy_facts.py.
 
-Uneven inputs (torch's Join) are refused on several nodes.
+Those of uneven inputs (torch's Join) are in test_join.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import ranks
 import torch
 import torch.distributed as dist
 from sharded import assert_close, assert_same_bits
-from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from training import bits
 
@@ -241,8 +240,7 @@ def test_another_process_group(reduction, nodes):
 
 
 def _under_ddp(connection, rank, endpoints, name, maximize):
-    """Beside torch's class, both under DDP, with a buffer of each rank's own; and what torch's
-    Join is told."""
+    """Beside torch's class, both under DDP, with a buffer of each rank's own."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     model.register_buffer("test_buffer", torch.ones(1) * rank)
@@ -262,8 +260,6 @@ def _under_ddp(connection, rank, endpoints, name, maximize):
             optimizer.step()
         assert_close(list(model.parameters()), list(local.parameters()))
     assert_close([model.test_buffer], [local.test_buffer])
-    with pytest.raises(RuntimeError, match="does not support Join"):
-        Join([optimizers[0]])
     return bits(model.parameters())
 
 

@@ -3,7 +3,8 @@
 torchrun starts it once per rank. DistributedDataParallel averages gradients over all ranks of all
 nodes, and every node's daemon takes the same steps: each step on all nodes, or on none. A trainer
 that is killed goes on where the job is, with nothing read from disk. A node that has no such job,
-because it is new or was rebooted, gets it from another one when the ranks attach.
+because it is new or was rebooted, gets it from another one when the ranks attach. So does one
+whose job is older, because pods of the run were on other nodes meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ def main() -> None:
     model = make_model()
     parallel = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = optstate.AdamW(
-        model.named_parameters(), lr=1e-2, job=os.environ["RUN"], across_nodes="replicated"
+        model.named_parameters(),
+        lr=1e-2,
+        job=os.environ["RUN"],
+        across_nodes="replicated",
+        stale_nodes="replace",
     )
     first = optimizer.committed_step
     for step in range(first, STEPS):

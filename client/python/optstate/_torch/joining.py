@@ -29,14 +29,35 @@ class _StepsOfOthers(JoinHook):
 
 
 class _JoinAlone(Join):
-    """torch's Join of one optimizer, which is no longer inside it after an error either."""
+    """torch's Join of one optimizer, which is inside it from entering the block to leaving it, also
+    by an error. torch's own puts it inside when it is constructed."""
+
+    def __init__(self, optimizer: Joining, *how: bool, **keywords: Any) -> None:
+        self._around = optimizer._join_config  # of another Join
+        try:
+            super().__init__([optimizer], *how, **keywords)
+            self._config = optimizer._join_config
+        finally:
+            optimizer._join_config = self._around
+
+    def __enter__(self) -> None:
+        (optimizer,) = self._joinables
+        self._around, optimizer._join_config = optimizer._join_config, self._config
 
     def __exit__(self, *raised: Any) -> bool | None:
         try:
             return super().__exit__(*raised)
         finally:
             for joinable in self._joinables:
-                joinable._join_config = None
+                joinable._join_config = self._around
+
+
+def _has_whole_parameters(attachment: Attachment) -> bool:
+    """Returns whether a rank computes gradients of whole parameters, also of those whose state
+    other nodes have."""
+    shared_out = attachment.shared_out
+    shared_count = 0 if shared_out is None else len(shared_out.tensors)
+    return not attachment.is_sharded or shared_count == attachment.parameters.count
 
 
 class Joining:
@@ -74,7 +95,7 @@ class Joining:
         also with enable=False. Collective: every rank enters and leaves the block.
         """
         return _JoinAlone(
-            [self],
+            self,
             enable,
             throw_on_early_termination,
             divide_by_initial_world_size=divide_by_initial_world_size,
@@ -85,7 +106,7 @@ class Joining:
 
         One step() is taken in each iteration, on every rank. ValueError for
         divide_by_initial_world_size=False, and RuntimeError for an optimizer with accumulate=True,
-        of sharded parameters, or on several nodes.
+        of sharded parameters, or with norm_group.
         """
         if not kwargs.get("divide_by_initial_world_size", True):
             raise ValueError(
@@ -98,10 +119,10 @@ class Joining:
             refused = (
                 "accumulate=True: a rank without inputs cannot know which iterations are steps"
             )
-        elif attachment.is_sharded:
+        elif not _has_whole_parameters(attachment):
             refused = "sharded parameters: a rank without inputs has no gradients of its shards"
-        elif attachment.nodes is not None:
-            refused = "ranks on several nodes, or with norm_group"
+        elif attachment.nodes is not None and attachment.nodes.spans_jobs:
+            refused = "norm_group: ranks of other jobs would wait for the steps of this one"
         if refused is not None:
             raise RuntimeError(f"optstate does not support Join, or join(), with {refused}")
         return _StepsOfOthers(self)

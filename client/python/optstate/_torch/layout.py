@@ -242,6 +242,6 @@ def parameter_specs(
                     shard=shard_of(parameter, f'parameter "{name}"') if sharded else None,
                 )
             )
-    parameters = [local_of(each) for group in param_groups for each in group["params"]]
+    parameters = [each for group in param_groups for each in group["params"]]
     check_disjoint(parameters, names)
     return specs

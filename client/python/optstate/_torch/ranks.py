@@ -6,7 +6,7 @@ They are exchanged when an optimizer is constructed, is extended or loads a chec
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,7 +54,8 @@ class Ranks:
         self._distributed = dist.is_available() and dist.is_initialized()
         if process_group is not None and not self._distributed:
             raise ValueError(f"{name} is given, but torch.distributed is not initialised")
-        self._can_reduce = True  # until the process group's backend says that it cannot
+        # Until the process group's backend says that it cannot.
+        self._can_reduce = self._can_gather = True
         if self._distributed:
             self.rank = dist.get_rank(process_group)
             self.world_size = dist.get_world_size(process_group)
@@ -92,7 +93,7 @@ class Ranks:
         box = torch.tensor(int(flag), dtype=torch.int32, device=device)
         with _reaching_all():
             dist.all_reduce(box, dist.ReduceOp.MAX, group=self._group)
-        return bool(box.item())
+            return bool(box.item())  # NCCL's errors may come as late as here
 
     def add_up(self, tensor: torch.Tensor) -> None:
         """Makes the tensor, in place, the sum of all ranks'. One all-reduce."""
@@ -132,6 +133,44 @@ class Ranks:
                 self._can_reduce = False
         self.add_up(tensor)
 
+    def tensors_of_all(
+        self, tensor: torch.Tensor, destination: int | None
+    ) -> Sequence[torch.Tensor]:
+        """Returns every rank's tensor, equally large and contiguous, on rank `destination` (None:
+        on all), and nothing on the others. One gather, or all-gather."""
+        if self.world_size == 1:
+            return [tensor]
+        backend = dist.get_backend(self._group)
+        there = tensor
+        if backend == "nccl" and not tensor.is_cuda:
+            there = tensor.cuda()
+        elif backend == "gloo" and tensor.is_cuda:
+            there = tensor.cpu()
+        if there is not tensor:
+            found = self.tensors_of_all(there, destination)
+            return [each.to(tensor.device) for each in found]
+
+        def room() -> list[torch.Tensor]:
+            return [torch.empty_like(tensor) for _ in range(self.world_size)]
+
+        if destination is not None and self._can_gather:
+            group = self._group
+            at = dist.get_global_rank(group, destination) if group is not None else destination
+            gathered = room() if self.rank == destination else None
+            try:
+                dist.gather(tensor, gathered, dst=at, group=group)
+                return gathered or []
+            except RuntimeError as error:
+                # All ranks have the same backend, which says so before it sends anything.
+                if "does not support gather" not in str(error):
+                    with _reaching_all():
+                        raise
+                self._can_gather = False
+        found = room()
+        with _reaching_all():
+            dist.all_gather(found, tensor, group=self._group)
+        return found if destination in (None, self.rank) else []
+
     def replicate(self, tensor: torch.Tensor, source: int) -> None:
         """Makes the tensor, in place, that of rank `source` on all ranks. One broadcast."""
         if self.world_size == 1:
@@ -153,7 +192,7 @@ class Ranks:
         found = [torch.empty_like(mine) for _ in range(self.world_size)]
         with _reaching_all():
             dist.all_gather(found, mine, group=self._group)
-        return [each.tolist() for each in found]
+            return [each.tolist() for each in found]
 
     def agree(self, error: Exception | None) -> None:
         """Raises on every rank when some rank has an error: the rank's own, if any.

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from optstate import _native, errors
+from optstate._torch.collective.error_feedback import ErrorFeedback
 from optstate._torch.frozen import groups_to_register, groups_with, is_frozen
 from optstate._torch.gradients.hooks import GradientHooks
 from optstate._torch.job import beginning
@@ -33,7 +34,7 @@ from optstate._torch.options import Scalar
 from optstate._torch.parameters.replaced import ReplacedParameters
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
-from optstate._torch.shards import like_parameter, local_of
+from optstate._torch.shards import like_parameter, local_of, state_like
 from optstate._torch.state import checkpoint
 from optstate._torch.state.checkpoint import MASTER_PARAM, PartialEntry
 from optstate._torch.state.compare import same_bits
@@ -53,8 +54,6 @@ class Served:
     that a change by one of them is a change for all. It refers to no optimizer, so
     that it ends with the last of them.
 
-    Only :meth:`attach` makes a job.
-
     Threads: one at a time, like the optimizer.
 
     Size: one method for each thing that the optimizer, its hooks and its wrappers ask for;
@@ -69,15 +68,12 @@ class Served:
         self.names_by_id: dict[int, str] = {}
         # The module of model=, which may get parameters that are added later.
         self._model: weakref.ref[torch.nn.Module] | None = None
-        # torch's attributes, for which the optimizer has properties.
         self.param_groups: list[dict[str, Any]] = []
         self.state: Any = defaultdict(dict)  # without a job: a mapping as torch's
         self.edits: StateEdits | None = None  # with a job: edits of self.state
-        # Parameters replaced by attaching to an existing job, until the first step.
-        self.replaced: ReplacedParameters | None = None
+        self.replaced: ReplacedParameters | None = None  # by attaching, until the first step
         # Loaded masters that did not fit the parameters; fitting ones may be loaded next.
         self.masters: dict[int, torch.Tensor] = {}
-        # Attributes that the user may change between steps.
         self.max_norm: Scalar | None = None
         self.max_value: Scalar | None = None
         self.norm_type: float = 2.0
@@ -89,7 +85,9 @@ class Served:
         self.steps_before = 0  # steps of a private job that went on under another name
         self.outcome: StepOutcome | None = None
         self._join_config: Any = None  # set by torch's Join
+        self.says_vetoes = settings.overlaps_with_ddp  # once, about what may undo a step
         self._has_inputs = True  # False: a step that other ranks take
+        self._feedback = ErrorFeedback()  # of all attachments
         # State that keeps file descriptors open for a process that is being started.
         self.handed_over: Any = None
         self._finalizer: weakref.finalize | None = None
@@ -129,8 +127,6 @@ class Served:
         # Names that the job has stay as they are.
         self.names_by_id = {**model_names(model), **self.names_by_id}
 
-    # Methods for the job.
-
     def check_usable(self) -> None:
         if self.detached_because is not None:
             kind = RuntimeError if self.asleep is None else errors.FailedPreconditionError
@@ -156,7 +152,9 @@ class Served:
             self.note_outcome(outcome)
 
     def note_outcome(self, outcome: StepOutcome | None) -> None:
-        """Keeps the outcome of a step of the job, with its step counted as in committed_step."""
+        """Keeps the outcome of a step of the job, with its step counted as in committed_step.
+        None: the step was taken, and with which outcome is not known."""
+        self._feedback.end_step(applied=outcome is None or outcome.applied)
         if outcome is not None:
             outcome = dataclasses.replace(outcome, step=outcome.step + self.steps_before)
         self.outcome = outcome
@@ -236,7 +234,7 @@ class Served:
             self.steps_before = 0
             if extend_with is None and not (attachment.session.created or self.asleep):
                 warn_of_places(attachment, unnamed_alike(self.param_groups, self.names_by_id))
-        self.attachment = attachment
+        self.attachment, attachment.feedback = attachment, self._feedback
         note_holder(self)
         # The finalizer also runs at interpreter exit; closing does nothing in a forked child.
         self._finalizer = weakref.finalize(self, attachment.end)
@@ -287,8 +285,6 @@ class Served:
         state = self.attachment.session.loss_scaler_state()
         return dataclasses.replace(self.settings, loss_scaler_state=state)
 
-    # Methods for state.
-
     def has_state(self) -> bool:
         """Returns whether a parameter was updated, or has loaded state."""
         attachment = self.attached()
@@ -318,7 +314,7 @@ class Served:
         assert self.attachment is not None
         dtensor = self.attachment.parameters.tensors[index]
         present = state.get(dtensor, {}).get(MASTER_PARAM)
-        if present is None or present.shape != dtensor.shape:
+        if present is None or present.shape != state_like(dtensor).shape:
             return
         tensor, present = local_of(dtensor), local_of(present)
         if same_bits(checkpoint.fitting_master(present, tensor), present):
@@ -351,10 +347,19 @@ class Served:
         """
         edits = self.edits
         assert edits is not None
-        entries = {} if edits.is_idle else edits.pending()
-        changed = attachment.parameters.changed(by_content=by_content)
-        loads = bool(changed or entries) or attachment.broken_load is not None
+        entries: dict[int, Any] = {}
+        changed: Sequence[int] = ()
+        error: Exception | None = None
+        try:
+            entries = {} if edits.is_idle else edits.pending()
+            changed = attachment.parameters.changed(by_content=by_content)
+        except Exception as failure:
+            error = failure
+        loads = bool(changed or entries or error) or attachment.broken_load is not None
         if attachment.some_rank(loads):
+            with raised_on_all(attachment.ranks if attachment.is_sharded else None):
+                if error is not None:
+                    raise error
             what = "optimizer.state was changed" if entries else "parameters were changed in place"
             attachment.check_no_micro_steps(what)
             if changed and self.replaced is not None and self.replaced.left_out:
@@ -385,8 +390,6 @@ class Served:
             if not self.state[tensor]:
                 del self.state[tensor]
 
-    # Methods that hooks call in backward().
-
     def _push_early(self, index: int) -> None:
         attachment = self.attachment
         if attachment is None or attachment.committing is not None or attachment.must_abort:
@@ -403,8 +406,6 @@ class Served:
         views = attachment.gradients.views
         if views is not None and not attachment.session.is_forked:
             views.take(index)
-
-    # Methods that extend the job.
 
     def add_group(self, old: Attachment) -> None:
         """Extends the job by the last of param_groups, without its frozen parameters."""

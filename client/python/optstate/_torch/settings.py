@@ -46,6 +46,7 @@ class Settings:
     loss_scaler_state: LossScalerState | None = None
     speculative: bool = False
     across_nodes: str | None = None
+    stale_nodes: str = "refuse"  # or "replace": nodes whose job lacks steps of the others
     # Whether it clips by the norm of a norm_group, which copies of an optimizer lack.
     in_norm_group: bool = False
     # Places, in the order of all parameters, of those that another job of norm_group counts.
@@ -62,6 +63,13 @@ class Settings:
         if self.across_nodes not in (None, "replicated", "sharded"):
             raise ValueError(
                 f"Invalid across_nodes: {self.across_nodes!r} (None, replicated or sharded)"
+            )
+        if self.stale_nodes not in ("refuse", "replace"):
+            raise ValueError(f"Invalid stale_nodes: {self.stale_nodes!r} (refuse or replace)")
+        if self.stale_nodes == "replace" and self.across_nodes != "replicated":
+            raise ValueError(
+                'stale_nodes="replace" needs across_nodes="replicated", where each node has all of'
+                " the state: leave it out"
             )
         if self.resume not in _RESUME_CHOICES:
             known = ", ".join(_RESUME_CHOICES)

@@ -41,35 +41,44 @@ def is_shard(tensor: torch.Tensor) -> bool:
     return is_dtensor(tensor) or is_flat_shard(tensor)
 
 
-# Plain parameters whose state only other nodes have; see nodes/owners.py.
-_elsewhere = WeakIdKeyDictionary()
+# Rows (by the first dimension) of plain parameters that this node has the state of; other nodes
+# have that of the others. By parameter, who noted them, and the rows: the last ones count. See
+# nodes/owners.py.
+_rows = WeakIdKeyDictionary()
 
 
-def keep_elsewhere(tensors: Sequence[torch.Tensor], elsewhere: bool) -> None:
-    """Notes whether other nodes alone have the state of these parameters: this rank's part of
-    them then has no elements."""
-    for tensor in tensors:
-        if elsewhere:
-            _elsewhere[tensor] = True
-        else:
-            _elsewhere.pop(tensor, None)
+def keep_rows(tensor: torch.Tensor, rows: tuple[int, int] | None, by: object) -> None:
+    """Notes that this rank's part of a parameter are its rows [begin, end), none where they are
+    equal; None: it is whole."""
+    _rows.setdefault(tensor, []).append((by, rows))
 
 
-def is_elsewhere(tensor: torch.Tensor) -> bool:
-    return bool(_elsewhere) and tensor in _elsewhere
+def forget_rows(tensor: torch.Tensor, by: object) -> None:
+    """Forgets what `by` has noted. What others note, or have noted before, stays: another
+    optimizer may have the parameter by now, or again."""
+    left = [each for each in _rows.pop(tensor, ()) if each[0] is not by]
+    if left:
+        _rows[tensor] = left
+
+
+def rows_of(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Returns the rows of a parameter that this rank has a part of; None: it is whole."""
+    noted = _rows.get(tensor) if _rows else None
+    return noted[-1][1] if noted else None
 
 
 def has_part(tensor: torch.Tensor) -> bool:
     """Returns whether this rank has only a part of a parameter."""
-    return is_dtensor(tensor) or is_elsewhere(tensor)
+    return is_dtensor(tensor) or rows_of(tensor) is not None
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part of a DTensor, in the memory of the DTensor; nothing of a parameter
-    that is elsewhere; other tensors themselves."""
+    """Returns this rank's part of a parameter, in the memory of the parameter: of a DTensor, or of
+    a plain one that nodes have shared out; other tensors themselves."""
     if is_dtensor(tensor):
         return tensor._local_tensor
-    return tensor.detach()[:0] if is_elsewhere(tensor) else tensor
+    rows = rows_of(tensor)
+    return tensor if rows is None else tensor.detach()[slice(*rows)]
 
 
 def stand_in(tensor: torch.Tensor) -> torch.Tensor:
@@ -79,11 +88,17 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
     return local_of(tensor).detach().requires_grad_(tensor.requires_grad)
 
 
+def state_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of the shape that arrays of a parameter's state have: a DTensor itself, as
+    its state is of DTensors, and this rank's rows of a plain parameter."""
+    return tensor if is_dtensor(tensor) else stand_in(tensor)
+
+
 def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
     """Returns this rank's part of a parameter's gradient, which lies as the parameter does."""
-    gradient = parameter.grad
-    if gradient is not None and is_elsewhere(parameter):
-        return gradient.detach()[:0]
+    gradient, rows = parameter.grad, rows_of(parameter)
+    if gradient is not None and rows is not None:
+        return gradient.detach()[slice(*rows)]
     if gradient is None or not is_dtensor(gradient):
         return gradient
     if is_dtensor(parameter) and gradient.placements != parameter.placements:
@@ -134,8 +149,9 @@ def local_values(values: Any, parameter: torch.Tensor, what: str) -> Any:
         return values.narrow(0, flat.begin, parameter.numel())
     if not has_part(parameter) or values.shape != parameter.shape:
         return values
-    if is_elsewhere(parameter):
-        return values.detach()[:0]
+    rows = rows_of(parameter)
+    if rows is not None:
+        return values.detach()[slice(*rows)]
     local = local_of(parameter)
     if values.shape == local.shape:
         return values
@@ -147,7 +163,7 @@ def local_values(values: Any, parameter: torch.Tensor, what: str) -> Any:
 
 def as_dtensor(values: Any, parameter: torch.Tensor, what: str) -> Any:
     """Returns an array of state, given whole or as a DTensor, as like_parameter() does."""
-    if is_elsewhere(parameter):
+    if rows_of(parameter) is not None:
         return local_values(values, parameter, what)
     if not is_dtensor(parameter) or not isinstance(values, torch.Tensor) or is_dtensor(values):
         return values
@@ -199,8 +215,9 @@ def shard_of(tensor: torch.Tensor, what: str) -> Shard:
         return shard_of_flat(tensor, flat, what)
     if not is_dtensor(tensor):
         begin = (0,) * tensor.dim()
-        if is_elsewhere(tensor):
-            begin = (tensor.shape[0], *begin[1:])
+        rows = rows_of(tensor)
+        if rows is not None:  # a part without elements begins where the parameter ends
+            begin = (rows[0] if rows[0] < rows[1] else tensor.shape[0], *begin[1:])
         return Shard(0, tuple(tensor.shape), begin)
     shape, offset = _place_of(tensor, what)
     # A part without elements begins where the tensor ends, or anywhere.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from optstate._torch.job.attachment import Attachment
-from optstate._torch.shards import as_dtensor, local_of, stand_in
+from optstate._torch.shards import as_dtensor, local_of, stand_in, state_like
 from optstate._torch.state import checkpoint
 from optstate._torch.state.checkpoint import MASTER_PARAM, PartialEntry, StateEntry
 from optstate._torch.state.compare import same_bits
@@ -214,9 +214,9 @@ class StateEdits:
         elif key == info.scalar:
             float(value)
         elif key == MASTER_PARAM:
-            checkpoint.check_array(value, key, name, tuple(tensor.shape))
+            checkpoint.check_array(value, key, name, tuple(state_like(tensor).shape))
         else:
-            arrays = info.arrays_of(group, tensor.shape)
+            arrays = info.arrays_of(group, state_like(tensor).shape)
             if key not in arrays:
                 raise ValueError(f'parameter "{name}" has no {key} with the options of its group')
             checkpoint.check_array(value, key, name, arrays[key][1])
@@ -260,7 +260,7 @@ class StateEdits:
                 self._attachment.info,
                 torchs,
                 self._name_of(tensor),
-                tensor,
+                state_like(tensor),
                 self._group_of(tensor),
             )
         for key, read in list(self._read.get(tensor, {}).items()):
@@ -322,7 +322,7 @@ class StateEdits:
                 return self._from_start(tensor)
             self._check_whole(tensor, values)
             if tensor.dtype is not torch.float32:
-                values.setdefault(MASTER_PARAM, tensor.detach().float())
+                values.setdefault(MASTER_PARAM, state_like(tensor).detach().float())
         present = self._fetch(tensor, list(values))
         changed = {key: each for key, each in values.items() if not _same(each, present.get(key))}
         if MASTER_PARAM in changed:
@@ -338,7 +338,7 @@ class StateEdits:
     def _from_start(self, tensor: torch.Tensor) -> StateEntry | None:
         """Returns what to load for a parameter whose entry, and so its master, was deleted."""
         if tensor.dtype is not torch.float32:
-            master = tensor.detach().float()
+            master = state_like(tensor).detach().float()
             if not _same(master, self._fetch(tensor, [MASTER_PARAM]).get(MASTER_PARAM)):
                 return {"step": 0, MASTER_PARAM: master}
         return None if self._count_of(tensor) else {}
@@ -361,7 +361,11 @@ class StateEdits:
 
     def _check_whole(self, tensor: torch.Tensor, values: StateEntry) -> None:
         checkpoint.check_entry(
-            self._attachment.info, values, self._name_of(tensor), tensor, self._group_of(tensor)
+            self._attachment.info,
+            values,
+            self._name_of(tensor),
+            state_like(tensor),
+            self._group_of(tensor),
         )
 
     def _check_master(self, tensor: torch.Tensor, master: torch.Tensor) -> None:

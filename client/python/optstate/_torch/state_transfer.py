@@ -145,7 +145,8 @@ class StateTransfer:
         """
         shared_out = self._served.attached().shared_out
         if shared_out is not None:
-            shared_out.consolidate(self._served.whole_state(), to)
+            state, keys = self._served.whole_state(), self._served.torch_keys()
+            shared_out.consolidate(state, keys, to)
 
     @torch._disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -19,6 +19,8 @@ from optstate._torch.options import checked_norm_type, limit
 from optstate._torch.served import Served
 from optstate._torch.shared import Shared
 from optstate._torch.tensors import dtype_of
+from optstate._torch.warn import warn
+from optstate._torch.zero_options import veto
 from optstate.session import StepOutcome
 
 
@@ -110,6 +112,10 @@ class Stepping(Joining):
             "norm_type": checked_norm_type(served.norm_type),
             "found_inf": found_inf,
         }
+        said = veto(how["max_norm"], attachment.session.loss_scale) if served.says_vetoes else None
+        if said is not None:
+            served.says_vetoes = False
+            warn(said)
         if attachment.nodes is not None:
             scale, options = attachment.session.loss_scale, attachment.options
             how = attachment.nodes.note_options(options.hyperparams, scale, how)
@@ -151,6 +157,8 @@ class Stepping(Joining):
         attachment.gradients.push(step, attachment.micro_step, gradients)
         attachment.note_missing(gradients)
         idle = attachment.without_gradient
+        if attachment.nodes is not None and attachment.shared_out is not None:
+            attachment.nodes.note_alike(attachment.shared_out.cut_among(idle))
         attachment.committing = step
         if idle and attachment.ranks.world_size > 1:
             attachment.parameters.note_idle(idle)
@@ -219,6 +227,8 @@ class Stepping(Joining):
         groups = attachment.parameters.groups.in_order(self.param_groups)
         attachment.options.check_groups(groups)
         attachment.parameters.check_tensors()
+        if attachment.shared_out is not None:
+            attachment.shared_out.check_shapes()
         if attachment.must_abort:
             attachment.abort_step()
         with attachment.undone_on_error():
@@ -235,8 +245,15 @@ class Stepping(Joining):
         if settings.reduction == "collective":
             shared_out = attachment.shared_out
             destinations = None if shared_out is None else shared_out.destinations()
-            tensors = attachment.parameters.tensors
-            reduce_gradients(attachment.ranks, tensors, destinations, settings.reducing)
+            attachment.feedback.loss_scale = attachment.session.loss_scale or 1.0
+            reduce_gradients(
+                attachment.ranks,
+                attachment.parameters.tensors,
+                destinations,
+                settings.reducing,
+                attachment.feedback,
+                continues=attachment.micro_step > 0,
+            )
 
     def _left_by_scaler(self, name: str) -> Any:
         return self._served.__dict__.get(name)

@@ -38,6 +38,19 @@ def with_overlap(settings: Settings, wanted: bool) -> Settings:
     )
 
 
+def veto(max_norm: float, loss_scale: float) -> str | None:
+    """Returns what to say of a step that clipping or a loss scaler may change after it was begun
+    during backward(); None: neither is asked for."""
+    if not max_norm and not loss_scale:
+        return None
+    what = "max_norm" if max_norm else "loss_scaler"
+    return (
+        f"overlap_with_ddp=True with {what}: a step that it changes or skips is rolled back, and"
+        " taken in step(); then none is begun during backward() in the next eight steps. The"
+        " results are the same. `optctl describe job` counts such steps"
+    )
+
+
 def _check(settings: Settings) -> None:
     if settings.reduction == "collective":
         raise InvalidArgumentError(

@@ -4,11 +4,13 @@ them from one rank to others."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from optstate import errors
+from optstate._torch.collective.error_feedback import ErrorFeedback
+from optstate._torch.collective.quantized import Piece, quantize, reduce_quantized
 from optstate._torch.collective.reduced import note_reduced, state_of
 from optstate._torch.collective.reducing import Reducing
 from optstate._torch.layout import gradient_dtype
@@ -31,6 +33,19 @@ class Collective(Protocol):
 
     def replicate(self, tensor: torch.Tensor, source: int) -> None:
         """Makes the tensor, in place, that of rank `source`."""
+
+    def tensors_of_all(
+        self, tensor: torch.Tensor, destination: int | None
+    ) -> Sequence[torch.Tensor]:
+        """Returns every rank's tensor on rank `destination` (None: on all), nothing on others."""
+
+
+class Destination(NamedTuple):
+    """Rows [begin, end) of a gradient, by its first dimension, which a rank needs."""
+
+    rank: int
+    begin: int
+    end: int
 
 
 def buckets_of(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -68,8 +83,11 @@ def _cut_into_buckets(flats: Sequence[torch.Tensor], elements: int) -> list[list
 def reduce_gradients(
     collective: Collective,
     tensors: Sequence[torch.Tensor],
-    destinations: Mapping[torch.Tensor, int] | None,
+    destinations: Mapping[torch.Tensor, Sequence[Destination]] | None,
     how: Reducing,
+    feedback: ErrorFeedback,
+    *,
+    continues: bool = False,
 ) -> None:
     """Makes each gradient the mean of all ranks', in place, or what `how` says; collective.
 
@@ -77,8 +95,11 @@ def reduce_gradients(
     gradients are converted to the communication dtype, by default float32, and added up there.
     One rank alone has its own gradients, which are not rounded.
 
-    destinations: of each tensor the one rank that needs the result; the gradients of the others
-    stay their own. None: all ranks need it.
+    destinations: of each tensor the ranks that need the result, and the rows that each of them
+    needs; all others stay the rank's own. None: all ranks need it.
+
+    feedback: of quantised gradients; the caller says when the step is over. continues: micro-steps
+    of this step were reduced before.
 
     Gradients that a step which failed has reduced are not reduced again when it is taken again.
     FailedPreconditionError, on all ranks: some ranks alone have such ones, or it failed in the
@@ -90,7 +111,7 @@ def reduce_gradients(
     states = [state_of(each, partial=collective.world_size + 1) for each in tensors]
     counts = torch.tensor([has, states], dtype=torch.int32)
     collective.add_up(counts)
-    wanted: dict[int | None, list[torch.Tensor]] = {}  # tensors by destination
+    to_reduce = []
     for tensor, count, reduced in zip(tensors, *counts.tolist()):
         if reduced not in (0, collective.world_size):
             raise errors.FailedPreconditionError(
@@ -98,21 +119,76 @@ def reduce_gradients(
                 " anew, or was interrupted in it: call zero_grad() and backward() on all ranks, and"
                 " take the step with these gradients"
             )
+        if not (reduced or continues):
+            feedback.give_up(tensor)
         if reduced or not count:
             continue
         if tensor.grad is None:
             tensor.grad = torch.zeros_like(tensor, dtype=gradient_dtype(tensor))
-        destination = None if destinations is None else destinations[tensor]
-        wanted.setdefault(destination, []).append(tensor)
+        to_reduce.append(tensor)
     is_done = False
     try:
-        for destination in sorted(wanted, key=lambda each: -1 if each is None else each):
-            gradients = [each.grad for each in wanted[destination] if each.grad is not None]
-            _reduce_for(collective, gradients, destination, how)
+        if how.is_quantized:
+            _reduce_quantized(collective, to_reduce, destinations, how, feedback)
+        else:
+            for rank, rows in _by_destination(to_reduce, destinations):
+                _reduce_for(collective, [_rows_of(*each) for each in rows], rank, how)
         is_done = True
     finally:
-        for those in wanted.values():
-            note_reduced(those, is_whole=is_done)
+        note_reduced(to_reduce, is_whole=is_done)
+
+
+def _by_destination(
+    tensors: Sequence[torch.Tensor],
+    destinations: Mapping[torch.Tensor, Sequence[Destination]] | None,
+) -> list[tuple[int | None, list[tuple[torch.Tensor, Destination | None]]]]:
+    """Returns what of which gradients is to be reduced for each rank (None: for all), in one order
+    on all ranks."""
+    found: dict[int | None, list[tuple[torch.Tensor, Destination | None]]] = {}
+    for tensor in tensors:
+        for each in (None,) if destinations is None else destinations[tensor]:
+            found.setdefault(None if each is None else each.rank, []).append((tensor, each))
+    return sorted(found.items(), key=lambda each: -1 if each[0] is None else each[0])
+
+
+def _rows_of(tensor: torch.Tensor, rows: Destination | None) -> torch.Tensor:
+    gradient = tensor.grad
+    assert gradient is not None
+    return gradient if rows is None else gradient.detach()[rows.begin : rows.end]
+
+
+def _reduce_quantized(
+    collective: Collective,
+    tensors: Sequence[torch.Tensor],
+    destinations: Mapping[torch.Tensor, Sequence[Destination]] | None,
+    how: Reducing,
+    feedback: ErrorFeedback,
+) -> None:
+    feedback.begin_reduction()
+    gradients = {each: _rows_of(each, None).detach() for each in tensors}
+    flats = {tensor: gradient.reshape(-1) for tensor, gradient in gradients.items()}
+    # All of them first: two ranks may have rows of one block, and one gets the sum before.
+    sent = {
+        tensor: quantize(flat, *feedback.begin(tensor), how.predivide_factor)
+        for tensor, flat in flats.items()
+    }
+    for rank, of_rank in _by_destination(tensors, destinations):
+        by_device: dict[torch.device, list[Piece]] = {}
+        for tensor, rows in of_rank:
+            flat = flats[tensor]
+            begin, end = 0, flat.numel()
+            if rows is not None:
+                row = gradients[tensor][:1].numel()
+                begin, end = rows.begin * row, rows.end * row
+            piece = Piece(sent[tensor], flat, begin, end)
+            by_device.setdefault(flat.device, []).append(piece)
+        for pieces in by_device.values():
+            reduce_quantized(collective, pieces, rank, how)
+    with torch.no_grad():
+        for tensor, gradient in gradients.items():
+            if flats[tensor].data_ptr() != gradient.data_ptr():  # a copy, of other strides
+                gradient.copy_(flats[tensor].view_as(gradient))
+    feedback.end_reduction()
 
 
 def _reduce_for(

@@ -15,6 +15,8 @@ _COMMUNICATION: dict[object, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     torch.float32: torch.float32,
     torch.bfloat16: torch.bfloat16,
+    "int8": torch.int8,
+    torch.int8: torch.int8,
 }
 _BUCKET_BYTES_MIN = 4096
 
@@ -32,9 +34,10 @@ class Reducing:
     what the C++ client's GradientReducer does.
     """
 
+    # int8: a scale for each block of elements, and sums in float32; see quantized.py.
     communication: torch.dtype = torch.float32
     # Bytes of the communication dtype that are added up together; a larger gradient is cut. None:
-    # about 25 MiB of gradients, and none is cut.
+    # about 25 MiB of gradients, and none is cut; of int8 that many sums, cut at any block.
     bucket_bytes: int | None = None
     predivide_factor: float = 1.0
     is_sum: bool = False
@@ -47,6 +50,11 @@ class Reducing:
         said.append(f"gradient_predivide_factor={self.predivide_factor:g}")
         said.append(f'reduction_op="{"sum" if self.is_sum else "mean"}"')
         return ", ".join(said)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether a rank sends a byte an element, and keeps what that leaves out."""
+        return self.communication is torch.int8
 
     @property
     def bucket_elements(self) -> int | None:
@@ -101,7 +109,7 @@ def reducing(
             )
     if communication_dtype not in _COMMUNICATION:
         raise ValueError(
-            f"Invalid communication_dtype: {communication_dtype!r} (float32 or bfloat16)"
+            f"Invalid communication_dtype: {communication_dtype!r} (float32, bfloat16 or int8)"
         )
     if reduction_op not in (None, "mean", "sum"):
         raise ValueError(f"Invalid reduction_op: {reduction_op!r} (mean or sum)")

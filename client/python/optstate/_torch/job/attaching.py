@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from optstate import errors
 from optstate._torch.frozen import groups_as_in, parameters_in_job
 from optstate._torch.job.attachment import Attachment
-from optstate._torch.job.opening import Existing, gone
+from optstate._torch.job.opening import Existing, gone, place_of
 from optstate._torch.nodes.norm_members import NormMembers
 from optstate._torch.nodes.places import node_name
 from optstate._torch.ranks import Ranks
@@ -42,6 +42,17 @@ def note_holder(holder: Holder) -> None:
     _living.add(holder)
 
 
+def _has_rank_of(attachment: Attachment, spec: SessionSpec) -> bool:
+    """Returns whether an attachment holds the rank that `spec` asks for."""
+    held = attachment.spec
+    return (
+        attachment.job == spec.job
+        and held.rank == spec.rank
+        and place_of(spec.endpoint)
+        in (place_of(held.endpoint), place_of(attachment.session.endpoint))
+    )
+
+
 def _take_over(spec: SessionSpec) -> bool:
     """Frees the rank that `spec` asks for when an optimizer of this process holds it.
 
@@ -49,7 +60,7 @@ def _take_over(spec: SessionSpec) -> bool:
     another name, or in the traceback of a cell that raised.
     """
     for former in tuple(_living):
-        if former.attachment is not None and former.attachment.has_rank_of(spec):
+        if former.attachment is not None and _has_rank_of(former.attachment, spec):
             former.detach(
                 f'another optimizer of this process has taken over job "{spec.job}"; use that one'
             )

@@ -10,12 +10,13 @@ from typing import Any, Callable
 import torch
 
 from optstate import _native, errors
+from optstate._torch.collective.error_feedback import ErrorFeedback
 from optstate._torch.gradients.norms import norms_by_name
 from optstate._torch.gradients.pusher import GradientPusher, Gradients
 from optstate._torch.job.failed import refuse_failed
 from optstate._torch.job.fetching import fetch
 from optstate._torch.job.meeting import meet
-from optstate._torch.job.opening import Existing, open_together, place_of
+from optstate._torch.job.opening import Existing, open_together
 from optstate._torch.job.partition import partition_of
 from optstate._torch.job.registered_options import RegisteredOptions
 from optstate._torch.job.session_specs import session_spec
@@ -29,7 +30,7 @@ from optstate._torch.parameters.memory import Trained
 from optstate._torch.parameters.parameters import Parameters
 from optstate._torch.ranks import Ranks
 from optstate._torch.settings import Settings
-from optstate._torch.shards import key_of, local_entries, local_of, stand_in
+from optstate._torch.shards import key_of, local_entries, stand_in
 from optstate._torch.state import checkpoint
 from optstate._torch.state.arrays import ArrayTransfer
 from optstate.held_session import HeldSession
@@ -88,7 +89,7 @@ class Attachment:
         def make_spec() -> SessionSpec:
             info = optimizer_info(param_groups, settings.optimizer)
             specs = parameter_specs(param_groups, names) if layout is None else layout.parameters
-            self._trained = Trained(list(map(local_of, tensors)), names, self.job)
+            self._trained = Trained(tensors, names, self.job)
             return session_spec(
                 settings,
                 self.places,
@@ -159,6 +160,7 @@ class Attachment:
         self.broken_load: str | None = None
         # The step whose commit has begun, until its parameters are read back.
         self.committing: int | None = None
+        self.feedback = ErrorFeedback()  # of gradients that step() quantises
         # The rank that looks for the fastest offload_fraction of its node's job has one.
         self.tuner = OffloadTuner() if settings.tunes_offload and self._spec.rank == 0 else None
 
@@ -239,6 +241,7 @@ class Attachment:
         if self.session.committed_step < step:
             self.must_abort = True  # the step never reached the commit
         else:
+            self.feedback.end_step(applied=outcome is None or outcome.applied)
             self._read_but_changed()
             self.gradients.forget_pushed()
         self.micro_step, self.committing = 0, None
@@ -284,15 +287,6 @@ class Attachment:
         elif self.without_gradient:
             still = set(gradients.missing).intersection(self.without_gradient)
             self.without_gradient = sorted(still)
-
-    def has_rank_of(self, spec: SessionSpec) -> bool:
-        """Returns whether this attachment holds the rank that `spec` asks for."""
-        asked = place_of(spec.endpoint)
-        return (
-            self.job == spec.job
-            and self._spec.rank == spec.rank
-            and asked in (place_of(self._spec.endpoint), place_of(self.session.endpoint))
-        )
 
     @property
     def is_first_rank(self) -> bool:
@@ -417,6 +411,8 @@ class Attachment:
                     if attempt + 1 == _LOADS_MAX:
                         raise
         self.broken_load = None
+        if entries is not None:
+            self.feedback.forget()
         if self.shared_out is not None:
             self.shared_out.forget_state()
         if self.nodes is not None:

@@ -10,7 +10,7 @@ import torch
 from optstate._access import check_same
 from optstate._torch.collective.reducing import check_same_reducing
 from optstate._torch.job.opening import check_names, private_name
-from optstate._torch.job.partition import check_overlap, shard_specs
+from optstate._torch.job.partition import check_overlap, check_same_keyword, shard_specs
 from optstate._torch.layout import parameter_names
 from optstate._torch.nodes.across import check_across_nodes
 from optstate._torch.nodes.agreement import NodeAgreement
@@ -104,27 +104,33 @@ def _meet_in_job(
     """made: gets what is to be ended when a rank raises. settles_later: as for Mover.find()."""
     tensors: list[torch.Tensor] = [each for group in param_groups for each in group["params"]]
     is_sharded = settings.partition == "local" or any(map(is_shard, tensors))
-    facts = (job, settings.access, settings.reducing)
+    facts = (job, settings.access, settings.reducing, settings.partition, settings.stale_nodes)
     begun = ranks.gather((job or private_name(), is_sharded, node_name(), facts))
     everyones = [facts for *_, facts in begun]
-    check_names([asked for asked, _, _ in everyones])
-    check_same([access for _, access, _ in everyones])
-    check_same_reducing([reducing for _, _, reducing in everyones])
+    names_asked, accesses, reducings, partitions, stale_nodes = map(list, zip(*everyones))
+    check_names(names_asked)
+    check_same(accesses)
+    check_same_reducing(reducings)
     name: str = begun[0][0]
     places = Places([node for _, _, node, _ in begun], ranks.rank)
     shares_out = settings.across_nodes == "sharded" and places.several
     is_sharded = shares_out or any(sharded for _, sharded, _, _ in begun)
     check_across_nodes(settings, places, is_sharded=is_sharded)
+    check_same_keyword("stale_nodes", stale_nodes)
+    if shares_out:
+        check_same_keyword("partition", [each or "greedy" for each in partitions])
     if not is_sharded and ranks.world_size > 1:
         check_overlap(settings)
     names = parameter_names(param_groups, names_by_id)
     layout: Layout | None = None
-    agreement = NodeAgreement(ranks, places)
+    agreement = NodeAgreement(ranks, places, replaces_stale=settings.stale_nodes == "replace")
 
     def make_mine() -> list[ParameterSpec]:
         if shares_out and not all(map(is_shard, tensors)):
-            made.append(SharedOut(ranks, places, tensors, names))
-        return shard_specs(param_groups, names, settings)
+            groups = [group["params"] for group in param_groups]
+            cuts = settings.partition == "contiguous"
+            made.append(SharedOut(ranks, places, groups, names, cuts=cuts))
+        return shard_specs(param_groups, names, settings, shares_out=shares_out)
 
     def in_layout(layout: Layout) -> Layout:
         for each in made:

@@ -34,10 +34,26 @@ def check_overlap(settings: Settings) -> None:
         )
 
 
+def check_same_keyword(name: str, asked: Sequence[str]) -> None:
+    """Raises ValueError, on every rank alike, when ranks give a keyword other values."""
+    for rank, each in enumerate(asked):
+        if each != asked[0]:
+            raise ValueError(
+                f"rank {rank} has {name}={each!r}, and rank 0 {name}={asked[0]!r}: give all ranks"
+                " of the job the same"
+            )
+
+
 def shard_specs(
-    param_groups: Sequence[dict[str, Any]], names: Sequence[str], settings: Settings
+    param_groups: Sequence[dict[str, Any]],
+    names: Sequence[str],
+    settings: Settings,
+    *,
+    shares_out: bool,
 ) -> list[ParameterSpec]:
     """Returns this rank's parameters with their shards.
+
+    shares_out: nodes share out the parameters that are whole.
 
     ValueError for settings that shards exclude, errors.UnimplementedError for an optimizer that
     needs whole parameters, TypeError for a parameter that cannot be served.
@@ -51,7 +67,7 @@ def shard_specs(
             f"{keyword}={value} cannot be had with {which}, whose gradients arrive reduced: leave"
             f" {keyword} out"
         )
-    if settings.partition not in (None, "local"):
+    if settings.partition not in (None, "local") and (is_cut or not shares_out):
         raise ValueError(
             f"partition={settings.partition!r} cannot be had with {which}: each rank pushes the"
             ' gradients of its own shards. Leave partition out, or say "local"'
@@ -68,6 +84,12 @@ def shard_specs(
             is_whole = not spec.numel or tuple(spec.shape) == tuple(spec.shard.global_shape)
             # A flat piece has lost its shape, also when it is not cut.
             if not is_whole or is_flat_shard(tensor):
+                if shares_out and not is_shard(tensor):
+                    raise errors.UnimplementedError(
+                        f'partition="contiguous" cuts parameter "{spec.name}", and an update of'
+                        f" {info.name} needs it whole (a norm, row sums or a matrix product over"
+                        ' all of it): say partition="greedy"'
+                    )
                 raise errors.UnimplementedError(
                     f'parameter "{spec.name}" is sharded, and an update of {info.name} needs it'
                     " whole (a norm, row sums or a matrix product over all of it). Take an"

@@ -23,7 +23,7 @@ from optstate._torch.nodes.moving import Moving
 from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.positions import position_of
 from optstate._torch.nodes.resolution import Position, Step, Verdict
-from optstate._torch.nodes.together import interrupts_afterwards
+from optstate._torch.nodes.together import interrupts_afterwards, undecided
 from optstate._torch.nodes.without_others import settled_without_others
 from optstate._torch.ranks import Ranks
 from optstate._torch.state.checkpoint import PartialEntry
@@ -62,9 +62,16 @@ class NodeAgreement:
         " the group with torch.nn.utils.clip_grad_norm_ before step()"
     )
 
-    def __init__(self, ranks: Ranks, places: Places, kinds: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        places: Places,
+        kinds: Sequence[int] | None = None,
+        *,
+        replaces_stale: bool = False,
+    ) -> None:
         """kinds: by node, the first node that holds the same shards; None: every node holds all
-        parameters, and loads the same."""
+        parameters, and loads the same. replaces_stale: see StateCopies."""
         self._ranks = ranks
         self._places = places
         self._kinds = kinds
@@ -89,7 +96,7 @@ class NodeAgreement:
         ]
         self._clipping = Clipping(ranks, self._kind_ranks)
         # Nodes that all hold the same give one that has nothing what they have.
-        self._copies = StateCopies(ranks, places) if kinds is None else None
+        self._copies = StateCopies(ranks, places, replaces_stale) if kinds is None else None
         # A step whose verdict this rank did not learn, or could not bring.
         self._undecided = 0
         # This brings a job's state to these nodes and ranks, where it was on others.
@@ -141,6 +148,8 @@ class NodeAgreement:
             try:
                 verdicts = self._resolve(found)
             except resolution.Unresolvable as error:
+                if self._copies is not None and self._copies.replace_stale(spec, found):
+                    continue
                 raise errors.FailedPreconditionError(f'job "{spec.job}": {error}') from None
             if not self.spans_jobs:
                 verdicts = settled_without_others(
@@ -278,7 +287,7 @@ class NodeAgreement:
             try:
                 votes = self._votes(outcome)
             except errors.UnavailableError as failure:
-                raise error or _undecided(outcome, failure) from None
+                raise error or undecided(outcome, failure) from None
             verdict = self._decide(votes)
             if verdict is Verdict.COMMIT and self.is_split:
                 assert outcome is not None
@@ -334,11 +343,11 @@ class NodeAgreement:
             noted = self._ranks.gather_numbers([int(error is None)])
         except errors.UnavailableError as failure:
             if error is None or isinstance(error, errors.UnavailableError):
-                error = _undecided(outcome, error or failure)
+                error = undecided(outcome, error or failure)
             raise error from None
         if not all(of_rank[0] for of_rank in noted):
             lacking = [rank for rank, [is_noted] in enumerate(noted) if not is_noted]
-            raise error or _undecided(
+            raise error or undecided(
                 outcome,
                 f"the daemon of rank {lacking[0]} has not noted the norm of all gradients."
                 " Construct the optimizer anew on all ranks of all nodes, which go on",
@@ -393,6 +402,10 @@ class NodeAgreement:
         values = repr((loss_scale, sorted(alike.items()))).encode()
         self._options = hash_of(bytes(hyperparams) + values)
         return {**how, "max_norm": 0.0, "awaits_norm": True} if self.is_split else how
+
+    def note_alike(self, content: bytes) -> None:
+        """Notes what else is the same on all nodes in the step that note_options() was about."""
+        self._options ^= hash_of(content)
 
     def of_all_shards(self, of_node: list[Any]) -> list[Any]:
         """Returns what the first node of each kind has of its shards, one after the other, from
@@ -478,13 +491,3 @@ class NodeAgreement:
             " on none: gradients, options, or loads of state differ between nodes. Average the"
             " gradients over all ranks (DistributedDataParallel) and give all ranks equal options"
         )
-
-
-def _undecided(outcome: StepOutcome | None, failure: Exception | str) -> Exception:
-    if isinstance(failure, Exception) and (outcome is None or not outcome.prepared):
-        return failure
-    assert outcome is not None
-    return errors.UnavailableError(
-        f"step {outcome.step} is prepared on this node, and this rank does not know what all have"
-        f" decided: {failure}, with this step or without it on all nodes alike"
-    )

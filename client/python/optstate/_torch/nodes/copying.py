@@ -33,9 +33,10 @@ from optstate._torch.nodes.copied_state import (
     sums_of,
 )
 from optstate._torch.nodes.copy_note import CopyNote, position_on_node, remove_note
+from optstate._torch.nodes.moves.deletion import delete_left
 from optstate._torch.nodes.new_copy import NewCopy
 from optstate._torch.nodes.places import Places
-from optstate._torch.nodes.resolution import Position
+from optstate._torch.nodes.resolution import Position, stale_nodes
 from optstate._torch.ranks import Ranks
 from optstate._torch.state.arrays import ArrayTransfer
 from optstate.session import Session
@@ -96,12 +97,16 @@ class _Reader:
 class StateCopies:
     """How the nodes of a replicated job hand its state on.
 
-    Threads: one at a time. Collective, over all ranks: give(), and each step of giving().
+    Threads: one at a time. Collective, over all ranks: replace_stale(), give(), and each step of
+    giving().
     """
 
-    def __init__(self, ranks: Ranks, places: Places) -> None:
+    def __init__(self, ranks: Ranks, places: Places, replaces_stale: bool = False) -> None:
+        """replaces_stale: a node that lacks steps of the others gets their job in place of its own.
+        Nothing in its files says that it is the same run: who names the job does."""
         self._ranks = ranks
         self._places = places
+        self._replaces_stale = replaces_stale
         # This node's job has one, if it is a whole copy that has not taken a step yet.
         self._noted: SessionSpec | None = None
 
@@ -121,6 +126,30 @@ class StateCopies:
         except errors.OptstateError as failure:
             # The next attach finds that it means nothing any more.
             logger.info("the note beside the copied job stays for now: %s", failure)
+
+    def replace_stale(self, spec: SessionSpec, positions: Sequence[Position | None]) -> bool:
+        """Deletes the job on nodes that lack steps of the others and cannot take them any more, if
+        that was asked for and the others can go on; returns whether there was one."""
+        stale = stale_nodes(positions) if self._replaces_stale else []
+        if not stale:
+            return False
+        here = self._places.node_of[self._places.rank]
+        position = positions[here]
+        error: Exception | None = None
+        if here in stale and position is not None and self._places.rank == self._places.first_rank:
+            logger.warning(
+                'job "%s" is at step %d on this node, and other nodes have taken more steps: it is'
+                ' deleted here, and copied from them (stale_nodes="replace")',
+                spec.job,
+                position.committed.step,
+            )
+            try:
+                remove_note(spec)
+                delete_left(spec, spec.job)
+            except Exception as failure:
+                error = failure
+        self._ranks.agree(error)
+        return True
 
     def give(self, spec: SessionSpec, positions: Sequence[Position | None]) -> bool:
         """Copies the job to the nodes that have none, when the others are at one step; returns

@@ -1,23 +1,35 @@
-"""Whole parameters that several nodes share out, as ZeRO does with optimizer state: of each, one
-node's daemon has the state and updates it, and then the other nodes get its values.
+"""Parameters that several nodes share out, as ZeRO does with optimizer state: of each, one node's
+daemon has the state and updates it, and then the other nodes get its values. With
+partition="contiguous" a parameter may be cut, and several nodes have some of its rows.
 
-On the other nodes such a parameter is *elsewhere*: their layouts have a part of it without
-elements (see shards.py), so that everything else is as with shards.
+A node's layout has of each such parameter the rows that it has, perhaps none (see shards.py), so
+that everything else is as with shards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from optstate import errors
-from optstate._torch.collective.averaging import buckets_of
+from optstate._torch.collective.averaging import Destination, buckets_of
 from optstate._torch.nodes.places import Places
 from optstate._torch.ranks import Ranks
-from optstate._torch.shards import Layout, is_shard, keep_elsewhere
+from optstate._torch.shards import Layout, forget_rows, is_shard, keep_rows
 from optstate.session_spec import Shard
+
+
+class Share(NamedTuple):
+    """Rows [begin, end) of a parameter, by its first dimension, which a node has."""
+
+    node: int
+    begin: int
+    end: int
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[self.begin : self.end]
 
 
 def owners_of(numels: Sequence[int], node_count: int) -> list[int]:
@@ -34,6 +46,31 @@ def owners_of(numels: Sequence[int], node_count: int) -> list[int]:
     return owners
 
 
+def runs_of(shapes: Sequence[Sequence[int]], node_count: int) -> list[list[Share]]:
+    """Cuts parameters, one behind the other, into a run of about as many elements for each node,
+    at the nearest rows. Returns the shares of each parameter, which is at least one."""
+    numels = [torch.Size(shape).numel() for shape in shapes]
+    total = sum(numels)
+    shares: list[list[Share]] = []
+    begin_of_parameter = 0
+    for shape, numel in zip(shapes, numels):
+        rows = shape[0]
+        cuts = [0]
+        for node in range(1, node_count):
+            border = total * node / node_count - begin_of_parameter
+            cut = round(border * rows / numel) if numel else 0
+            cuts.append(min(max(cut, cuts[-1]), rows))
+        cuts.append(rows)
+        found = [
+            Share(node, begin, end)
+            for node, (begin, end) in enumerate(zip(cuts, cuts[1:]))
+            if begin < end
+        ]
+        shares.append(found or [Share(0, 0, rows)])
+        begin_of_parameter += numel
+    return shares
+
+
 class SharedOut:
     """The parameters of an optimizer that the nodes have shared out.
 
@@ -41,36 +78,66 @@ class SharedOut:
     """
 
     def __init__(
-        self, ranks: Ranks, places: Places, tensors: Sequence[torch.Tensor], names: Sequence[str]
+        self,
+        ranks: Ranks,
+        places: Places,
+        groups: Sequence[Sequence[torch.Tensor]],
+        names: Sequence[str],
+        *,
+        cuts: bool,
     ) -> None:
         """Chooses an owner for each tensor that is no shard, which are the same on all ranks.
 
-        UnimplementedError: a parameter without dimensions has no part without elements.
+        cuts: each group is cut into runs, so that groups which are added later change none; else
+        no parameter is cut. UnimplementedError: a parameter without dimensions has no rows.
         """
         self._ranks = ranks
         self._first_ranks = places.first_ranks
         self._here = places.node_of[places.rank]
-        mine = [(name, tensor) for name, tensor in zip(names, tensors) if not is_shard(tensor)]
-        for name, tensor in mine:
+        counted = iter(enumerate(names))
+        named = [[(*next(counted), tensor) for tensor in group] for group in groups]
+        mine = [[each for each in group if not is_shard(each[2])] for group in named]
+        self.names = [name for group in mine for _, name, _ in group]
+        self.tensors = [tensor for group in mine for *_, tensor in group]
+        for name, tensor in zip(self.names, self.tensors):
             if not tensor.dim():
                 raise errors.UnimplementedError(
                     f'parameter "{name}" has no dimensions, and across_nodes="sharded" cannot give'
                     ' it to one node: make it one of shape [1], or say "replicated"'
                 )
-        self.tensors = [tensor for _, tensor in mine]
-        self.names = [name for name, _ in mine]
-        self.owners = owners_of([each.numel() for each in self.tensors], len(places.nodes))
-        self._elsewhere = [
-            tensor for tensor, owner in zip(self.tensors, self.owners) if owner != self._here
-        ]
-        keep_elsewhere(self._elsewhere, True)
+        count = len(places.nodes)
+        self.shares: list[list[Share]] = []
+        if cuts:
+            for group in mine:
+                self.shares += runs_of([tensor.shape for *_, tensor in group], count)
+        else:
+            owners = owners_of([each.numel() for each in self.tensors], count)
+            self.shares = [
+                [Share(owner, 0, tensor.shape[0])] for owner, tensor in zip(owners, self.tensors)
+            ]
+        indices = [index for group in mine for index, *_ in group]
+        # Among all parameters, those that several nodes have.
+        self._cut = {index for index, shares in zip(indices, self.shares) if len(shares) > 1}
+        self._token = object()
+        self._shapes = [tensor.shape for tensor in self.tensors]
+        for tensor, share in zip(self.tensors, map(self._share_here, self.shares)):
+            rows = (0, 0) if share is None else (share.begin, share.end)
+            is_whole = rows == (0, tensor.shape[0])
+            keep_rows(tensor, None if is_whole else rows, by=self._token)
         # The state of all nodes, until it changes; None: not asked for.
         self._consolidated: dict[Any, Any] | None = None
+
+    def _share_here(self, shares: Sequence[Share]) -> Share | None:
+        return next((each for each in shares if each.node == self._here), None)
 
     def in_layout(self, layout: Layout) -> Layout:
         """Returns this node's layout with parameters that are elsewhere as whole ones without
         elements, which optimizers that need whole parameters take too."""
-        elsewhere = {name for name, owner in zip(self.names, self.owners) if owner != self._here}
+        elsewhere = {
+            name
+            for name, shares in zip(self.names, self.shares)
+            if len(shares) == 1 and self._share_here(shares) is None
+        }
         parameters = [
             spec._replace(shard=Shard(0, spec.shape, (0,) * len(spec.shape)))
             if spec.name in elsewhere
@@ -79,32 +146,54 @@ class SharedOut:
         ]
         return layout._replace(parameters=parameters)
 
-    def destinations(self) -> dict[torch.Tensor, int]:
-        """Returns, by parameter, the rank that pushes its gradient: the first of the owner."""
+    def destinations(self) -> dict[torch.Tensor, list[Destination]]:
+        """Returns, by parameter, the ranks that push its gradient: the first ones of the owners."""
         return {
-            tensor: self._first_ranks[owner] for tensor, owner in zip(self.tensors, self.owners)
+            tensor: [Destination(self._first_ranks[node], *rows) for node, *rows in shares]
+            for tensor, shares in zip(self.tensors, self.shares)
         }
 
     def end(self) -> None:
-        """Makes the parameters whole ones again. Idempotent."""
-        keep_elsewhere(self._elsewhere, False)
-        self._elsewhere = []
+        """Makes the parameters what they were without this. Idempotent."""
+        for tensor in self.tensors:
+            forget_rows(tensor, by=self._token)
+
+    def check_shapes(self) -> None:
+        """Raises TypeError when a parameter has another shape than when they were shared out: its
+        rows would be those of another one."""
+        for name, tensor, shape in zip(self.names, self.tensors, self._shapes):
+            if tensor.shape != shape:
+                raise TypeError(
+                    f'parameter "{name}" is now {list(tensor.shape)}, but the job has'
+                    f" {list(shape)}: change the model before the optimizer is constructed, for a"
+                    " job of another name"
+                )
+
+    def cut_among(self, indices: Sequence[int]) -> bytes:
+        """Returns what identifies the parameters of these that several nodes have: the nodes
+        compare of which they have no gradients, and so do not update their rows."""
+        return b"".join(f"{index} ".encode() for index in sorted(indices) if index in self._cut)
 
     @torch.no_grad()
     def spread(self) -> None:
         """Gives all nodes the values that the owners have: one broadcast for each run of a node's
         parameters of one dtype and device."""
         self.forget_state()
-        for owner, first_rank in enumerate(self._first_ranks):
-            owned = [each for each, node in zip(self.tensors, self.owners) if node == owner]
+        for node, first_rank in enumerate(self._first_ranks):
+            owned = [
+                share.of(tensor.detach())
+                for tensor, shares in zip(self.tensors, self.shares)
+                for share in shares
+                if share.node == node
+            ]
             for bucket in buckets_of(owned):
-                flat = torch.cat([each.detach().reshape(-1) for each in bucket])
+                flat = torch.cat([each.reshape(-1) for each in bucket])
                 self._ranks.replicate(flat, first_rank)
-                if owner == self._here:
+                if node == self._here:
                     continue
                 parts = flat.split([each.numel() for each in bucket])
-                for tensor, part in zip(bucket, parts):
-                    tensor.copy_(part.view_as(tensor))
+                for rows, part in zip(bucket, parts):
+                    rows.copy_(part.view_as(rows))
 
     def forget_state(self) -> None:
         """Forgets what consolidate() gathered, which has changed."""
@@ -119,17 +208,62 @@ class SharedOut:
             )
         return self._consolidated
 
-    def consolidate(self, state: dict[Any, dict[str, Any]], to: int | None) -> None:
-        """Keeps state with the entries that other nodes have, on rank `to` (None: on all)."""
-        found = dict(state)
-        for owner, first_rank in enumerate(self._first_ranks):
-            owned = [i for i, node in enumerate(self.owners) if node == owner]
+    def consolidate(
+        self, state: dict[Any, dict[str, Any]], keys: Collection[str], to: int | None
+    ) -> None:
+        """Keeps state with the entries that other nodes have, on rank `to` (None: on all).
+
+        keys: of the arrays and numbers of the optimizer's state; others are the script's own.
+        FailedPreconditionError, on all ranks: nodes have updated their rows of a parameter
+        differently often.
+        """
+        shared = set(self.tensors)
+        found = {each: entry for each, entry in state.items() if each not in shared}
+        for node, first_rank in enumerate(self._first_ranks):
             entries = None
-            if owner == self._here:
+            if node == self._here:
                 entries = {
-                    i: dict(state[self.tensors[i]]) for i in owned if self.tensors[i] in state
+                    index: dict(state[tensor])
+                    for index, tensor in enumerate(self.tensors)
+                    if self._share_here(self.shares[index]) is not None and tensor in state
                 }
-            entries = self._ranks.object_from(entries, first_rank)
-            if owner != self._here:
-                found.update({self.tensors[i]: entry for i, entry in entries.items()})
+            found_there = self._ranks.object_from(entries, first_rank)
+            for index, tensor in enumerate(self.tensors):
+                shares = self.shares[index]
+                if all(share.node != node for share in shares):
+                    continue
+                entry = found_there.get(index)
+                if node == shares[0].node:
+                    if entry is not None:
+                        found[tensor] = entry
+                elif entry is not None or tensor in found:
+                    self._join(found.get(tensor), entry, keys, self.names[index])
         self._consolidated = found if to is None or to == self._ranks.rank else None
+
+    def _join(
+        self,
+        above: dict[str, Any] | None,
+        entry: dict[str, Any] | None,
+        keys: Collection[str],
+        name: str,
+    ) -> None:
+        """Adds to the state of a parameter's rows that of the rows behind them, on another node.
+        Both have the same numbers, such as the step count."""
+        has = [None if each is None else each.keys() & keys for each in (above, entry)]
+        if above is None or entry is None or has[0] != has[1]:
+            raise _unlike(name)
+        for key in keys & above.keys():
+            one, other = above[key], entry[key]
+            is_array = isinstance(one, torch.Tensor) and one.dim() > 0
+            if is_array:
+                above[key] = torch.cat([one, other])
+            elif one != other:
+                raise _unlike(name)
+
+
+def _unlike(name: str) -> errors.FailedPreconditionError:
+    return errors.FailedPreconditionError(
+        f'parameter "{name}" is cut, and its nodes have updated their rows of it differently often:'
+        " in some steps it had a gradient on some nodes alone. Begin again from a checkpoint, with"
+        " gradients that are averaged over all ranks (DistributedDataParallel)"
+    )

@@ -206,6 +206,26 @@ def resolve_present(
     return {present[place]: verdict for place, verdict in verdicts.items()}
 
 
+def stale_nodes(positions: Sequence[Position | None]) -> list[int]:
+    """Returns the nodes, all of which hold the same, that lack steps which others have taken, and
+    cannot take them any more. Empty: the others cannot go on together without them either."""
+    present = [position for position in positions if position is not None]
+    latest = max(position.committed.step for position in present)
+    stale = [
+        node
+        for node, position in enumerate(positions)
+        if position is not None
+        and position.committed.step < latest
+        and (position.prepared is None or position.prepared.step != latest)
+    ]
+    rest = [None if node in stale else position for node, position in enumerate(positions)]
+    try:
+        resolve_present(rest, [""] * len(rest))
+    except Unresolvable:
+        return []
+    return stale
+
+
 def noted_norm(positions: Sequence[Position | None]) -> NodesNorm | None:
     """Returns the norm that some node has noted for the latest step of the nodes."""
     steps = [step for p in positions if p for step in (p.committed, p.prepared) if step]
@@ -246,5 +266,16 @@ def _describe(
     return (
         f"the nodes are not at one step ({'; '.join(said)}), and none has what the others lack."
         " Delete the job on all nodes (optctl delete job) and begin it again from a checkpoint; all"
-        f" nodes had step {least}, and the last one was {latest}"
+        f" nodes had step {least}, and the last one was {latest}{_durable_on_all(positions)}"
+    )
+
+
+def _durable_on_all(positions: Sequence[Position | None]) -> str:
+    """Returns how to go back to a step that is durable on all nodes, if there is one."""
+    steps = {0 if position is None else position.durable_step for position in positions}
+    if len(steps) > 1 or steps == {0}:
+        return ""
+    return (
+        f". Or go back to step {steps.pop()}, which is durable on all of them: optctl recover JOB"
+        " --to-durable on each node that is at a later one"
     )

@@ -8,6 +8,9 @@ import threading
 from collections.abc import Iterator
 from typing import Protocol
 
+from optstate import errors
+from optstate.session import StepOutcome
+
 
 class Agreeing(Protocol):
     """Ranks that find out whether one of them has failed."""
@@ -31,6 +34,18 @@ def interrupts_afterwards() -> Iterator[None]:
         signal.signal(signal.SIGINT, former)
         if came:
             signal.raise_signal(signal.SIGINT)
+
+
+def undecided(outcome: StepOutcome | None, failure: Exception | str) -> Exception:
+    """Returns the error of a rank that does not learn what was decided about a step: the failure
+    itself where no step is prepared."""
+    if isinstance(failure, Exception) and (outcome is None or not outcome.prepared):
+        return failure
+    assert outcome is not None
+    return errors.UnavailableError(
+        f"step {outcome.step} is prepared on this node, and this rank does not know what all have"
+        f" decided: {failure}, with this step or without it on all nodes alike"
+    )
 
 
 @contextlib.contextmanager

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import torch
 
+from optstate._torch.shards import local_of
+
 # Maximum number of elements of memory that are compared one by one. Beyond that, tensors are
 # taken to overlap unless their strides exclude it.
 _EXACT_MAX = 1 << 28
@@ -29,20 +31,25 @@ class Place(NamedTuple):
     end: int  # address behind the last element
     name: str
     tensor: torch.Tensor
+    owner: int  # the id() of the parameter
 
     @property
     def is_dense(self) -> bool:
         return self.tensor.nbytes == self.end - self.begin
 
 
-def place_of(tensor: torch.Tensor, name: str) -> Place | None:
-    """Returns a tensor's place; None when it has no elements or no memory."""
+def place_of(parameter: torch.Tensor, name: str) -> Place | None:
+    """Returns the place of this rank's part of a parameter; None when that has no elements or no
+    memory."""
+    tensor = local_of(parameter)
     if not tensor.numel() or not tensor.data_ptr():
         return None
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     begin = tensor.data_ptr()
     device = (tensor.device.type, tensor.device.index or 0)
-    return Place(device, begin, begin + (last + 1) * tensor.element_size(), name, tensor)
+    return Place(
+        device, begin, begin + (last + 1) * tensor.element_size(), name, tensor, id(parameter)
+    )
 
 
 def check_disjoint(parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
@@ -69,7 +76,7 @@ def check_disjoint(parameters: Sequence[torch.Tensor], names: Sequence[str]) -> 
             each for each in still_open if each.device == place.device and place.begin < each.end
         ]
         for other in still_open:
-            are_of_others = id(place.tensor) not in mine and id(other.tensor) not in mine
+            are_of_others = place.owner not in mine and other.owner not in mine
             if not are_of_others and overlap(place, other):
                 raise ValueError(
                     f"parameters {other.name} and {place.name} share memory: each would be"
@@ -234,7 +241,7 @@ class Trained:
     def __init__(self, parameters: Sequence[torch.Tensor], names: Sequence[str], job: str) -> None:
         """Raises RuntimeError when another process trains the parameters."""
         self.parameters, self.names, self.job = parameters, names, job
-        self._locks = lock_shared_memory(parameters, names)
+        self._locks = lock_shared_memory(list(map(local_of, parameters)), names)
         _trained.add(self)
 
     def leave(self) -> None:

@@ -255,7 +255,7 @@ class Parameters:
     def _check_places(self, places: list[tuple[list[int], list[bool]]]) -> None:
         if places != self._places:
             names = [spec.name for spec in self._specs]
-            check_disjoint(self.values, names)
+            check_disjoint(self._parameters, names)
             self._locks = lock_shared_memory(self.values, names)
 
     def unlock(self) -> None:
