@@ -47,7 +47,7 @@ def _trained(rank, endpoint, case, **how):
 
 
 def _veto(connection, rank, endpoint):
-    """What may undo a step that was begun is said once, by whoever asks for it."""
+    """Returns what is said, with each keyword, about steps that may be undone."""
     said = {}
     for case in CASES:
         with warnings.catch_warnings(record=True) as caught:

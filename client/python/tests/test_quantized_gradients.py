@@ -84,7 +84,7 @@ def _gradients(rank, step, dtype=torch.float32):
 
 
 def _sums(connection, rank, world):
-    """What 30 steps give, and what is left out of them, are the gradients."""
+    """Adds up what 30 steps give, and what is left out of them: it is the gradients."""
     everyone = Ranks(None)
     tensors = [torch.zeros(shape) for shape in SHAPES]
     feedback, how = ErrorFeedback(), _how(reduction_op="sum")
@@ -148,7 +148,7 @@ def _sizes(connection, rank):
             own = [each for each in _gradients(rank, step) if each.dim()]
             for tensor, gradient in zip(tensors, own):
                 tensor.grad = gradient.clone()
-            # Of other strides.
+            # This one has other strides.
             tensors[1].grad = tensors[1].grad.T.contiguous().T
             reduce_gradients(everyone, tensors, where, _how(**options), feedback)
             feedback.end_step(applied=True)

@@ -1,4 +1,4 @@
-"""What quantised gradients have left out, which the next ones are sent with."""
+"""Keeps what quantised gradients have left out, which the next ones are sent with."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Gathering(Protocol):
 
 
 class Quantized(NamedTuple):
-    """What is sent of a gradient: a scale for each block, in float32, and the blocks' codes, in
+    """A gradient as it is sent: a scale for each block, in float32, and the blocks' codes, in
     int8 [blocks, BLOCK]. The last block ends in zeros."""
 
     scales: torch.Tensor
