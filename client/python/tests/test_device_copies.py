@@ -175,6 +175,10 @@ def test_host_and_device_in_one_push(driver, session_tensors):
 
 def test_what_is_refused(driver, session_tensors):
     session, tensors = session_tensors
+    session.begin_load()
+    for index, shape in enumerate(SHAPES.values()):
+        tensors.load(index, numpy.zeros(shape, numpy.float32))
+    session.finish_load()
     values = numpy.ones((2, 3), numpy.float32)
     nobodys = OnDevice(driver, values.copy())
     driver.owned.clear()
