@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -56,16 +57,16 @@ class FakeControl : public supervisor::SupervisorControl {
   }
   absl::Status HoldJob(const std::string& name,
                        const access::Caller& caller) override {
-    calls.push_back("hold " + name);
+    Record("hold " + name);
     return CheckMayChange(name, caller);
   }
   void ReleaseJob(const std::string& name) override {
-    calls.push_back("release " + name);
+    Record("release " + name);
   }
   std::shared_ptr<supervisor::JobDeletion> BeginDeletion(
       const std::string& name) override {
-    calls.push_back("delete " + name);
-    jobs.erase(name);
+    Record("delete " + name);
+    EndJob(name);
     auto deletion = std::make_shared<supervisor::JobDeletion>();
     if (deletion_goes_on) return deletion;
     deletion->BeginRemoval();
@@ -74,31 +75,35 @@ class FakeControl : public supervisor::SupervisorControl {
     deletion->End(delete_status);
     return deletion;
   }
+  void Record(std::string call) {
+    absl::MutexLock lock(&mutex);
+    calls.push_back(std::move(call));
+  }
   void EndJob(const std::string& name) {
     absl::MutexLock lock(&mutex);
     jobs.erase(name);
   }
   absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> PutToSleep(
       const std::string& name, pid_t engine) override {
-    calls.push_back(absl::StrCat("sleep ", name, " ", engine));
+    Record(absl::StrCat("sleep ", name, " ", engine));
     return Operation(supervisor::SleepOperation::Kind::kSleep);
   }
   absl::StatusOr<std::shared_ptr<supervisor::SleepOperation>> WakeJob(
       const std::string& name, const access::Caller& caller) override {
-    calls.push_back("wake " + name);
+    Record("wake " + name);
     const absl::Status may = CheckMayChange(name, caller);
     if (!may.ok()) return may;
     return Operation(supervisor::SleepOperation::Kind::kWake);
   }
   absl::Status RecoverJob(const std::string& name, const access::Caller& caller,
                           pid_t failed_engine, bool) override {
-    calls.push_back(absl::StrCat("recover ", name, " ", failed_engine));
+    Record(absl::StrCat("recover ", name, " ", failed_engine));
     return CheckMayChange(name, caller);
   }
   absl::Status SetAccess(const std::string& name, const v1::JobAccess& access,
                          const v1::JobAccess* before,
                          const access::Caller& caller) override {
-    calls.push_back("set access " + name);
+    Record("set access " + name);
     const absl::StatusOr<supervisor::JobSummary> job = FindJob(name);
     if (!job.ok()) return job.status();
     const absl::Status may =
@@ -129,7 +134,7 @@ class FakeControl : public supervisor::SupervisorControl {
     return name;
   }
   absl::Status ReplaceEngine(const std::string& name, absl::Time) override {
-    calls.push_back("replace " + name);
+    Record("replace " + name);
     return absl::OkStatus();
   }
   absl::Status SetDraining(bool value) override {
@@ -171,7 +176,7 @@ class FakeControl : public supervisor::SupervisorControl {
   bool deletion_goes_on = false;  // for ever
   std::map<std::string, supervisor::JobSummary> jobs;
   std::vector<std::string> calls;
-  bool is_draining = false;
+  std::atomic<bool> is_draining = false;
 };
 
 // Records which build it was asked for.

@@ -6,8 +6,9 @@
 #include <cstdint>
 
 // The compiler makes vectors of these loops, for the best instruction set of
-// the machine.
-#if defined(__x86_64__)
+// the machine. ThreadSanitizer's run time is not yet up when the loader asks
+// which one that is.
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 #define OPTSTATE_BEST_TARGET \
   __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
