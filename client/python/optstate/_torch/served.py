@@ -328,10 +328,10 @@ class Served:
         attachment.parameters.changed()  # raises if parameters share memory by now
         attachment.parameters.locate()
         attachment.parameters.read()
+        attachment.spread()
         if self.replaced is not None:
             self.replaced.note_read(attachment.parameters)
-        self.masters = {}
-        attachment.broken_load = None
+        self.masters, attachment.broken_load = {}, None
 
     def own_state(self) -> defaultdict[Any, Any]:
         """Returns state that the user has added and that is not the daemon's."""

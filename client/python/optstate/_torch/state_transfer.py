@@ -213,12 +213,13 @@ class StateTransfer:
         is_present = not loaded.frozen and _is_present(attachment, loaded.tensors, loaded.entries)
         if not attachment.some_rank(not is_present):
             self._set_groups(groups)
-            if attachment.broken_load is not None:
+            if attachment.some_rank(attachment.broken_load is not None):
                 served.go_on_with_job()
         elif self._keeps_job(attachment):
             self._set_groups(groups)
-            if attachment.parameters.changed():
+            if attachment.some_rank(bool(attachment.parameters.changed())):
                 attachment.parameters.read()
+                attachment.spread()
             return
         else:
             loaded = self._replace_state(attachment, state, loaded)

@@ -14,6 +14,7 @@ from optstate._torch.gradients.gathered import Gradients
 from optstate._torch.initialization import is_initialization
 from optstate._torch.job.attachment import Attachment
 from optstate._torch.joining import Joining
+from optstate._torch.nodes.together import interrupts_afterwards
 from optstate._torch.optimizer_info import as_float
 from optstate._torch.options import checked_norm_type, limit
 from optstate._torch.served import Served
@@ -144,8 +145,11 @@ class Stepping(Joining):
             if outcome.applied:
                 idle = attachment.without_gradient
                 attachment.parameters.read(without_gradient=idle, but_direct=overlap)
+            # A rank that learns only later how the step ended gives values away as well: so all
+            # do after each step, and Ctrl-C waits until it is done.
+            with interrupts_afterwards():
                 attachment.spread()
-            attachment.committing = None
+                attachment.committing = None
         if attachment.tuner is not None:
             attachment.tuner.note(attachment, outcome)
         return loss

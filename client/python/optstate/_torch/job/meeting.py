@@ -104,10 +104,11 @@ def _meet_in_job(
     """made: gets what is to be ended when a rank raises. settles_later: as for Mover.find()."""
     tensors: list[torch.Tensor] = [each for group in param_groups for each in group["params"]]
     is_sharded = settings.partition == "local" or any(map(is_shard, tensors))
-    facts = (job, settings.access, settings.reducing, settings.partition, settings.stale_nodes)
+    keywords = (settings.across_nodes, settings.reduction, settings.stale_nodes)
+    facts = (job, settings.access, settings.reducing, settings.partition, keywords)
     begun = ranks.gather((job or private_name(), is_sharded, node_name(), facts))
     everyones = [facts for *_, facts in begun]
-    names_asked, accesses, reducings, partitions, stale_nodes = map(list, zip(*everyones))
+    names_asked, accesses, reducings, partitions, everyones_keywords = map(list, zip(*everyones))
     check_names(names_asked)
     check_same(accesses)
     check_same_reducing(reducings)
@@ -115,8 +116,11 @@ def _meet_in_job(
     places = Places([node for _, _, node, _ in begun], ranks.rank)
     shares_out = settings.across_nodes == "sharded" and places.several
     is_sharded = shares_out or any(sharded for _, sharded, _, _ in begun)
+    for keyword, asked in zip(
+        ("across_nodes", "reduction", "stale_nodes"), zip(*everyones_keywords)
+    ):
+        check_same_keyword(keyword, asked)
     check_across_nodes(settings, places, is_sharded=is_sharded)
-    check_same_keyword("stale_nodes", stale_nodes)
     if shares_out:
         check_same_keyword("partition", [each or "greedy" for each in partitions])
     if not is_sharded and ranks.world_size > 1:

@@ -34,7 +34,7 @@ def check_overlap(settings: Settings) -> None:
         )
 
 
-def check_same_keyword(name: str, asked: Sequence[str]) -> None:
+def check_same_keyword(name: str, asked: Sequence[str | None]) -> None:
     """Raises ValueError, on every rank alike, when ranks give a keyword other values."""
     for rank, each in enumerate(asked):
         if each != asked[0]:

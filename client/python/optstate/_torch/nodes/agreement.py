@@ -301,6 +301,8 @@ class NodeAgreement:
                 is_brought = self._all_dropped(session, is_brought, votes[self._places.rank])
             if is_brought:
                 self._undecided = 0
+            if verdict is Verdict.ABORT:
+                self._ranks.agree(error)
         if verdict is not Verdict.ABORT and error is None:
             self._note_step()
         if verdict is not Verdict.ABORT:
@@ -310,7 +312,6 @@ class NodeAgreement:
             if verdict is Verdict.SKIP and self.is_split:  # its norm is this node's
                 return dataclasses.replace(outcome, gradient_norm=self._clipping.combined_norm())
             return outcome
-        self._ranks.agree(error)
         raise errors.FailedPreconditionError(self._difference(votes))
 
     def _note_step(self) -> None:

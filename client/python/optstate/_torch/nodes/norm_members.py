@@ -115,6 +115,8 @@ def _refusal(settings: Settings) -> ValueError | None:
         refused = "speculative=True, which updates parameters before all jobs have agreed"
     elif settings.accumulate and settings.reduction == "daemon":
         refused = 'accumulate=True and reduction="daemon" together'
+    elif settings.stale_nodes == "replace":
+        refused = 'stale_nodes="replace", which knows the nodes of one job alone'
     return None if refused is None else ValueError(f"norm_group cannot be had with {refused}")
 
 
