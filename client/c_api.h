@@ -36,9 +36,9 @@ typedef struct {
   int32_t dtype;
   int32_t gradient_dtype;
   uint32_t group; /* never decreases along the array */
-  /* Of a shard (partition OPTSTATE_LOCAL): the shape of the global tensor whose
-   * name is `name` and where the shard begins in it, of ndim dimensions each.
-   * With ndim 0 any address. Both NULL: it is not a shard. */
+  /* The place of a shard (partition OPTSTATE_LOCAL): the shape of the global
+   * tensor whose name is `name` and where the shard begins in it, of ndim
+   * dimensions each. With ndim 0 any address. Both NULL: it is not a shard. */
   const int64_t* global_shape;
   const int64_t* offset;
   uint32_t owner; /* the rank that pushes the shard's gradients and loads it */

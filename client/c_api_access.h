@@ -14,12 +14,12 @@
 extern "C" {
 #endif
 
-/* Of optstate_session_options.access. NULL there: all who may look at jobs may
- * look at a new one, and its owner alone may use it. Names are those of the
- * daemon's machine, or numbers. INVALID_ARGUMENT: it has no such user or group,
- * or the owner is not in the group; FAILED_PRECONDITION: the daemon is a
- * private one; UNIMPLEMENTED: it is of an older build, and the job is there for
- * all to look at. */
+/* A job's access rights, for optstate_session_options.access. NULL there: all
+ * who may look at jobs may look at a new one, and its owner alone may use it.
+ * Names are those of the daemon's machine, or numbers. INVALID_ARGUMENT: it has
+ * no such user or group, or the owner is not in the group; FAILED_PRECONDITION:
+ * the daemon is a private one; UNIMPLEMENTED: it is of an older build, and the
+ * job is there for all to look at. */
 typedef struct optstate_job_access {
   size_t struct_size;
   const char* group;  /* whose members may do what the owner may; NULL: none */

@@ -37,10 +37,11 @@ typedef struct {
   int32_t prepared_found_inf;
   uint32_t loads_finished;
   uint64_t durable_step;
-  /* Of the committed step, as optstate_outcome has them. */
+  /* These two are the committed step's, as optstate_outcome has them. */
   double gradient_norm;
   double clip_coefficient;
-  /* Of the prepared step, likewise. is_clipped: they are of all nodes. */
+  /* These three are the prepared step's, in the same way. is_clipped: the norm
+   * and the coefficient are of all nodes. */
   double prepared_gradient_norm;
   double prepared_clip_coefficient;
   int32_t prepared_is_clipped;
@@ -58,7 +59,7 @@ enum {
   OPTSTATE_VERDICT_CLIP = 5
 };
 
-/* What all nodes decided about a prepared step; see v1.DecideRequest. */
+/* The decision of all nodes about a prepared step; see v1.DecideRequest. */
 typedef struct {
   size_t struct_size;
   uint64_t step;

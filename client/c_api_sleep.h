@@ -34,8 +34,9 @@ typedef struct {
    * the job, and no exception may leave it. May be NULL. */
   void (*progress)(const optstate_sleep_progress* progress);
   void* progress_context;
-  /* Of optstate_wake_job: what optstate_sleep_job said. Another job of the
-   * name, and one that has taken steps since, is not woken. 0: any is. */
+  /* The job that optstate_wake_job is to wake, as optstate_sleep_job said.
+   * Another job of the name, and one that has taken steps since, is not woken.
+   * 0: any is. */
   uint64_t expected_created_at_ns;
   uint64_t expected_step;
 } optstate_sleep_options;

@@ -41,6 +41,8 @@ namespace optstate::admin {
 // in no list; sums have it all the same.
 //
 // Threads: thread-safe. Calls block the calling thread.
+// Size: one method for each call of the Admin service, and the checks that
+// calls begin with.
 class AdminService {
  public:
   // Bounds the wait for one engine: one that hangs must not make a list

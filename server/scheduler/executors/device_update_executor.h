@@ -55,6 +55,8 @@ namespace optstate::scheduler {
 //
 // Threads: as UpdateExecutor; Share() between two passes; counters() may be
 // called by any thread.
+// Size: one method for each stage of a batch and of the CPU's part beside it,
+// which share the workers and the open records.
 class DeviceUpdateExecutor final : public UpdateExecutor,
                                    private storage::RecordLag {
  public:

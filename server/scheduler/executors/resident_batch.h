@@ -41,6 +41,8 @@ namespace optstate::scheduler {
 // records' places, so that both are copied in few pieces.
 //
 // Threads: as UpdateBatch. Allocates in Make() alone.
+// Size: one method for each call of UpdateBatch, and for each kind of copy that
+// a batch has.
 class ResidentBatch final : public UpdateBatch {
  public:
   static constexpr size_t kTilesMax = 4096;

@@ -63,6 +63,8 @@ struct ResidentTile {
 //
 // Threads: different tiles may be used by many threads at a time; Admit(),
 // ShareParameters() and SettleAll() by one while no other does.
+// Size: one method for each event in the life of a record on a device, and one
+// short question for each fact of a device.
 class ResidentRecords {
  public:
   // The host memory of the records, all of which outlives them.

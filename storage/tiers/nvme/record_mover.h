@@ -51,6 +51,8 @@ namespace optstate::nvme {
 // Threads: Begin(), Seal(), End() and Reset() are called while the thread of
 // I/O does not run; Copy(), Cancel() and the questions take the store's lock;
 // it is held for all else. Begin() allocates, and nothing that steps wait for.
+// Size: one method for each event in the life of a move and of a slot's copy,
+// which share the invariants above, so no part of them stands alone.
 class RecordMover {
  public:
   // The arguments must outlive this object.

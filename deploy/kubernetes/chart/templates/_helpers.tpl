@@ -40,7 +40,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- toYaml $config }}
 {{- end }}
 
-{{/* What each probe asks: optctl, over the socket. */}}
+{{/* Each probe asks optctl, over the socket. */}}
 {{- define "optstate.probe" -}}
 exec:
   command: [/usr/bin/optctl, --endpoint, "unix:/run/optstate/optstated.sock", --timeout, "4", status]
