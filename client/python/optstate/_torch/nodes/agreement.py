@@ -54,7 +54,11 @@ def hash_of(content: bytes) -> int:
 
 
 class NodeAgreement:
-    """The ranks of all nodes, which decide together. Threads: one at a time."""
+    """The ranks of all nodes, which decide together. Threads: one at a time.
+
+    Size: one method for each thing that the ranks of all nodes decide or compare together, and
+    for each stage of a step that they take.
+    """
 
     group_norm_refusal = (
         "max_norm of a group cannot be had with shards on several nodes: each daemon"
