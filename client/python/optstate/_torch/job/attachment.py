@@ -430,8 +430,11 @@ class Attachment:
         if not isinstance(self.session, HeldSession):
             return self.arrays.fetch_gradient_norms()
         names = [spec.name for spec in self._spec.parameters]
-        norms = list(zip(names, self.session.gradient_norms(len(names))))
-        return norms_by_name(norms if self.nodes is None else self.nodes.of_all_shards(norms))
+
+        def of_node() -> list[tuple[str, float]]:
+            return list(zip(names, self.session.gradient_norms(len(names))))
+
+        return norms_by_name(of_node() if self.nodes is None else self.nodes.of_all_shards(of_node))
 
     @contextlib.contextmanager
     def announced(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from optstate._torch.nodes.moving import Moving
 from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.positions import position_of
 from optstate._torch.nodes.resolution import Position, Step, Verdict
-from optstate._torch.nodes.together import interrupts_afterwards, undecided
+from optstate._torch.nodes.together import interrupts_afterwards, raised_on_all, undecided
 from optstate._torch.nodes.without_others import settled_without_others
 from optstate._torch.ranks import Ranks
 from optstate._torch.state.checkpoint import PartialEntry
@@ -412,11 +412,13 @@ class NodeAgreement:
         """Notes what else is the same on all nodes in the step that note_options() was about."""
         self._options ^= hash_of(content)
 
-    def of_all_shards(self, of_node: list[Any]) -> list[Any]:
-        """Returns what the first node of each kind has of its shards, one after the other, from
-        each node's own. Collective when nodes hold different ones."""
+    def of_all_shards(self, fetch: Callable[[], list[Any]]) -> list[Any]:
+        """Returns what the first node of each kind has of its shards, one after the other. fetch
+        returns this node's. Collective when nodes hold different ones, also when fetch raises."""
         if not self.is_split:
-            return of_node
+            return fetch()
+        with raised_on_all(self._ranks):
+            of_node = fetch()
         found = self._ranks.gather(of_node)
         return [each for rank in self._kind_ranks for each in found[rank]]
 

@@ -15,7 +15,7 @@ are: a job by itself would not know what the others have decided.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -208,9 +208,9 @@ class NormGroup(NodeAgreement):
         self._clip_options = hash_of(repr(clip).encode())
         return super().note_options(hyperparams, loss_scale, how)
 
-    def of_all_shards(self, of_node: list[Any]) -> list[Any]:
+    def of_all_shards(self, fetch: Callable[[], list[Any]]) -> list[Any]:
         """Does it for this rank's job alone."""
-        return self._of_job.of_all_shards(of_node)
+        return self._of_job.of_all_shards(fetch)
 
     def _positions(self, spec: SessionSpec) -> list[Position | None]:
         return self.on_first(lambda: self._position(spec))
