@@ -52,4 +52,4 @@ def _replaces_in_a_group(connection, rank, endpoint, job):
 
 def test_a_norm_group_replaces_no_nodes(daemon, job):
     ranks.run(_replaces_in_a_group, 2, daemon.shm, job)
-    assert daemon.jobs() == []
+    assert job not in daemon.jobs()
