@@ -20,6 +20,15 @@ enum class PersistPoint : uint8_t {
   kSpeculationOver,  // no entry names the step
   kReplacedStamps,   // the parameter has its new values
   kReplacedSlot,     // the parameter's runs are stamped
+  // server/scheduler/gradient_log
+  kLogBegunStored,    // before the control file says that records may lag
+  kLogTile,           // the log is made, and the tile's row in its table whole
+  kLogResident,       // the tile has no entries, its step, and its own master
+  kLogEntry,          // the factors and the gradient are whole
+  kLogEntryStored,    // before the run gets the step's stamp
+  kLogSettledStored,  // before the record, of which no entry counts, is changed
+  kLogCleared,        // all records are up to date, and so are their parameters
+  kLogClearedStored,  // before a record, or the room of the log, is changed
   // server/session
   kRankProcessStart,    // a rank's mark has no pid
   kRankProcessId,       // its process_start_ticks is that of the new process

@@ -5,14 +5,15 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/undo.h"
 #include "proto/types/layout.h"
+#include "storage/persist_in_order.h"
 
 namespace optstate::scheduler {
 namespace {
 
-constexpr auto kRelaxed = std::memory_order_relaxed;
+using storage::PersistInOrder;
+using storage::PersistPoint;
 
-// Keeps the compiler from changing the order of stores around it.
-void Fence() { std::atomic_signal_fence(std::memory_order_seq_cst); }
+constexpr auto kRelaxed = std::memory_order_relaxed;
 
 uint64_t Aligned(uint64_t bytes) {
   constexpr uint64_t kAlign = GradientLog::kAlignBytes;
@@ -82,14 +83,15 @@ bool GradientLog::is_empty() const {
 }
 
 void GradientLog::Begin(const Room& room) {
+  Clear();
+  // A kill leaves some numbers of the room, which fit the file as well: the
+  // others are zeros, or this makes all of them zeros.
   Header* const to = header();
-  to->tiles.store(0, kRelaxed);
-  Fence();
   to->room = {room.tiles, Aligned(room.step_bytes), Aligned(room.master_bytes)};
   to->used = {};
   spare_undo()->Clear();
-  Fence();
   to->magic = kMagic;
+  PersistInOrder(PersistPoint::kLogBegunStored);
 }
 
 absl::Status GradientLog::Check(uint64_t run_count,
@@ -152,7 +154,7 @@ bool GradientLog::AddTile(uint64_t run, const TileBytes& bytes) {
   for (uint64_t k = 0; k < kSteps; ++k) {
     EntryFor(tile, k).step.store(0, kRelaxed);
   }
-  Fence();
+  PersistInOrder(PersistPoint::kLogTile);
   to->tiles.store(tile + 1, kRelaxed);
   return true;
 }
@@ -174,26 +176,26 @@ void GradientLog::MarkResident(uint64_t tile, uint64_t step,
   for (uint64_t k = 0; k < kSteps; ++k) {
     EntryFor(tile, k).step.store(0, kRelaxed);
   }
-  Fence();
   Tile& marked = table()[tile];
   if (bytes.own_master != 0) {
     std::memcpy(own_master(tile), parameter, bytes.own_master);
   }
   marked.applied.store(step, kRelaxed);
-  Fence();
+  // An entry is stored before anything hangs on the mark.
+  PersistInOrder(PersistPoint::kLogResident);
   marked.is_resident.store(1, kRelaxed);
-  Fence();
 }
 
 void GradientLog::MarkSettled(uint64_t tile) {
-  Fence();
+  // Replay() ends with a fence of its undo, behind all that it has stored.
   table()[tile].is_resident.store(0, kRelaxed);
-  Fence();
+  PersistInOrder(PersistPoint::kLogSettledStored);
 }
 
 void GradientLog::Clear() {
-  Fence();
+  PersistInOrder(PersistPoint::kLogCleared);
   header()->tiles.store(0, kRelaxed);
+  PersistInOrder(PersistPoint::kLogClearedStored);
 }
 
 GradientLog::Entry& GradientLog::EntryFor(uint64_t tile, uint64_t step) const {
@@ -224,13 +226,13 @@ void GradientLog::Write(uint64_t tile, uint64_t step,
                         const kernels::UpdateFactors& factors,
                         const void* gradient, uint64_t gradient_bytes) {
   Entry& entry = EntryFor(tile, step);
-  entry.step.store(0, kRelaxed);
-  Fence();
+  // The entry names a step that the record has, or none, until it names this
+  // one: it does not count.
   entry.factors = factors;
   std::memcpy(entry.gradient(), gradient, gradient_bytes);
-  Fence();
+  PersistInOrder(PersistPoint::kLogEntry);
   entry.step.store(step, kRelaxed);
-  Fence();
+  PersistInOrder(PersistPoint::kLogEntryStored);
 }
 
 uint64_t Replay(const GradientLog& log, uint64_t tile, uint64_t last,

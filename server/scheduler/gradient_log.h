@@ -20,14 +20,15 @@ namespace optstate::scheduler {
 //
 // A tile has a number, which it keeps, and is one run. For each tile the log
 // says up to which step the record in host memory is applied, and has an entry
-// for each of the last kSteps steps. An entry is complete when it names its
-// step; the run's stamp says whether the step was taken. A parameter that is
-// its own master is newer in host memory than the rest of its record, so the
-// log has the master that goes with that.
+// for each of the last kSteps steps. An entry is complete when it names a step
+// later than that; the run's stamp says whether the step was taken. A parameter
+// that is its own master is newer in host memory than the rest of its record,
+// so the log has the master that goes with that.
 //
 // Kills: a process may die between any two stores (see WorkerUndo). An entry is
 // complete before the device is given the update; a tile is marked as resident
-// while its record is up to date.
+// while its record is up to date. The order of stores has names: see kLogEntry
+// and the like (storage/persist_in_order.h).
 // Threads: different tiles may be used by many threads at once; Begin(),
 // AddTile() and Forget() by one, while no other uses the log.
 class GradientLog {
@@ -43,7 +44,7 @@ class GradientLog {
   };
   // An entry, followed by the gradient.
   struct alignas(kAlignBytes) Entry {
-    std::atomic<uint64_t> step;  // 0: not complete
+    std::atomic<uint64_t> step;  // up to the tile's applied(): not complete
     uint64_t reserved[7];
     kernels::UpdateFactors factors;
 
@@ -73,7 +74,9 @@ class GradientLog {
   GradientLog() = default;  // of no file
   explicit GradientLog(absl::Span<std::byte> file) : file_(file) {}
 
-  // Makes an empty log in the file, which has BytesNeeded(): of no tile.
+  // Makes an empty log in the file, which has BytesNeeded(): of no tile. A log
+  // with another room is made one without any first, Begin({}): a kill could
+  // leave a mixture of both rooms, for which the file is too small.
   void Begin(const Room& room);
   // Returns whether the file is empty, or of zeros: it was never begun.
   bool is_empty() const;
@@ -116,7 +119,7 @@ class GradientLog {
   // Returns the entry of the first step after applied(tile) and up to `last`;
   // null: there is none.
   const Entry* NextEntry(uint64_t tile, uint64_t last) const;
-  // Writes the entry of a step, once no record lacks what it replaces.
+  // Writes the entry of a step, once the record has the step that it replaces.
   void Write(uint64_t tile, uint64_t step,
              const kernels::UpdateFactors& factors, const void* gradient,
              uint64_t gradient_bytes);
