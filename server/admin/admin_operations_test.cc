@@ -125,8 +125,8 @@ TEST_F(AdminOperationsTest, RecoverNamesTheEngineThatCallsItsJobFailed) {
 
 // A job that is well goes back to its durable step, but not under its ranks.
 TEST_F(AdminOperationsTest, RecoverToDurableSparesAJobWithRanks) {
-  AddJob("busy", 1);
-  AddJob("idle", 0);
+  AddJob("busy", 1).set_durable_step(3);
+  AddJob("idle", 0).set_durable_step(3);
   AddJob("failed", 1).set_phase(v1::JOB_PHASE_FAILED);
   AddJob("dead", 0);
   engines_.Erase("dead");
@@ -144,6 +144,17 @@ TEST_F(AdminOperationsTest, RecoverToDurableSparesAJobWithRanks) {
   EXPECT_THAT(control_.calls,
               ElementsAre("hold idle", "recover idle 18", "release idle",
                           "recover failed 18", "recover dead 0"));
+}
+
+// Its engine would be killed, and find nothing to begin with.
+TEST_F(AdminOperationsTest, RecoverToDurableSparesAWellJobWithoutSuchAStep) {
+  AddJob("a", 0);
+  const absl::Status refused =
+      service_->RecoverJob("a", kSelf, /*to_durable=*/true, Soon());
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("job \"a\" has no durable step to go back to"));
+  EXPECT_TRUE(control_.calls.empty());
 }
 
 TEST_F(AdminOperationsTest, SetReachesTheEngineOfWhoMayChangeTheJob) {

@@ -69,6 +69,18 @@ absl::Status CheckAwake(const JobSummary& summary) {
                                            : summary.sleep->progress());
 }
 
+// A job that is well must not be stopped for a step that is not there.
+absl::Status CheckHasDurableStep(const std::string& name, const v1::Job& job) {
+  if (job.disk().durable_step() > 0 || job.disk().commits() > 0) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job \"", name,
+      "\" has no durable step to go back to, and goes on as it is: it has no "
+      "durability, or its first durable step is to come (`optctl describe job ",
+      name, "`)"));
+}
+
 std::string HostName() {
   char name[256] = {};
   return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "";
@@ -250,6 +262,7 @@ absl::Status AdminService::RecoverJob(const std::string& name,
   const pid_t engine = job.ok() ? static_cast<pid_t>(job->engine_pid()) : 0;
   const bool has_failed = job.ok() && job->phase() == v1::JOB_PHASE_FAILED;
   if (to_durable && engine != 0 && !has_failed) {
+    OPTSTATE_RETURN_IF_ERROR(CheckHasDurableStep(name, *job));
     return GoBackToDurable(name, caller, engine, deadline);
   }
   return control_->RecoverJob(name, caller, has_failed ? engine : 0,

@@ -59,6 +59,7 @@ class FakeEngineService : public v1::Engine::Service {
     job->set_engine_pid(18);
     job->set_session_count(sessions_);
     job->set_state_bytes(100);
+    job->mutable_disk()->set_durable_step(durable_step_);
     for (uint32_t i = 0; i < sessions_; ++i) job->add_sessions()->set_rank(i);
     return grpc::Status::OK;
   }
@@ -172,6 +173,7 @@ class FakeEngineService : public v1::Engine::Service {
     return {grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"};
   }
   void set_phase(v1::JobPhase phase) { phase_ = phase; }
+  void set_durable_step(uint64_t step) { durable_step_ = step; }
   void set_uid(uint32_t uid) { uid_ = uid; }  // of the job's owner; 0: not said
   int asks() const { return asks_; }          // for the job
   // Calls that not everybody may make: of parameters, to set, verify, trace.
@@ -193,6 +195,7 @@ class FakeEngineService : public v1::Engine::Service {
   int drains_ = 0;
   int pauses_ = 0;
   std::atomic<v1::JobPhase> phase_{v1::JOB_PHASE_READY};
+  std::atomic<uint64_t> durable_step_{0};
   std::atomic<uint32_t> uid_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };

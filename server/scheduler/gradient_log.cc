@@ -82,7 +82,7 @@ bool GradientLog::is_empty() const {
   return file_.size() < sizeof(Header) || header()->magic == 0;
 }
 
-void GradientLog::Begin(const Room& room) {
+void GradientLog::Begin(const Room& room, Content content) {
   Clear();
   // A kill leaves some numbers of the room, which fit the file as well: the
   // others are zeros, or this makes all of them zeros.
@@ -90,7 +90,7 @@ void GradientLog::Begin(const Room& room) {
   to->room = {room.tiles, Aligned(room.step_bytes), Aligned(room.master_bytes)};
   to->used = {};
   spare_undo()->Clear();
-  to->magic = kMagic;
+  to->magic = content == Content::kSum ? kMagicOfSums : kMagic;
   PersistInOrder(PersistPoint::kLogBegunStored);
 }
 
@@ -224,12 +224,12 @@ const GradientLog::Entry* GradientLog::NextEntry(uint64_t tile,
 
 void GradientLog::Write(uint64_t tile, uint64_t step,
                         const kernels::UpdateFactors& factors,
-                        const void* gradient, uint64_t gradient_bytes) {
+                        absl::FunctionRef<void(std::byte* to)> fill) {
   Entry& entry = EntryFor(tile, step);
   // The entry names a step that the record has, or none, until it names this
   // one: it does not count.
   entry.factors = factors;
-  std::memcpy(entry.gradient(), gradient, gradient_bytes);
+  fill(entry.gradient());
   PersistInOrder(PersistPoint::kLogEntry);
   entry.step.store(step, kRelaxed);
   PersistInOrder(PersistPoint::kLogEntryStored);

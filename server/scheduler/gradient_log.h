@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/update_kernel.h"
@@ -68,6 +69,11 @@ class GradientLog {
     uint64_t master_bytes = 0;  // of parameters that are their own masters
   };
   static uint64_t BytesNeeded(const Room& room);
+  // What an entry has for an update.
+  enum class Content : uint8_t {
+    kGradient,  // the gradient of the one rank that has it, in its dtype
+    kSum,       // the sum of those of all ranks, in float
+  };
   // Returns whether the file holds what a record lacks.
   static bool HasResidents(absl::Span<const std::byte> file);
 
@@ -77,9 +83,13 @@ class GradientLog {
   // Makes an empty log in the file, which has BytesNeeded(): of no tile. A log
   // with another room is made one without any first, Begin({}): a kill could
   // leave a mixture of both rooms, for which the file is too small.
-  void Begin(const Room& room);
+  void Begin(const Room& room, Content content = Content::kGradient);
   // Returns whether the file is empty, or of zeros: it was never begun.
   bool is_empty() const;
+  Content content() const {
+    return is_made() && header()->magic == kMagicOfSums ? Content::kSum
+                                                        : Content::kGradient;
+  }
   // Returns DATA_LOSS when this is no whole log of the layout. An empty file,
   // or one of zeros, is a log without tiles.
   absl::Status Check(uint64_t run_count,
@@ -120,9 +130,10 @@ class GradientLog {
   // null: there is none.
   const Entry* NextEntry(uint64_t tile, uint64_t last) const;
   // Writes the entry of a step, once the record has the step that it replaces.
+  // `fill` stores what it has for the update, as content() says.
   void Write(uint64_t tile, uint64_t step,
-             const kernels::UpdateFactors& factors, const void* gradient,
-             uint64_t gradient_bytes);
+             const kernels::UpdateFactors& factors,
+             absl::FunctionRef<void(std::byte* to)> fill);
 
  private:
   struct Header {
@@ -142,10 +153,12 @@ class GradientLog {
   static_assert(sizeof(Header) == 64 && sizeof(Tile) == 64);
   static constexpr uint64_t kNoMaster = ~uint64_t{0};
 
-  static constexpr uint64_t kMagic = 0x31474F4C44415247;  // "GRADLOG1"
+  static constexpr uint64_t kMagic = 0x31474F4C44415247;        // "GRADLOG1"
+  static constexpr uint64_t kMagicOfSums = 0x32474F4C44415247;  // "GRADLOG2"
 
   bool is_made() const {
-    return file_.size() >= sizeof(Header) && header()->magic == kMagic;
+    return file_.size() >= sizeof(Header) &&
+           (header()->magic == kMagic || header()->magic == kMagicOfSums);
   }
   Header* header() const { return reinterpret_cast<Header*>(file_.data()); }
   Tile* table() const {

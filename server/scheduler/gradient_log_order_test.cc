@@ -362,8 +362,9 @@ class SmallJob {
     } else if ((step() + run) % GradientLog::kSteps == 0) {
       CatchUp(run);
     }
-    log().Write(run, step(), FactorsOf(run, step()),
-                Gradient(run, step()).data(), BytesOf(run).gradient);
+    log().Write(run, step(), FactorsOf(run, step()), [&](std::byte* to) {
+      std::memcpy(to, Gradient(run, step()).data(), BytesOf(run).gradient);
+    });
   }
   void TakeStep(uint64_t next) {
     BeginStep(next);

@@ -88,7 +88,9 @@ class GradientLogTest : public ::testing::Test {
   }
   void Write(uint64_t tile, uint64_t step) {
     log_.Write(tile, step, FactorsOf(kernel_, static_cast<int64_t>(step)),
-               Gradient(step).data(), kBytes.gradient);
+               [&](std::byte* to) {
+                 std::memcpy(to, Gradient(step).data(), kBytes.gradient);
+               });
   }
 
   const uint64_t seed_ = kernels::TestSeed();

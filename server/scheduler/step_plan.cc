@@ -56,10 +56,14 @@ absl::StatusOr<std::unique_ptr<StepPlan>> StepPlan::Make(
   plan->non_separable_ = kernels::FindWholeKernel(layout->optimizer());
   if (plan->non_separable_ != nullptr) return plan;
   plan->kernels_.reserve(layout->parameters().size());
+  plan->sum_kernels_.reserve(layout->parameters().size());
   for (uint32_t p = 0; p < layout->parameters().size(); ++p) {
     OPTSTATE_ASSIGN_OR_RETURN(const Kernel kernel,
                               KernelOf(*layout, p, accumulation));
     plan->kernels_.push_back(kernel);
+    OPTSTATE_ASSIGN_OR_RETURN(const Kernel of_sum,
+                              KernelOf(*layout, p, AccumulateDType::kFloat32));
+    plan->sum_kernels_.push_back(of_sum);
   }
   return plan;
 }

@@ -76,6 +76,11 @@ class StepPlan {
     return non_separable_;
   }
   const Kernel& kernel(uint32_t parameter) const { return kernels_[parameter]; }
+  // Returns the kernel of the same update that is given the sum of the
+  // gradients, in float, in their place.
+  const Kernel& sum_kernel(uint32_t parameter) const {
+    return sum_kernels_[parameter];
+  }
 
   absl::Span<const RankPartition> partitions() const { return partitions_; }
   bool is_replicated() const { return is_replicated_; }
@@ -122,7 +127,8 @@ class StepPlan {
   const Accumulation accumulation_;
   const SubGroupTable grains_;
   const kernels::WholeKernel* non_separable_ = nullptr;
-  std::vector<Kernel> kernels_;  // by parameter
+  std::vector<Kernel> kernels_;      // by parameter
+  std::vector<Kernel> sum_kernels_;  // by parameter
   absl::Span<const RankPartition> partitions_;
   bool is_replicated_ = false;
   std::optional<PieceTable> pieces_;

@@ -7,6 +7,7 @@ import signal
 
 import optstate
 import pytest
+import ranks
 import torch
 from daemon import Daemon
 from optstate.errors import (
@@ -14,7 +15,7 @@ from optstate.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from training import bits, train
+from training import bits, loss_of, train
 
 
 @pytest.fixture
@@ -197,6 +198,56 @@ def test_records_stay_on_devices(device_daemon, name):
         )
         assert same(again, others)
         attached.close()
+
+
+def _sum_on_devices(connection, rank, endpoint, dtype):
+    def optimizer_of(model, job, **options):
+        return optstate.AdamW(
+            model.parameters(),
+            lr=0.01,
+            job=job,
+            model=model,
+            endpoint=endpoint,
+            reduction="daemon",
+            **options,
+        )
+
+    ours, others = model_of(dtype), model_of(dtype)
+    kept = optimizer_of(ours, "kept", offload_fraction=0.0, device_budget="64MiB")
+    plain = optimizer_of(others, "plain")
+
+    def train_both(first, last):
+        # Other batches on each rank, and one step without a gradient on the second.
+        for step in range(first, last):
+            for model, optimizer in ((ours, kept), (others, plain)):
+                optimizer.zero_grad()
+                loss_of(model, 1000 * rank + step).backward()
+                if rank == 1 and step % 3 == 2:
+                    model[0].bias.grad = None
+                optimizer.step()
+        assert same(ours, others)
+
+    train_both(0, 4)
+    ranks.say(connection, "kill the engine")
+    connection.recv()
+    train_both(4, 9)
+    assert states(kept) == states(plain)
+    kept.close()
+    plain.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_that_the_daemon_sums_are_updated_where_records_stay(device_daemon, dtype):
+    with ranks.running(_sum_on_devices, 2, device_daemon.shm, dtype) as running:
+        for rank in range(2):
+            assert running.hear(rank) == "kill the engine"
+        assert resident_bytes(device_daemon, "kept") > 0
+        os.kill(int(device_daemon.optctl("describe", "job", "kept")["engine_pid"]), signal.SIGKILL)
+        for connection in running.connections:
+            connection.send("go on")
+        running.results()
+    assert resident_bytes(device_daemon, "kept") > 0
+    assert not updates(device_daemon, "kept")["problem"]
 
 
 @pytest.mark.parametrize(

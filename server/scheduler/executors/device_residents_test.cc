@@ -64,6 +64,21 @@ TEST_P(DeviceResidentsTest, NothingStaysWithoutABudgetNorBehindRelease) {
   }
 }
 
+// The log has the sum, as has the device.
+TEST_P(DeviceResidentsTest, GradientsOfSeveralRanksAreSummed) {
+  Job job(GetParam(), {.ranks = 3}, seed_);
+  ASSERT_TRUE(job.Share(/*cpu_fraction=*/0, job.record_bytes()).ok());
+  for (int i = 0; i < 6; ++i) job.Step();
+  const auto counters = job.executor().counters();
+  EXPECT_EQ(counters.devices[0].resident_bytes, job.record_bytes());
+  EXPECT_EQ(counters.cpu_elements, 0u);
+  job.Restart();
+  ASSERT_TRUE(job.Share(/*cpu_fraction=*/0, job.record_bytes()).ok());
+  for (int i = 0; i < 3; ++i) job.Step(/*visited_percent=*/60);
+  job.executor().Release();
+  job.CheckSettled();
+}
+
 TEST_P(DeviceResidentsTest, WhatALostDeviceHadIsNotLost) {
   if (GetParam().is_cuda) GTEST_SKIP() << "no GPU is lost on purpose";
   for (const double cpu_fraction : {0.0, 0.5}) {
@@ -233,7 +248,8 @@ TEST_P(DeviceResidentsTest, WhateverHappensNoBitDiffers) {
         .devices = is_cuda ? 1 : OneOf<size_t>({1, 2}, &random),
         .records_max = OneOf<size_t>({2, kSlots}, &random),
         .batch_bytes = OneOf<uint64_t>({20000, 90000, 400000}, &random),
-        .direct_bytes_min = OneOf<uint64_t>({1, 9000, UINT64_MAX}, &random)};
+        .direct_bytes_min = OneOf<uint64_t>({1, 9000, UINT64_MAX}, &random),
+        .ranks = OneOf<size_t>({1, 1, 2, 5}, &random)};
     Job job(GetParam(), setup, random());
     ShareAnew(&job, &random);
     for (int step = 0; step < 25 && !HasFailure(); ++step) {

@@ -245,7 +245,7 @@ ResidentTile* DeviceUpdateExecutor::TileOf(const UpdateTask& task) {
   ResidentTile* const tile =
       residents_ == nullptr ? nullptr : residents_->Find(task.run);
   if (tile == nullptr) return nullptr;
-  if (!is_lost_[tile->device] && ResidentRecords::CanStay(task)) return tile;
+  if (!is_lost_[tile->device] && residents_->CanStay(task)) return tile;
   // The record in host memory is updated in its place.
   residents_->Settle(tile, undo());
   return nullptr;

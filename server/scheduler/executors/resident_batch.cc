@@ -8,6 +8,7 @@
 #include "kernels/cuda/digest.h"
 #include "kernels/cuda/tile_task.h"
 #include "proto/types/dtype.h"
+#include "proto/types/shard.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/executors/cpu_tile.h"
 
@@ -29,6 +30,9 @@ constexpr uint64_t kParametersOffset =
 static_assert(kDigestTasksOffset % alignof(DigestTask) == 0);
 static_assert(kDigestsOffset % alignof(uint64_t) == 0);
 static_assert(kParametersOffset % BatchMemory::kAlignBytes == 0);
+// The addresses of the gradients that all tiles may have together.
+constexpr size_t kAddressesMax = 8 * ResidentBatch::kTilesMax;
+static_assert(kAddressesMax >= kWorldSizeMax);
 // Records on their way to their places are few, but for the first step.
 constexpr uint64_t kRecordsBytes = uint64_t{8} << 20;
 
@@ -56,6 +60,7 @@ ResidentBatch::ResidentBatch(std::unique_ptr<BatchMemory> memory,
       records_offset_(RecordsOffset(bytes)),
       memory_(std::move(memory)) {
   tiles_.reserve(kTilesMax);
+  gradient_addresses_.reserve(kAddressesMax);
   slots_.reserve(kTilesMax);
   Clear();
 }
@@ -73,6 +78,7 @@ absl::StatusOr<std::unique_ptr<ResidentBatch>> ResidentBatch::Make(
 
 void ResidentBatch::Clear() {
   tiles_.clear();
+  gradient_addresses_.clear();
   slots_.clear();
   elements_ = 0;
   factors_ = 0;
@@ -100,8 +106,10 @@ uint32_t ResidentBatch::AddFactors(const kernels::UpdateFactors& added) {
 
 bool ResidentBatch::Add(size_t slot, const UpdateTask& task,
                         ResidentTile* tile) {
-  const kernels::UpdateKernelKey& key = *task.key;
+  const kernels::UpdateKernelKey& key = tile->key;
+  const absl::Span<const void* const> gradients = task.view.gradients;
   if (tiles_.size() == kTilesMax ||
+      gradients.size() > kAddressesMax - gradient_addresses_.size() ||
       (!tiles_.empty() &&
        (key.optimizer != key_.optimizer || key.options != key_.options))) {
     return false;
@@ -109,9 +117,8 @@ bool ResidentBatch::Add(size_t slot, const UpdateTask& task,
   const uint64_t parameter_bytes =
       BatchMemory::Aligned(task.view.numel * SizeInBytes(key.parameter));
   const uint64_t gradient_bytes = tile->log_bytes.gradient;
-  const accelerator::DeviceAddress there =
-      gradients_.Find(tile->device, task.parameter, task.step,
-                      task.view.gradients[0], gradient_bytes);
+  const accelerator::DeviceAddress there = gradients_.Find(
+      tile->device, task.parameter, task.step, gradients[0], gradient_bytes);
   const uint64_t entry_bytes = there.is_null()
                                    ? GradientLog::EntryBytes(gradient_bytes)
                                    : BatchMemory::Aligned(gradient_bytes);
@@ -126,7 +133,8 @@ bool ResidentBatch::Add(size_t slot, const UpdateTask& task,
     return false;
   }
   tiles_.push_back({.tile = tile,
-                    .gradient = task.view.gradients[0],
+                    .first_gradient = gradient_addresses_.size(),
+                    .gradients = gradients.size(),
                     .parameter = task.view.parameter,
                     .factors = AddFactors(*task.factors),
                     .parameter_at = parameters_end_,
@@ -137,6 +145,8 @@ bool ResidentBatch::Add(size_t slot, const UpdateTask& task,
                     .digest = digests_,
                     .log_digest = 0,
                     .is_direct = false});
+  gradient_addresses_.insert(gradient_addresses_.end(), gradients.begin(),
+                             gradients.end());
   if (!there.is_null()) {
     ++digests_;
     bytes_there_ += gradient_bytes;
@@ -180,7 +190,7 @@ void ResidentBatch::Gather(size_t i, WorkerUndo* undo) {
   Tile& tile = tiles_[i];
   ResidentTile& place = *tile.tile;
   const kernels::UpdateFactors& its_factors = factors()[tile.factors];
-  records_.Prepare(step_, its_factors, tile.gradient, &place, undo);
+  records_.Prepare(step_, its_factors, GradientsOf(tile), &place, undo);
   tile.entry = &records_.EntryFor(place, step_);
   if (tile.record_at != kIsThere) {
     ForEachArray(tile, [&](const void* from, uint64_t offset, void* /*to*/,
@@ -418,7 +428,7 @@ void ResidentBatch::WriteBack(size_t i, WorkerUndo* undo) {
   const Tile& tile = tiles_[i];
   ResidentTile& place = *tile.tile;
   if (!HasGradientOfLog(tile)) {
-    gradients_.Distrust(tile.gradient);
+    gradients_.Distrust(GradientsOf(tile)[0]);
     refused_elements_.fetch_add(place.host.numel, std::memory_order_relaxed);
     return UpdateByCpu(i, undo);
   }
@@ -440,9 +450,8 @@ void ResidentBatch::UpdateByCpu(size_t i, WorkerUndo* undo) {
   task.run = place.run;
   task.step = step_;
   task.view = place.host;
-  task.view.gradients = absl::MakeConstSpan(&tile.gradient, 1);
-  task.key = &place.key;
-  task.kernel = place.kernel;
+  task.view.gradients = GradientsOf(tile);
+  task.kernel = place.kernel_of_ranks;
   task.factors = &factors()[tile.factors];
   task.stamp = place.stamp;
   UpdateOnCpu(task, undo);

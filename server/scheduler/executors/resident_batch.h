@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kernels/update_kernel.h"
 #include "server/scheduler/executors/batch_memory.h"
 #include "server/scheduler/executors/device_kernels.h"
@@ -58,7 +59,7 @@ class ResidentBatch final : public UpdateBatch {
   ResidentBatch(const ResidentBatch&) = delete;
   ResidentBatch& operator=(const ResidentBatch&) = delete;
 
-  // The task has one gradient; `tile` is not null.
+  // `tile` is not null.
   bool Add(size_t slot, const UpdateTask& task, ResidentTile* tile) override;
   size_t size() const override { return tiles_.size(); }
   uint64_t run(size_t i) const override { return tiles_[i].tile->run; }
@@ -86,9 +87,11 @@ class ResidentBatch final : public UpdateBatch {
  private:
   struct Tile {
     ResidentTile* tile;
-    const void* gradient;  // of the rank
-    void* parameter;       // of the job
-    uint32_t factors;      // its place among those of the batch
+    // The gradients of ranks, among those of the batch.
+    size_t first_gradient;
+    size_t gradients;
+    void* parameter;   // of the job
+    uint32_t factors;  // its place among those of the batch
     // Offset of the new one in both memories; in the host's for tiles that are
     // not direct.
     uint64_t parameter_at;
@@ -110,6 +113,10 @@ class ResidentBatch final : public UpdateBatch {
   ResidentBatch(std::unique_ptr<BatchMemory> memory, ResidentRecords* records,
                 const SharedGradients* gradients, uint64_t bytes);
   std::byte* HostAt(uint64_t offset) const { return memory_->HostAt(offset); }
+  absl::Span<const void* const> GradientsOf(const Tile& tile) const {
+    return absl::MakeConstSpan(gradient_addresses_)
+        .subspan(tile.first_gradient, tile.gradients);
+  }
   template <typename T>
   T* DeviceAt(uint64_t offset) const {
     return (memory_->device() + offset).ForKernel<T>();
@@ -145,6 +152,7 @@ class ResidentBatch final : public UpdateBatch {
   const uint64_t records_offset_;  // behind the parameters
   const std::unique_ptr<BatchMemory> memory_;
   std::vector<Tile> tiles_;
+  std::vector<const void*> gradient_addresses_;
   kernels::UpdateKernelKey key_;  // of the first
   uint64_t step_ = 0;
   uint64_t elements_ = 0;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
+#include "kernels/cast.h"
 #include "kernels/scalar/element_update.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
@@ -36,7 +38,7 @@ absl::StatusOr<std::unique_ptr<ResidentRecords>> ResidentRecords::Make(
   made->turn_elements_ = turn_elements;
   made->host_ = host;
   made->log_ = GradientLog(host.log);
-  made->log_.Begin(host.room);
+  made->log_.Begin(host.room, host.content);
   for (accelerator::Device* const device : devices) {
     Place& place = made->places_.emplace_back();
     place.device = device;
@@ -76,9 +78,11 @@ ResidentRecords::~ResidentRecords() {
   }
 }
 
-bool ResidentRecords::CanStay(const UpdateTask& task) {
+bool ResidentRecords::CanStay(const UpdateTask& task) const {
   return task.key->master != MasterFormat::kSplit &&
-         task.undo == UndoPolicy::kInPlace && task.view.gradients.size() == 1;
+         task.undo == UndoPolicy::kInPlace &&
+         (task.view.gradients.size() == 1 ||
+          host_.content == GradientLog::Content::kSum);
 }
 
 uint64_t ResidentRecords::RecordBytes(const kernels::UpdateKernelKey& key,
@@ -134,7 +138,8 @@ bool ResidentRecords::HasRoomFor(const UpdateTask& task) const {
 
 ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
   if (!CanStay(task)) return nullptr;
-  const kernels::UpdateKernelKey& key = *task.key;
+  const bool is_sum = host_.content == GradientLog::Content::kSum;
+  const kernels::UpdateKernelKey& key = is_sum ? *task.sum_key : *task.key;
   GradientLog::TileBytes log_bytes;
   log_bytes.gradient = task.view.numel * SizeInBytes(key.gradient);
   if (key.master == MasterFormat::kParameter) {
@@ -148,7 +153,9 @@ ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
   tile.run = task.run;
   tile.device = static_cast<size_t>(place - places_.data());
   tile.key = key;
-  tile.kernel = task.kernel;
+  tile.kernel = is_sum ? task.sum_kernel : task.kernel;
+  tile.kernel_of_ranks = task.kernel;
+  tile.rank_dtype = task.key->gradient;
   tile.stamp = task.stamp;
   tile.host = task.view;
   tile.host.gradients = {};
@@ -227,8 +234,8 @@ void ResidentRecords::CatchUp(ResidentTile* tile, WorkerUndo* undo) {
 
 void ResidentRecords::Prepare(uint64_t step,
                               const kernels::UpdateFactors& factors,
-                              const void* gradient, ResidentTile* tile,
-                              WorkerUndo* undo) {
+                              absl::Span<const void* const> gradients,
+                              ResidentTile* tile, WorkerUndo* undo) {
   const uint64_t stamp = tile->stamp->load(std::memory_order_relaxed);
   if (!tile->is_resident) {
     log_.MarkResident(tile->number, stamp, tile->host.parameter,
@@ -239,7 +246,14 @@ void ResidentRecords::Prepare(uint64_t step,
                  log_.applied(tile->number).load()) {
     CatchUp(tile, undo);
   }
-  log_.Write(tile->number, step, factors, gradient, tile->log_bytes.gradient);
+  log_.Write(tile->number, step, factors, [&](std::byte* to) {
+    if (host_.content == GradientLog::Content::kGradient) {
+      std::memcpy(to, gradients[0], tile->log_bytes.gradient);
+      return;
+    }
+    kernels::Accumulate(tile->rank_dtype, gradients, /*first=*/true,
+                        reinterpret_cast<float*>(to), tile->host.numel);
+  });
   MarkStale(*tile);
 }
 

@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "kernels/update_kernel.h"
+#include "proto/types/dtype.h"
 #include "proto/types/sub_groups.h"
 #include "server/scheduler/executors/shared_parameters.h"
 #include "server/scheduler/executors/update_executor.h"
@@ -30,8 +31,12 @@ struct ResidentTile {
   uint64_t number = 0;  // in the log
   uint64_t run = 0;
   size_t device = 0;  // index
+  // The update that is given what the log has of a step.
   kernels::UpdateKernelKey key;
   const kernels::UpdateKernel* kernel = nullptr;
+  // The update that is given the gradients of ranks.
+  const kernels::UpdateKernel* kernel_of_ranks = nullptr;
+  DType rank_dtype = DType::kFloat32;  // of these
   std::atomic<uint64_t>* stamp = nullptr;
   // The addresses of its arrays in host memory and on the device, where it has
   // no parameter.
@@ -82,6 +87,8 @@ class ResidentRecords {
     // The log's file, which has GradientLog::BytesNeeded(room).
     absl::Span<std::byte> log;
     GradientLog::Room room;
+    // Sums when tasks may have the gradients of several ranks.
+    GradientLog::Content content = GradientLog::Content::kGradient;
   };
   // Takes memory of each device, at most `device_bytes`. Devices take turns by
   // so many elements of the flat space. Errors are those of the devices, which
@@ -95,7 +102,7 @@ class ResidentRecords {
   ~ResidentRecords();
 
   // Says whether a record like the task's can stay on a device.
-  static bool CanStay(const UpdateTask& task);
+  bool CanStay(const UpdateTask& task) const;
   // Returns the bytes of a record on a device.
   static uint64_t RecordBytes(const kernels::UpdateKernelKey& key,
                               const kernels::TileView& view);
@@ -111,7 +118,8 @@ class ResidentRecords {
   // Makes the tile ready for its update in a step: the record in host memory is
   // up to date when it is to be copied to the device, and the log has the step.
   void Prepare(uint64_t step, const kernels::UpdateFactors& factors,
-               const void* gradient, ResidentTile* tile, WorkerUndo* undo);
+               absl::Span<const void* const> gradients, ResidentTile* tile,
+               WorkerUndo* undo);
   const GradientLog::Entry& EntryFor(const ResidentTile& tile,
                                      uint64_t step) const {
     return log_.EntryFor(tile.number, step);

@@ -64,13 +64,21 @@ struct Run {
   const kernels::UpdateKernel* kernel = nullptr;
   std::unique_ptr<Record> tested;
   std::unique_ptr<Record> wanted;  // updated by the CPU's kernel alone
-  absl::Span<float> gradient;      // room for any dtype
+  // With several ranks the update is given their sum on the device.
+  kernels::UpdateKernelKey sum_key;
+  const kernels::UpdateKernel* sum_kernel = nullptr;
+  absl::Span<float> gradient;  // of the first rank, with room for any dtype
+  // The gradients of ranks that have one in this step.
+  std::vector<const void*> gradients;
   kernels::UpdateFactors factors;
   int64_t step_count = 0;
   bool is_visited = false;  // in this step
   uint64_t wanted_stamp = 0;
   std::atomic<uint64_t> stamp{0};
   uint64_t numel() const { return tested->view().numel; }
+  uint64_t log_gradient_bytes(bool is_sum) const {
+    return numel() * SizeInBytes(is_sum ? sum_key.gradient : key.gradient);
+  }
   uint64_t gradient_bytes() const {
     return numel() * SizeInBytes(key.gradient);
   }
@@ -98,13 +106,14 @@ class Job final : public UpdateTasks {
     uint64_t batch_bytes = 256 << 10;  // without its tables
     // Devices copy parameters to their places themselves.
     uint64_t direct_bytes_min = 1;
+    size_t ranks = 1;
   };
 
   Job(const Param& param, const Setup& setup, uint64_t seed)
       : param_(param),
         setup_(setup),
         random_(seed),
-        area_(kRuns * kTileElements),
+        area_(setup.ranks * kRuns * kTileElements),
         runs_(kRuns),
         position_of_slot_(kSlots, kPositions),
         pool_(kWorkers, /*spin=*/false),
@@ -143,7 +152,9 @@ class Job final : public UpdateTasks {
         param_.is_cuda ? CudaKernels() : EmulatedKernels(),
         {device_bytes,
          setup_.batch_bytes,
-         {BytesOf(&lines_), setup_.direct_bytes_min, log(), room},
+         {BytesOf(&lines_), setup_.direct_bytes_min, log(), room,
+          is_sum() ? GradientLog::Content::kSum
+                   : GradientLog::Content::kGradient},
          kTurn});
     for (const auto& reader : readers_) {
       EXPECT_TRUE(reader == nullptr || reader->is_over());
@@ -270,7 +281,8 @@ class Job final : public UpdateTasks {
       if (!log.is_resident(tile)) return;
       const Run& run = runs_[log.run(tile)];
       WorkerUndo* const undo = &undo_[WorkerPool::CurrentParticipant()];
-      EXPECT_EQ(Replay(log, tile, run.stamp.load(), *run.kernel,
+      EXPECT_EQ(Replay(log, tile, run.stamp.load(),
+                       is_sum() ? *run.sum_kernel : *run.kernel,
                        run.tested->view(), undo),
                 run.stamp.load());
       log.MarkSettled(tile);
@@ -289,39 +301,50 @@ class Job final : public UpdateTasks {
     // These are overwritten behind the visit: an executor that does the task
     // later has copied them.
     kernels::UpdateFactors factors;
-    const void* gradient = nullptr;
+    std::vector<const void*> gradients;
     for (Run& run : RunsIn(slot)) {
       if (!run.is_visited) continue;
       factors = run.factors;
-      gradient = run.gradient.data();
+      gradients = run.gradients;
       UpdateTask task;
       task.run = static_cast<uint64_t>(&run - runs_.data());
       task.parameter = static_cast<uint32_t>(task.run);
       task.step = step_;
       task.view = run.tested->view();
-      task.view.gradients = absl::MakeConstSpan(&gradient, 1);
+      task.view.gradients = gradients;
       task.key = &run.key;
       task.kernel = run.kernel;
+      task.sum_key = &run.sum_key;
+      task.sum_kernel = run.sum_kernel;
       task.factors = &factors;
       task.stamp = &run.stamp;
       visit(task);
       std::memset(static_cast<void*>(&factors), 0xFF, sizeof(factors));
-      gradient = nullptr;
+      gradients.assign(gradients.size(), nullptr);
     }
   }
   void Close(size_t slot) override {
     // The gradients are gone then.
     for (Run& run : RunsIn(slot)) {
-      std::memset(run.gradient.data(), 0xFF, 4 * run.numel());
+      for (size_t rank = 0; rank < setup_.ranks; ++rank) {
+        std::memset(GradientOf(run, rank), 0xFF, 4 * run.numel());
+      }
     }
     position_of_slot_[slot] = kPositions;
   }
 
  private:
+  bool is_sum() const { return setup_.ranks > 1; }
+  float* GradientOf(const Run& run, size_t rank) const {
+    return run.gradient.data() + rank * kRuns * kTileElements;
+  }
   void MakeRun(size_t i) {
     Run& run = runs_[i];
     run.key = param_.keys[i % param_.keys.size()];
     run.kernel = *kernels::FindUpdateKernel(run.key);
+    run.sum_key = run.key;
+    run.sum_key.gradient = DType::kFloat32;
+    run.sum_kernel = *kernels::FindUpdateKernel(run.sum_key);
     const size_t numel = kNumels[random_() % std::size(kNumels)];
     // Neighbours in the flat space are not those of a position.
     const uint64_t flat_begin = i * 7 % kRuns * kTileElements;
@@ -330,7 +353,8 @@ class Job final : public UpdateTasks {
     run.tested = std::make_unique<Record>(run.key, numel, flat_begin, &lines_);
     run.gradient = absl::MakeSpan(area_).subspan(i * kTileElements, numel);
     ++room_.tiles;
-    room_.step_bytes += GradientLog::EntryBytes(run.gradient_bytes());
+    room_.step_bytes +=
+        GradientLog::EntryBytes(run.log_gradient_bytes(is_sum()));
     room_.master_bytes += LinesOf(4 * numel) * sizeof(Line);
     record_bytes_ += ResidentRecords::RecordBytes(run.key, run.tested->view());
   }
@@ -353,10 +377,16 @@ class Job final : public UpdateTasks {
     for (float& each : floats) each = normal(random_);
     return floats;
   }
-  // Updates the copy with another gradient.
+  // Updates the copy with other gradients, of one or more ranks.
   void Advance(Run* run) {
-    kernels::CastFromFloat(run->key.gradient, RandomFloats(run->numel()).data(),
-                           run->gradient.data(), run->numel());
+    run->gradients.clear();
+    for (size_t rank = random_() % setup_.ranks; rank < setup_.ranks; ++rank) {
+      float* const gradient = GradientOf(*run, rank);
+      kernels::CastFromFloat(run->key.gradient,
+                             RandomFloats(run->numel()).data(), gradient,
+                             run->numel());
+      run->gradients.push_back(gradient);
+    }
     kernels::UpdateInput input;
     // With weight decay: most states depend on the master then.
     const kernels::Variant variant = {run->key.optimizer, run->key.options};
@@ -366,8 +396,7 @@ class Job final : public UpdateTasks {
     input.step = step_;
     run->factors = run->kernel->prepare(input);
     kernels::TileView view = run->wanted->view();
-    const void* const gradient = run->gradient.data();
-    view.gradients = absl::MakeConstSpan(&gradient, 1);
+    view.gradients = run->gradients;
     run->kernel->apply(run->factors, view);
   }
   void CopyGradients() {

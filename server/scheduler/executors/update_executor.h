@@ -100,6 +100,10 @@ struct UpdateTask {
   // The arithmetic by name, for any device, and the functions of it here.
   const kernels::UpdateKernelKey* key = nullptr;
   const kernels::UpdateKernel* kernel = nullptr;
+  // The same update when it is given, in place of the gradients, their sum in
+  // float: other functions with the same factors and bits.
+  const kernels::UpdateKernelKey* sum_key = nullptr;
+  const kernels::UpdateKernel* sum_kernel = nullptr;
   // The hyperparameters, step count and clip coefficient, as `kernel->prepare`
   // made them: the same numbers for every device.
   const kernels::UpdateFactors* factors = nullptr;
@@ -109,7 +113,7 @@ struct UpdateTask {
   std::atomic<uint64_t>* stamp = nullptr;
   // Set: the task is the whole of `parameter`, whose first run is `run`. Then
   // `view` has its number of elements alone, `key` its optimizer, and the
-  // record does what undo, stamps and an observer need; `kernel` and `stamp`
+  // record does what undo, stamps and an observer need; the kernels and `stamp`
   // are null.
   WholeRecord* whole = nullptr;
 };

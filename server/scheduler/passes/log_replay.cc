@@ -45,7 +45,7 @@ class LogReplay {
     std::vector<GradientLog::TileBytes> bytes(places_.size());
     for (size_t run = 0; run < places_.size(); ++run) {
       const RunPlace& place = places_[run];
-      const kernels::UpdateKernelKey& key = plan_.kernel(place.parameter).key;
+      const kernels::UpdateKernelKey& key = KernelOf(place.parameter).key;
       bytes[run].gradient = place.numel * SizeInBytes(key.gradient);
       if (key.master == MasterFormat::kParameter) {
         bytes[run].own_master = place.numel * sizeof(float);
@@ -60,7 +60,7 @@ class LogReplay {
     if (kind != UndoKind::kReplay) return absl::OkStatus();
     for (uint64_t tile = 0; tile < log_.tiles(); ++tile) {
       if (log_.run(tile) != undo->run || !log_.is_resident(tile)) continue;
-      const auto& kernel = plan_.kernel(places_[undo->run].parameter);
+      const auto& kernel = KernelOf(places_[undo->run].parameter);
       return Visit(undo->run, [&](const kernels::TileView& view) {
         return FinishReplay(log_, tile, kernel.key, *kernel.functions, view,
                             undo);
@@ -76,7 +76,7 @@ class LogReplay {
     if (!log_.is_resident(tile)) return absl::OkStatus();
     const uint64_t run = log_.run(tile);
     const uint64_t stamp = memory_.recovery.run_stamps[run].load();
-    const auto& kernel = plan_.kernel(places_[run].parameter);
+    const auto& kernel = KernelOf(places_[run].parameter);
     return Visit(run, [&](const kernels::TileView& view) -> absl::Status {
       const uint64_t has =
           scheduler::Replay(log_, tile, stamp, *kernel.functions, view, undo);
@@ -96,6 +96,12 @@ class LogReplay {
   }
 
  private:
+  // Returns the kernel for what an entry has.
+  const StepPlan::Kernel& KernelOf(uint32_t parameter) const {
+    return log_.content() == GradientLog::Content::kSum
+               ? plan_.sum_kernel(parameter)
+               : plan_.kernel(parameter);
+  }
   absl::Status Visit(
       uint64_t run,
       absl::FunctionRef<absl::Status(const kernels::TileView&)> visit) const {

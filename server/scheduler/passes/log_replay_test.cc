@@ -26,8 +26,9 @@ namespace {
 using ::testing::HasSubstr;
 
 // A job whose records lag behind devices that are gone, and an equal one that
-// takes the same steps at once. Each run is a tile of the log.
-class LogReplayTest : public ::testing::Test {
+// takes the same steps at once. Each run is a tile of the log, which has the
+// gradients of one rank, or the sums of those of three.
+class LogReplayTest : public ::testing::TestWithParam<GradientLog::Content> {
  protected:
   LogReplayTest() {
     GradientLog::Room room;
@@ -42,7 +43,7 @@ class LogReplayTest : public ::testing::Test {
     log_ =
         GradientLog(absl::MakeSpan(reinterpret_cast<std::byte*>(file_.data()),
                                    file_.size() * sizeof(uint64_t)));
-    log_.Begin(room);
+    log_.Begin(room, GetParam());
     ForEachRun([&](uint32_t p, uint64_t run, uint64_t begin, uint64_t numel) {
       const GradientLog::TileBytes bytes = BytesOf(p, numel);
       ASSERT_TRUE(log_.AddTile(run, bytes));
@@ -51,6 +52,7 @@ class LogReplayTest : public ::testing::Test {
     });
   }
 
+  static bool is_sum() { return GetParam() == GradientLog::Content::kSum; }
   // Calls visit(parameter, run, begin, numel).
   template <typename Visitor>
   void ForEachRun(const Visitor& visit) const {
@@ -64,7 +66,9 @@ class LogReplayTest : public ::testing::Test {
     }
   }
   GradientLog::TileBytes BytesOf(uint32_t parameter, uint64_t numel) const {
-    const kernels::UpdateKernelKey& key = lagging_.plan().kernel(parameter).key;
+    const StepPlan& plan = lagging_.plan();
+    const kernels::UpdateKernelKey& key =
+        is_sum() ? plan.sum_kernel(parameter).key : plan.kernel(parameter).key;
     return {.gradient = numel * SizeInBytes(key.gradient),
             .own_master = key.master == MasterFormat::kParameter
                               ? numel * sizeof(float)
@@ -87,16 +91,28 @@ class LogReplayTest : public ::testing::Test {
       const kernels::UpdateFactors factors = kernel.functions->prepare(input);
       std::mt19937_64 random(seed_ + 1000 * step + run);
       std::normal_distribution<float> normal;
-      std::vector<float> values(numel);
-      for (float& value : values) value = normal(random);
-      const GradientLog::TileBytes bytes = BytesOf(p, numel);
-      std::vector<std::byte> gradient(bytes.gradient);
-      kernels::CastFromFloat(kernel.key.gradient, values.data(),
-                             gradient.data(), numel);
-      log_.Write(tile++, step, factors, gradient.data(), bytes.gradient);
-      const void* const address = gradient.data();
+      const size_t ranks = is_sum() ? 3 : 1;
+      const uint64_t bytes = numel * SizeInBytes(kernel.key.gradient);
+      std::vector<std::vector<std::byte>> gradients(ranks);
+      std::vector<const void*> addresses;
+      for (std::vector<std::byte>& gradient : gradients) {
+        std::vector<float> values(numel);
+        for (float& value : values) value = normal(random);
+        gradient.resize(bytes);
+        kernels::CastFromFloat(kernel.key.gradient, values.data(),
+                               gradient.data(), numel);
+        addresses.push_back(gradient.data());
+      }
+      log_.Write(tile++, step, factors, [&](std::byte* to) {
+        if (!is_sum()) {
+          std::memcpy(to, addresses[0], bytes);
+          return;
+        }
+        kernels::Accumulate(kernel.key.gradient, addresses, /*first=*/true,
+                            reinterpret_cast<float*>(to), numel);
+      });
       kernels::TileView view = View(wanted_, p, begin, numel);
-      view.gradients = absl::MakeConstSpan(&address, 1);
+      view.gradients = addresses;
       kernel.functions->apply(factors, view);
     });
   }
@@ -126,7 +142,7 @@ class LogReplayTest : public ::testing::Test {
   GradientLog log_;
 };
 
-TEST_F(LogReplayTest, AnEmptyLogChangesNothing) {
+TEST_P(LogReplayTest, AnEmptyLogChangesNothing) {
   GradientLog none;
   EXPECT_TRUE(
       ReplayLog(lagging_.plan(), lagging_.memory(), &none, &lagging_.pool())
@@ -134,7 +150,7 @@ TEST_F(LogReplayTest, AnEmptyLogChangesNothing) {
   EXPECT_TRUE(IsWanted());
 }
 
-TEST_F(LogReplayTest, RecordsGetTheStepsOfTheirStamps) {
+TEST_P(LogReplayTest, RecordsGetTheStepsOfTheirStamps) {
   Log(1);
   Log(2);
   SetStamps(2);
@@ -147,7 +163,7 @@ TEST_F(LogReplayTest, RecordsGetTheStepsOfTheirStamps) {
 }
 
 // The process died after it had logged a step, before any run took it.
-TEST_F(LogReplayTest, AStepThatWasNotTakenIsLeftOut) {
+TEST_P(LogReplayTest, AStepThatWasNotTakenIsLeftOut) {
   Log(1);
   SetStamps(1);
   const std::vector<std::byte> after_one = wanted_.State();
@@ -158,7 +174,7 @@ TEST_F(LogReplayTest, AStepThatWasNotTakenIsLeftOut) {
 
 // It died while a device's new parameters were written over a parameter that
 // is its own master.
-TEST_F(LogReplayTest, AParameterThatIsHalfWrittenIsPutRight) {
+TEST_P(LogReplayTest, AParameterThatIsHalfWrittenIsPutRight) {
   Log(1);
   SetStamps(1);
   ForEachRun([&](uint32_t p, uint64_t /*run*/, uint64_t begin, uint64_t numel) {
@@ -170,7 +186,7 @@ TEST_F(LogReplayTest, AParameterThatIsHalfWrittenIsPutRight) {
   EXPECT_TRUE(IsWanted());
 }
 
-TEST_F(LogReplayTest, RecordsThatAreSettledAreLeftAlone) {
+TEST_P(LogReplayTest, RecordsThatAreSettledAreLeftAlone) {
   Log(1);
   SetStamps(1);
   const std::vector<std::byte> before = lagging_.State();
@@ -179,7 +195,7 @@ TEST_F(LogReplayTest, RecordsThatAreSettledAreLeftAlone) {
   EXPECT_EQ(lagging_.State(), before);
 }
 
-TEST_F(LogReplayTest, AStepThatTheLogLacksIsDataLoss) {
+TEST_P(LogReplayTest, AStepThatTheLogLacksIsDataLoss) {
   Log(1);
   SetStamps(2);
   const absl::Status lacks = Replay();
@@ -189,7 +205,7 @@ TEST_F(LogReplayTest, AStepThatTheLogLacksIsDataLoss) {
                                          "step 2 are not there"));
 }
 
-TEST_F(LogReplayTest, ALogThatIsCutOffIsDataLoss) {
+TEST_P(LogReplayTest, ALogThatIsCutOffIsDataLoss) {
   Log(1);
   SetStamps(1);
   file_.resize(file_.size() / 2);
@@ -201,7 +217,7 @@ TEST_F(LogReplayTest, ALogThatIsCutOffIsDataLoss) {
 }
 
 // It died as it replayed, before it wrote an element of the run.
-TEST_F(LogReplayTest, ARunThatIsInFlightIsFinished) {
+TEST_P(LogReplayTest, ARunThatIsInFlightIsFinished) {
   Log(1);
   Log(2);
   SetStamps(2);
@@ -211,7 +227,7 @@ TEST_F(LogReplayTest, ARunThatIsInFlightIsFinished) {
   EXPECT_EQ(lagging_.undo(0).kind.load(), 0u);
 }
 
-TEST_F(LogReplayTest, ASlotOfARunThatWasSettledIsFree) {
+TEST_P(LogReplayTest, ASlotOfARunThatWasSettledIsFree) {
   Log(1);
   SetStamps(1);
   const std::vector<std::byte> before = lagging_.State();
@@ -223,7 +239,7 @@ TEST_F(LogReplayTest, ASlotOfARunThatWasSettledIsFree) {
 }
 
 // The slots of the step in progress are its own: the spare one is used.
-TEST_F(LogReplayTest, SlotsOfAStepInProgressStay) {
+TEST_P(LogReplayTest, SlotsOfAStepInProgressStay) {
   Log(1);
   SetStamps(1);
   for (size_t worker = 0; worker < 2; ++worker) {
@@ -238,6 +254,10 @@ TEST_F(LogReplayTest, SlotsOfAStepInProgressStay) {
     EXPECT_EQ(lagging_.undo(worker).stamp, 7u);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Content, LogReplayTest,
+                         ::testing::Values(GradientLog::Content::kGradient,
+                                           GradientLog::Content::kSum));
 
 }  // namespace
 }  // namespace optstate::scheduler

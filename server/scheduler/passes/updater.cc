@@ -53,6 +53,8 @@ void Updater::ForEachTask(size_t slot, Visit visit) {
     task.parameter = p;
     task.key = &plan_.kernel(p).key;
     task.kernel = plan_.kernel(p).functions;
+    task.sum_key = &plan_.sum_kernel(p).key;
+    task.sum_kernel = plan_.sum_kernel(p).functions;
     const kernels::UpdateInput input = counts_.InputOf(p, *update_);
     if (task.kernel != prepared_by || input.step_count != prepared.step_count ||
         input.scalar != prepared.scalar) {

@@ -118,7 +118,8 @@ absl::Status TryToShare(const v1::StorageSettings& storage, JobContext* job) {
                             .batch_bytes = sizes.batch_bytes,
                             .host = {.parameters = job->store->parameter_area(),
                                      .log = job->tier->gradient_log(),
-                                     .room = sizes.log}})));
+                                     .room = sizes.log,
+                                     .content = sizes.log_content}})));
   if (sizes.device_bytes > 0) {
     job->store->SetLag(job->executor->lag());
     storage::SetMayLag(true, job->tier->control());

@@ -26,9 +26,19 @@ struct Totals {
   GradientLog::Room log;
 };
 
-DType GradientDTypeOf(const JobDescription& description,
-                      const ParameterSpec& parameter) {
-  return description.accumulation() == AccumulateDType::kFloat32
+// With sums of micro-steps an update has one gradient, whose dtype is theirs.
+GradientLog::Content LogContentOf(const JobDescription& description) {
+  const bool sums_ranks = description.partition == PartitionMode::kReplicated &&
+                          description.world_size > 1 && !description.accumulate;
+  return sums_ranks ? GradientLog::Content::kSum
+                    : GradientLog::Content::kGradient;
+}
+
+// Returns the dtype of what the log has.
+DType LogDTypeOf(const JobDescription& description,
+                 const ParameterSpec& parameter) {
+  return LogContentOf(description) == GradientLog::Content::kSum ||
+                 description.accumulation() == AccumulateDType::kFloat32
              ? DType::kFloat32
              : parameter.gradient_dtype;
 }
@@ -55,7 +65,7 @@ Totals TotalsOf(const JobDescription& description) {
           layout.has_state_array(k, parameter.group) ? &somewhere : nullptr;
     }
     const uint64_t gradient_bytes =
-        SizeInBytes(GradientDTypeOf(description, parameter));
+        SizeInBytes(LogDTypeOf(description, parameter));
     ForEachRun(layout, p, 0, static_cast<uint64_t>(parameter.numel),
                [&](uint64_t /*run*/, uint64_t /*begin*/, uint64_t numel) {
                  view.numel = numel;
@@ -103,6 +113,7 @@ ResidentSizes ResidentSizesOf(const JobDescription& description,
   sizes.log = {totals.log.tiles,
                PartOf(totals.log.step_bytes, std::min(1.0, stays)),
                PartOf(totals.log.master_bytes, std::min(1.0, stays))};
+  sizes.log_content = LogContentOf(description);
   sizes.parameter_bytes =
       PartOf(totals.parameter_bytes,
              std::min(1.0, stays / static_cast<double>(devices)));
@@ -124,13 +135,6 @@ absl::Status CheckResidents(const JobDescription& description) {
     return absl::FailedPreconditionError(
         "device_budget and speculative: what a step overwrites on a device "
         "cannot be rolled back; leave one of them out");
-  }
-  if (description.partition == PartitionMode::kReplicated &&
-      description.world_size > 1 && !description.accumulate) {
-    return absl::UnimplementedError(
-        "device_budget: the daemon sums the gradients of several ranks, and "
-        "records stay on a device when there is one gradient; leave out "
-        "reduction=\"daemon\", or device_budget");
   }
   const Layout& layout = description.layout;
   if (!layout.optimizer_info().is_separable) {

@@ -17,6 +17,8 @@ struct ResidentSizes {
   // The parameters of the records of each device, for ranks that copy them.
   uint64_t parameter_bytes = 0;
   scheduler::GradientLog::Room log;
+  scheduler::GradientLog::Content log_content =
+      scheduler::GradientLog::Content::kGradient;
 };
 
 // Returns the sizes for the share of so many devices, as far as the job's
@@ -27,8 +29,8 @@ ResidentSizes ResidentSizesOf(const JobDescription& description,
 uint64_t GradientLogBytes(const JobDescription& description, size_t devices);
 
 // Returns, for a job with a device_budget, why none of its records can stay on
-// a device. UNIMPLEMENTED: all masters are halves, or the daemon sums the
-// gradients of several ranks; FAILED_PRECONDITION: it speculates.
+// a device. UNIMPLEMENTED: all masters are halves, or updates need whole
+// parameters; FAILED_PRECONDITION: it speculates.
 absl::Status CheckResidents(const JobDescription& description);
 
 }  // namespace optstate::session

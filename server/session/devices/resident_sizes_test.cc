@@ -219,16 +219,21 @@ TEST(ResidentSizesTest, RefusesWhatCannotStay) {
   EXPECT_EQ(ResidentSizesOf(split, 1).device_bytes, kTileBytes);
 }
 
-TEST(ResidentSizesTest, ThereMustBeOneGradient) {
-  JobDescription replicated = WholeJob();
-  replicated.partition = PartitionMode::kReplicated;
-  EXPECT_TRUE(CheckResidents(replicated).ok());
-  replicated.world_size = 2;
-  const absl::Status several = CheckResidents(replicated);
-  EXPECT_TRUE(absl::IsUnimplemented(several)) << several;
-  EXPECT_THAT(several.message(), HasSubstr("reduction=\"daemon\""));
-  replicated.accumulate = true;  // their sum is one
-  EXPECT_TRUE(CheckResidents(replicated).ok());
+TEST(ResidentSizesTest, GradientsOfSeveralRanksAreLoggedAsOneSum) {
+  JobDescription description = WholeJob();
+  SetLayout(DType::kBFloat16, MasterFormat::kFloat32, &description);
+  description.partition = PartitionMode::kReplicated;
+  EXPECT_EQ(ResidentSizesOf(description, 1).log.step_bytes,
+            kTiles * (128 + kTileElements * 2));
+  description.world_size = 2;
+  EXPECT_TRUE(CheckResidents(description).ok());
+  const ResidentSizes sizes = ResidentSizesOf(description, 1);
+  EXPECT_EQ(sizes.log_content, scheduler::GradientLog::Content::kSum);
+  EXPECT_EQ(sizes.log.step_bytes, kTiles * kEntryBytes);
+  // Sums of micro-steps are of all ranks already.
+  description.accumulate = true;
+  EXPECT_EQ(ResidentSizesOf(description, 1).log_content,
+            scheduler::GradientLog::Content::kGradient);
 }
 
 }  // namespace

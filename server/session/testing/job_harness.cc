@@ -81,10 +81,8 @@ JobHarness::JobHarness(Setup setup)
       disk_(DiskDirectory()) {
   setup_.storage = AskedStorage(setup_.storage);
   setup_.storage = ShareWithDevices(setup_.storage, setup_.layout.optimizer);
-  // No record of such a job stays on a device: each rank has a gradient, or the
-  // masters are halves.
-  if ((setup_.partition == PartitionMode::kReplicated && !setup_.accumulate) ||
-      setup_.layout.master_format == MasterFormat::kSplit) {
+  // No record whose master is a half stays on a device.
+  if (setup_.layout.master_format == MasterFormat::kSplit) {
     setup_.storage.clear_device_budget_bytes();
   }
   if (EvictsRecords()) frames_ = ScratchDirectory();
