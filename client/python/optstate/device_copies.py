@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from optstate import cuda_driver, errors
 from optstate.cuda_driver import Refused
-from optstate.foreign_tensor import ForeignTensor
+from optstate.foreign_tensor import ALL_STREAMS, ForeignTensor
 
 # The legacy default stream, as DLPack, the array interface and the driver name it. Copies are done
 # in it, so that they come after what a producer has it wait for.
@@ -26,6 +26,7 @@ _FUNCTIONS = {
     "cuDevicePrimaryCtxRetain": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_int),
     "cuCtxPushCurrent_v2": (ctypes.c_void_p,),
     "cuCtxPopCurrent_v2": (ctypes.POINTER(ctypes.c_void_p),),
+    "cuCtxSynchronize": (),
     "cuStreamSynchronize": (ctypes.c_void_p,),
     "cuMemcpyDtoH_v2": (ctypes.c_void_p, _device_address, ctypes.c_size_t),
     "cuMemcpyHtoD_v2": (_device_address, ctypes.c_void_p, ctypes.c_size_t),
@@ -51,6 +52,22 @@ def copy_to_device(address: int, tensor: ForeignTensor, what: str) -> None:
 
 
 @contextlib.contextmanager
+def current_device(ordinal: int) -> Iterator[None]:
+    """Makes a device the current one of this thread, for libraries that look for their streams
+    there. Does nothing where there is no such device: the copy says why."""
+    try:
+        _call("cuInit", 0)
+        _call("cuCtxPushCurrent_v2", _context(ordinal))
+    except Refused:
+        yield
+        return
+    try:
+        yield
+    finally:
+        _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+@contextlib.contextmanager
 def _on_device_of(tensor: ForeignTensor, what: str) -> Iterator[None]:
     try:
         context = _context(_ordinal_of(tensor.address))
@@ -66,7 +83,9 @@ def _on_device_of(tensor: ForeignTensor, what: str) -> Iterator[None]:
     try:
         _call("cuCtxPushCurrent_v2", context)
         try:
-            if tensor.stream is not None:  # that of the producer
+            if tensor.stream == ALL_STREAMS:
+                _call("cuCtxSynchronize")
+            elif tensor.stream is not None:  # that of the producer
                 _call("cuStreamSynchronize", tensor.stream)
             yield
         finally:

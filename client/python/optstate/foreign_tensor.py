@@ -5,9 +5,11 @@ Nothing here needs torch or numpy.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from optstate import errors
@@ -17,6 +19,8 @@ _CPU, _CUDA, _CUDA_HOST, _ROCM, _ROCM_HOST, _CUDA_MANAGED = 1, 2, 3, 10, 11, 13
 _HOST = (_CPU, _CUDA_HOST, _ROCM_HOST)
 _DEVICES = {_CUDA: "cuda", _ROCM: "rocm", _CUDA_MANAGED: "cuda"}
 _MAJOR_VERSION = 1
+# Stands for all streams of a tensor's device.
+ALL_STREAMS = -1
 # Flags of DLManagedTensorVersioned.
 _READ_ONLY, _IS_COPY = 1, 2
 
@@ -92,7 +96,8 @@ class ForeignTensor(NamedTuple):
     is_read_only: bool
     is_copy: bool  # writing it writes nothing of the object that was asked
     owner: Any
-    # A stream of CUDA that the producer has the consumer wait for; None: there is none.
+    # A stream of CUDA that the producer has the consumer wait for, or ALL_STREAMS; None: there is
+    # none.
     stream: int | None = None
 
     @property
@@ -123,20 +128,28 @@ def offers_tensor(value: Any) -> bool:
     )
 
 
-def foreign_tensor(value: Any, what: str, *, stream: int | None = None) -> ForeignTensor:
+def foreign_tensor(
+    value: Any,
+    what: str,
+    *,
+    stream: int | None = None,
+    current: Callable[[int], AbstractContextManager] = contextlib.nullcontext,
+) -> ForeignTensor:
     """Returns the memory of an object with ``__dlpack__`` and ``__dlpack_device__``, or else with
     ``__cuda_array_interface__`` or ``__array_interface__``. Nothing is copied here.
 
     `what`: the object, for texts. `stream`: the stream of CUDA, as DLPack numbers them, in which
     the caller uses a tensor of a GPU; without one the address of such a tensor is not asked by
-    DLPack. InvalidArgumentError: the object offers none of them, or what
+    DLPack. `current`: makes a device of CUDA the current one, in whose streams libraries look for
+    what they have to wait for. InvalidArgumentError: the object offers none of them, or what
     it says cannot be: a dtype, a byte order, strides, a masked array.
     """
     refusal = None
     if hasattr(value, "__dlpack__"):
         try:
-            return _checked(_from_dlpack(value, what, stream), what)
-        except BufferError as error:  # what numpy says of an array that is read-only
+            return _checked(_from_dlpack(value, what, stream, current), what)
+        # numpy says so of an array that is read-only, and torch of another than the current device.
+        except BufferError as error:
             refusal = error
     for name, device in (("__cuda_array_interface__", "cuda"), ("__array_interface__", "cpu")):
         interface = getattr(value, name, None)
@@ -198,7 +211,12 @@ def _capsule_of(value: Any, **how: Any) -> Any:
         return value.__dlpack__(**how)
 
 
-def _from_dlpack(value: Any, what: str, stream: int | None) -> ForeignTensor:
+def _from_dlpack(
+    value: Any,
+    what: str,
+    stream: int | None,
+    current: Callable[[int], AbstractContextManager],
+) -> ForeignTensor:
     if not hasattr(value, "__dlpack_device__"):
         raise errors.InvalidArgumentError(f"{what} has __dlpack__, but not __dlpack_device__")
     kind, number = (int(each) for each in value.__dlpack_device__())
@@ -209,7 +227,8 @@ def _from_dlpack(value: Any, what: str, stream: int | None) -> ForeignTensor:
             # The memory is asked of the library that can wait for the device's streams.
             return ForeignTensor(0, (), (), "", 1, device, False, False, value)
         # The producer has this stream wait for what it has given the device.
-        capsule = _capsule_of(value, stream=stream)
+        with current(number):
+            capsule = _capsule_of(value, stream=stream)
     else:
         capsule = _capsule_of(value)
     flags = 0
@@ -268,8 +287,8 @@ def _from_interface(
         raise errors.InvalidArgumentError(f"{what} is a masked array")
     typestr = interface["typestr"]
     name = _TYPESTR_DTYPES.get(typestr[1:])
-    if typestr[1:] == "V2" and str(getattr(value, "dtype", "")) == "bfloat16":
-        name = "bfloat16"  # of numpy, with ml_dtypes
+    if typestr[1:] == "V2" and str(getattr(value, "dtype", "")) in ("bfloat16", "torch.bfloat16"):
+        name = "bfloat16"  # of numpy, with ml_dtypes, or of torch
     if name is None or (typestr[0] == ">" and typestr[2:] != "1"):
         raise errors.InvalidArgumentError(
             f"{what} has a dtype or byte order that is not known here ({typestr!r})"
@@ -288,6 +307,8 @@ def _from_interface(
     stream = interface.get("stream")
     if stream is not None and not (type(stream) is int and stream > 0):
         raise errors.InvalidArgumentError(f"{what} names the stream {stream!r}: no stream of CUDA")
+    if device == "cuda" and (interface.get("version", 0) < 3 or "stream" not in interface):
+        stream = ALL_STREAMS  # the version is too old to say
     address, is_read_only = interface["data"]
     return ForeignTensor(
         address=int(address or 0),

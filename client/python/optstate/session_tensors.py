@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optstate import _native, errors
-from optstate.device_copies import STREAM, copy_to_device, copy_to_host
+from optstate.device_copies import STREAM, copy_to_device, copy_to_host, current_device
 from optstate.foreign_tensor import ForeignTensor, check_writable, foreign_tensor
 from optstate.session import Session
 from optstate.session_spec import ParameterSpec
@@ -153,7 +153,7 @@ def _check_dtype(tensor: ForeignTensor, wanted: str, what: str) -> None:
 
 
 def _contiguous(value: Any, what: str) -> ForeignTensor:
-    tensor = foreign_tensor(value, what, stream=STREAM)
+    tensor = foreign_tensor(value, what, stream=STREAM, current=current_device)
     if tensor.device != "cpu" and not tensor.device.startswith("cuda"):
         raise errors.UnimplementedError(
             f"{what} is on {tensor.device}: a session takes tensors in host memory and on GPUs of"

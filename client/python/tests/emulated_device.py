@@ -135,6 +135,9 @@ class EmulatedStream:
         if self._name == "to_device" and self._backend.is_imported(address, size):
             self._backend.copies["on_device"] += 1
 
+    def copy_to_exported(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.copy(target, source)
+
     def copy_all(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         for target, source in zip(targets, sources):
             self.copy(target, source)

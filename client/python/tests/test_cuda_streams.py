@@ -135,13 +135,14 @@ def test_copies_are_in_a_side_stream_that_keeps_the_devices_memory(model, device
     assert model.stream_now == "default"
 
 
-def test_memory_that_was_imported_is_not_shown_to_torchs_allocator(model):
+def test_memory_of_the_daemons_is_not_shown_to_torchs_allocator(model):
     """With cudaMallocAsync it is an error to record a stream for memory that is not its own."""
     stream = CudaBackend().stream(torch.device("cuda", 1), "to_device")
     stream.copy(Tensor(model, "parameter", True), Tensor(model, "imported", True))
     stream.copy(Tensor(model, "parameter", True), Tensor(model, "host", False))
+    stream.copy_to_exported(Tensor(model, "exported", True), Tensor(model, "gradient", True))
     recorded = [name for call, name, *_ in model.calls if call == "record_stream"]
-    assert recorded == ["parameter", "parameter"]
+    assert recorded == ["parameter", "parameter", "gradient"]
 
 
 def test_copies_on_the_device_are_started_together(model, monkeypatch):

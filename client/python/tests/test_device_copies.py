@@ -3,11 +3,13 @@ host memory that nobody else reads. test_cuda.py does the same on a GPU."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 
 import numpy
 import pytest
 from optstate import _native, device_copies
+from optstate import session_tensors as session_tensors_module
 from optstate.errors import InternalError, InvalidArgumentError, UnimplementedError
 from optstate.foreign_tensor import _capsule_is_valid, _capsule_pointer, _Tensor
 from optstate.session import Session
@@ -112,6 +114,24 @@ class WithDlpack(OnDevice):
         return capsule
 
 
+class OfTorch(WithDlpack):
+    """A tensor of torch, which gives a capsule while its device is the current one. It has an array
+    interface of a version that knows no streams."""
+
+    def __init__(self, driver, values, device):
+        super().__init__(driver, values, device)
+        self._driver = driver
+        self.__cuda_array_interface__ = {
+            **{k: self.values.__array_interface__[k] for k in ("shape", "typestr", "data")},
+            "version": 2,
+        }
+
+    def __dlpack__(self, *, stream=None, max_version=None):
+        if self._driver.current != [1000 + self._device]:
+            raise BufferError("another device is the current one")
+        return super().__dlpack__(stream=stream, max_version=max_version)
+
+
 @pytest.fixture
 def driver(monkeypatch):
     model = Driver()
@@ -160,6 +180,22 @@ def test_a_session_steps_with_tensors_of_devices(driver, session_tensors):
     tensors.fetch(_native.STATE_0, 0, moment)
     assert moment.values == pytest.approx(0.1 * gradient)
     assert not driver.current
+
+
+def test_a_tensor_of_another_device_than_the_current_one(driver, session_tensors, monkeypatch):
+    session, tensors = session_tensors
+    session.begin_load()
+    for index, shape in enumerate(SHAPES.values()):
+        tensors.load(index, numpy.zeros(shape, numpy.float32))
+    session.finish_load()
+    gradient = OfTorch(driver, numpy.ones(4, numpy.float32), device=1)
+    tensors.push(1, 0, {1: gradient})
+    assert gradient.streams == [1] and not driver.current
+    # Where the device cannot be made the current one, all of its streams are waited for.
+    monkeypatch.setattr(session_tensors_module, "current_device", contextlib.nullcontext)
+    tensors.push(1, 0, {0: OfTorch(driver, numpy.ones((2, 3), numpy.float32), device=1)})
+    assert ("cuCtxSynchronize",) in driver.calls
+    assert session.commit(1, hyperparams()).gradient_norm == pytest.approx(10**0.5)
 
 
 def test_host_and_device_in_one_push(driver, session_tensors):

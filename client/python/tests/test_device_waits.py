@@ -79,6 +79,19 @@ def test_copies_of_a_step_that_was_dropped_are_forgotten(device, how):
     optimizer.close()
 
 
+def test_staging_buffers_of_dropped_steps_are_used_again(device):
+    device.refuses = "it registers nothing"
+    model = small_model(3)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, overlap=True)
+    for step in range(6):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.abort_step()
+    train(model, optimizer, range(2))
+    assert optimizer.committed_step == 2
+    optimizer.close()
+
+
 def late_steps(device, model, optimizer, accumulate):
     """Takes steps, and returns the parameters after each, without waiting for the device: it
     computes the gradients late, and reads the parameters late."""

@@ -28,12 +28,17 @@ class CudaStream:
         self._stream.wait_stream(torch.cuda.current_stream(self._index))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        # Where both are on the device, the source was imported.
+        self._copy(target, source, target if target.is_cuda else source)
+
+    def copy_to_exported(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self._copy(target, source, source)
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor, own: torch.Tensor) -> None:
         with self._current():
             target.copy_(source, non_blocking=True)
-        # torch's allocator would otherwise give freed memory to the current stream at once. Where
-        # both are on the device the source was imported: not every allocator of torch takes memory
-        # that is none of its own (cudaMallocAsync).
-        own = target if target.is_cuda else source
+        # torch's allocator would otherwise give freed memory to the current stream at once. Not
+        # every allocator of torch takes memory that is none of its own (cudaMallocAsync).
         own.record_stream(self._stream)
 
     def copy_all(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

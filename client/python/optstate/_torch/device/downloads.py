@@ -87,7 +87,7 @@ class _Lane:
         place = None if self.there is None else self.there.take(index)
         if place is None:
             return source
-        self.stream.copy(place, source)
+        self.stream.copy_to_exported(place, source)
         return place
 
     def _has_room(self, source: torch.Tensor) -> bool:
@@ -169,13 +169,13 @@ class _Lane:
 
     def drop(self) -> None:
         """Waits for the copies under way, and forgets them."""
-        self._open = None
+        self.close_batch()
+        # A copy that an interrupt kept from being noted is waited for too.
+        self.stream.record().synchronize()
         while self._batches:
             batch = self._batches.popleft()
             if batch.slot is not None and self._ring is not None:
                 self._ring.give_back(batch.slot)
-        # A copy that an interrupt kept from being noted is waited for too.
-        self.stream.record().synchronize()
         self._arrived = []
 
 

@@ -41,6 +41,9 @@ class Stream(Protocol):
         copy is done, whatever becomes of the tensor; host memory, and memory that was imported,
         is the caller's business."""
 
+    def copy_to_exported(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Does what copy() does, from a tensor of the device to memory there that was exported."""
+
     def copy_all(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """Does what copy() does, for each pair of tensors that are all on the device: sooner than
         one after the other."""
