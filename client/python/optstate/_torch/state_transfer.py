@@ -15,6 +15,7 @@ from optstate._torch.flat_shards import flat_shard_of, is_flat_shard, restore_fl
 from optstate._torch.hidden_values import hide_values, opened
 from optstate._torch.job.attachment import Attachment
 from optstate._torch.layout import parameter_names
+from optstate._torch.nodes.together import raised_on_all
 from optstate._torch.parameters.replaced import words_on_parameters
 from optstate._torch.served import Served
 from optstate._torch.shards import local_values, stand_in
@@ -141,11 +142,14 @@ class StateTransfer:
     def consolidate_state_dict(self, to: int | None = 0) -> None:
         """Gathers the state that nodes have shared out (across_nodes="sharded") for state_dict(),
         as torch's ZeroRedundancyOptimizer does. Collective. to: the rank that gets it, or None
-        for all. It is kept, in host memory, until the next step or load.
+        for all. It is kept, in host memory, until the next step or load. Raises on all ranks when a
+        rank cannot fetch its node's state.
         """
-        shared_out = self._served.attached().shared_out
+        attachment = self._served.attached()
+        shared_out = attachment.shared_out
         if shared_out is not None:
-            state, keys = self._served.whole_state(), self._served.torch_keys()
+            with raised_on_all(attachment.ranks):
+                state, keys = self._served.whole_state(), self._served.torch_keys()
             shared_out.consolidate(state, keys, to)
 
     @torch._disable_dynamo
