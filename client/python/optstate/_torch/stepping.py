@@ -235,6 +235,9 @@ class Stepping(Joining):
             attachment.shared_out.check_shapes()
         if attachment.must_abort:
             attachment.abort_step()
+        if attachment.shared_out is not None and attachment.nodes is not None:
+            # take() compares with the others, who may be waiting for this node's parameters.
+            attachment.nodes.check_decided(attachment.session, spreads=True)
         with attachment.undone_on_error():
             attachment.gradients.finish_early(attachment.next_step, attachment.micro_step)
         # Changes without a trace can be sent before the first micro-step, and the step refuses

@@ -308,7 +308,7 @@ class Attachment:
             if self.session.committed_step < step:
                 if self.nodes is None or not self.nodes.is_undecided:
                     raise
-                return  # take() raises on all ranks
+                return  # the step raises, on this rank or on all: see NodeAgreement.check_decided()
             self._read_but_changed()
             self.was_taken = True
         self.parameters.written_since.forget()

@@ -23,7 +23,12 @@ from optstate._torch.nodes.moving import Moving
 from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.positions import position_of
 from optstate._torch.nodes.resolution import Position, Step, Verdict
-from optstate._torch.nodes.together import interrupts_afterwards, raised_on_all, undecided
+from optstate._torch.nodes.together import (
+    interrupts_afterwards,
+    not_brought,
+    raised_on_all,
+    undecided,
+)
 from optstate._torch.nodes.without_others import settled_without_others
 from optstate._torch.ranks import Ranks
 from optstate._torch.state.checkpoint import PartialEntry
@@ -280,7 +285,7 @@ class NodeAgreement:
         outcome: StepOutcome | None = None
         error: Exception | None = None
         try:
-            self._check_decided(session)
+            self.check_decided(session)
             outcome = prepare()
         except Exception as failure:
             error = failure
@@ -374,20 +379,15 @@ class NodeAgreement:
                 is_brought = False
         return all(brought for [brought] in self._ranks.gather_numbers([int(is_brought)]))
 
-    def _check_decided(self, session: Session) -> None:
+    def check_decided(self, session: Session, *, spreads: bool = False) -> None:
         """Raises FailedPreconditionError when another attempt at a step could meet the one that
         other nodes may have taken, or still have prepared: nothing in the files of nodes that hold
-        different shards would tell the two apart."""
+        different shards would tell the two apart. spreads: see not_brought()."""
         if not self.is_split:
             return
-        if session.committed_step >= self._undecided:
-            self._undecided = 0
-        if self._undecided:
-            raise errors.FailedPreconditionError(
-                f"what all nodes decided about step {self._undecided} is not known on"
-                f" {self._places.node}, or has not reached its daemon: construct the optimizer anew"
-                " on all ranks of all nodes, which brings the decision"
-            )
+        if self._undecided > session.committed_step:
+            raise not_brought(self._undecided, self._places.node, spreads=spreads)
+        self._undecided = 0
 
     def note_options(
         self, hyperparams: Any, loss_scale: float, how: dict[str, Any]

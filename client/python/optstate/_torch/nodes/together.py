@@ -48,6 +48,21 @@ def undecided(outcome: StepOutcome | None, failure: Exception | str) -> Exceptio
     )
 
 
+def not_brought(step: int, node: str, *, spreads: bool) -> errors.FailedPreconditionError:
+    """Returns the error of a rank that is to take another step. spreads: ranks that have the
+    decision may be waiting for the parameters of this one."""
+    what_to_do = "construct the optimizer anew on all ranks of all nodes, which brings the decision"
+    if spreads:
+        what_to_do = (
+            "end this rank, for whose parameters others may be waiting, which then end too, and"
+            " start all ranks of all nodes again, which bring the decision and go on"
+        )
+    return errors.FailedPreconditionError(
+        f"what all nodes decided about step {step} is not known on {node}, or has not reached its"
+        f" daemon: {what_to_do}"
+    )
+
+
 @contextlib.contextmanager
 def raised_on_all(ranks: Agreeing | None) -> Iterator[None]:
     """Raises on all ranks what is raised on one of them. Collective; nothing without ranks."""
