@@ -3,11 +3,13 @@ waiting for the one that failed."""
 
 from __future__ import annotations
 
+import copy
 import re
 
 import optstate
 import pytest
 import ranks
+import torch
 from nodes import enter
 from nodes import nodes as nodes
 from optstate._torch.nodes.resolution import Verdict
@@ -82,6 +84,85 @@ def test_gradient_norms(nodes, job):
     one, other = ranks.run(_takes_norms, 2, [each.shm for each in nodes], job)
     assert (one[0], other[0]) == ("rank 1: made up", "made up")
     assert one[1:] == other[1:]
+
+
+# The call that fails within a load: a method of what the attachment holds.
+CALLS = [("options", "check_groups"), ("parameters", "changed"), ("parameters", "read")]
+
+
+def _loads(connection, rank, endpoints, job, held, call):
+    model = small_model()
+    optimizer = _make(rank, endpoints, job, model)
+    train(model, optimizer, range(2))
+    optimizer.consolidate_state_dict(to=None)
+    values, state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer, range(2, 4))
+    at_the_end = bits(model.parameters())
+    model.load_state_dict(values)
+    if rank == 1:
+        _fails_once(getattr(optimizer._served.attachment, held), call, _made_up())
+    said = _raised(lambda: optimizer.load_state_dict(state))
+    optimizer.load_state_dict(state)
+    train(model, optimizer, range(2, 4))
+    assert bits(model.parameters()) == at_the_end
+    optimizer.close()
+    return said
+
+
+@pytest.mark.parametrize(("held", "call"), [*CALLS, ("session", "finish_load")])
+def test_load_state_dict(held, call, nodes, job):
+    said = ranks.run(_loads, 2, [each.shm for each in nodes], job, held, call)
+    assert said == ["rank 1: made up", "made up"]
+
+
+def _keeps_the_job(connection, rank, endpoints, job, held, call):
+    """A checkpoint is left out, because the job goes on."""
+    model = small_model()
+    optimizer = _make(rank, endpoints, job, model)
+    train(model, optimizer, range(2))
+    optimizer.consolidate_state_dict(to=None)
+    values, state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer, range(2, 4))
+    at_the_end = bits(model.parameters())
+    optimizer.close()
+    optimizer = _make(rank, endpoints, job, model, resume="job")
+    model.load_state_dict(values)
+    if rank == 1:
+        _fails_once(getattr(optimizer._served.attachment, held), call, _made_up())
+    with pytest.warns(UserWarning):
+        said = _raised(lambda: optimizer.load_state_dict(state))
+        optimizer.load_state_dict(state)
+    assert bits(model.parameters()) == at_the_end
+    optimizer.close()
+    return said
+
+
+@pytest.mark.parametrize(("held", "call"), CALLS[1:])
+def test_load_state_dict_of_a_job_that_goes_on(held, call, nodes, job):
+    said = ranks.run(_keeps_the_job, 2, [each.shm for each in nodes], job, held, call)
+    assert said == ["rank 1: made up", "made up"]
+
+
+def _sends_changes(connection, rank, endpoints, job):
+    model = small_model()
+    optimizer = _make(rank, endpoints, job, model)
+    train(model, optimizer, range(1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    if rank == 1:
+        _fails_once(optimizer._served.attachment.session, "finish_load", _made_up())
+    said = _raised(lambda: train(model, optimizer, range(1, 2)))
+    train(model, optimizer, range(1, 2))
+    assert optimizer.committed_step == 2
+    optimizer.close()
+    return said, bits(model.parameters())
+
+
+def test_parameters_that_are_changed_in_place(nodes, job):
+    one, other = ranks.run(_sends_changes, 2, [each.shm for each in nodes], job)
+    assert (one[0], other[0]) == ("rank 1: made up", "made up")
+    assert one[1] == other[1]
 
 
 def _cannot_bring(connection, rank, endpoints, job, verdict):

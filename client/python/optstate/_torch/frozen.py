@@ -22,6 +22,16 @@ def is_frozen(tensor: torch.Tensor) -> bool:
     return not tensor.requires_grad and tensor.grad is None
 
 
+def check_thawed_alike(world_size: int, tensors: Sequence[torch.Tensor]) -> None:
+    """Raises RuntimeError when ranks might disagree about what is frozen, because extending a job
+    is collective."""
+    if world_size > 1 and not all(each.requires_grad for each in tensors):
+        raise RuntimeError(
+            "a parameter with requires_grad=False has a gradient: with several ranks set"
+            " requires_grad before the step, on every rank"
+        )
+
+
 def part_of(group: dict[str, Any], pairs: Sequence[tuple[str, torch.Tensor]]) -> dict[str, Any]:
     """Returns the group with these (name, parameter) pairs alone."""
     names, tensors = [name for name, _ in pairs], [tensor for _, tensor in pairs]

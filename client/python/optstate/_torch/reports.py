@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from optstate._torch.gradients.norms import gradient_norms
 from optstate._torch.job.memory_use import MemoryUse, memory_use
 from optstate._torch.offload import OffloadTuner, set_fraction
 from optstate._torch.served import Served
@@ -74,7 +75,7 @@ class Reports:
         gradient are left out. Not collective. FailedPreconditionError before the first
         step, and after the daemon's engine was restarted.
         """
-        return self._served.attached().gradient_norms()
+        return gradient_norms(self._served.attached())
 
     def memory(self) -> MemoryUse:
         """Returns where the memory is that torch's optimizer would hold in this process.

@@ -325,9 +325,10 @@ class Served:
     def go_on_with_job(self) -> None:
         """Gives parameters the job's values again after an interrupted load, like its state."""
         attachment = self.attached()
-        attachment.parameters.changed()  # raises if parameters share memory by now
-        attachment.parameters.locate()
-        attachment.parameters.read()
+        with attachment.raised_on_all():
+            attachment.parameters.changed()  # raises if parameters share memory by now
+            attachment.parameters.locate()
+            attachment.parameters.read()
         attachment.spread()
         if self.replaced is not None:
             self.replaced.note_read(attachment.parameters)
@@ -357,7 +358,7 @@ class Served:
             error = failure
         loads = bool(changed or entries or error) or attachment.broken_load is not None
         if attachment.some_rank(loads):
-            with raised_on_all(attachment.ranks if attachment.is_sharded else None):
+            with attachment.raised_on_all():
                 if error is not None:
                     raise error
             what = "optimizer.state was changed" if entries else "parameters were changed in place"
@@ -370,7 +371,8 @@ class Served:
                 )
             for index in self.masters.keys() & changed:
                 entries.setdefault(index, PartialEntry({MASTER_PARAM: self.masters[index]}))
-            attachment.load(groups, changed, entries or None)
+            with attachment.raised_on_all(in_load=True):
+                attachment.load(groups, changed, entries or None)
         self.masters = {}
         edits.forget()
 
@@ -431,15 +433,6 @@ class Served:
         new = [group for group in new if group["params"]]
         self._extend(old, self.param_groups, new, "giving a frozen parameter a gradient")
         return self.attached()
-
-    def check_thawed_alike(self, attachment: Attachment, tensors: Sequence[torch.Tensor]) -> None:
-        """Raises RuntimeError when ranks might disagree about what is frozen, because extending
-        is collective."""
-        if attachment.ranks.world_size > 1 and not all(each.requires_grad for each in tensors):
-            raise RuntimeError(
-                "a parameter with requires_grad=False has a gradient: with several ranks set"
-                " requires_grad before the step, on every rank"
-            )
 
     def _extend(
         self,

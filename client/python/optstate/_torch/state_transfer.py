@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import multiprocessing.context
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,8 +19,8 @@ from optstate._torch.parameters.replaced import words_on_parameters
 from optstate._torch.served import Served
 from optstate._torch.shards import local_values, stand_in
 from optstate._torch.state import checkpoint
-from optstate._torch.state.checkpoint import MASTER_PARAM, StateEntry
-from optstate._torch.state.compare import has_all, same_bits
+from optstate._torch.state.checkpoint import StateEntry
+from optstate._torch.state.loaded import Loaded
 from optstate._torch.tensors import in_memory
 from optstate._torch.warn import warn
 
@@ -37,17 +36,6 @@ class GroupOfCopies:
 
     def __reduce__(self) -> Any:
         return GroupOfCopies, (None, self.is_lost or self.group is not None)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Loaded:
-    """A state_dict that fits, in the job's order: groups, tensors with groups, and entries."""
-
-    groups: Sequence[dict[str, Any]]
-    tensors: list[tuple[torch.Tensor, dict[str, Any]]]
-    entries: dict[int, StateEntry | None]
-    own: dict[Any, Any]  # the user's own keys
-    frozen: list[torch.Tensor]  # tensors that have entries and are not in the job yet
 
 
 class StateTransfer:
@@ -173,8 +161,9 @@ class StateTransfer:
         with fewer steps than a named job has taken.
         """
         attachment = self._served.attached()
-        attachment.check_no_micro_steps("load_state_dict()")
-        attachment.parameters.check_tensors()
+        with attachment.raised_on_all():
+            attachment.check_no_micro_steps("load_state_dict()")
+            attachment.parameters.check_tensors()
         handle = self.register_load_state_dict_pre_hook(hide_values)
         try:
             super().load_state_dict(state_dict)
@@ -210,19 +199,24 @@ class StateTransfer:
         served = self._served
         attachment = served.attached()
         groups = state["param_groups"]
-        checkpoint.complete_groups(self._torch_class(), groups, self.param_groups, self.defaults)
-        loaded = self._checked(attachment, state)
+        own = self.param_groups
+        with attachment.raised_on_all():
+            checkpoint.complete_groups(self._torch_class(), groups, own, self.defaults)
+            loaded = self._checked(attachment, state)
+            is_present = loaded.is_present(attachment)
         # Without shards each rank decides by itself: when they differ, one loads while another
         # steps, which the daemon refuses at once.
-        is_present = not loaded.frozen and _is_present(attachment, loaded.tensors, loaded.entries)
         if not attachment.some_rank(not is_present):
             self._set_groups(groups)
             if attachment.some_rank(attachment.broken_load is not None):
                 served.go_on_with_job()
         elif self._keeps_job(attachment):
             self._set_groups(groups)
-            if attachment.some_rank(bool(attachment.parameters.changed())):
-                attachment.parameters.read()
+            with attachment.raised_on_all():
+                is_changed = bool(attachment.parameters.changed())
+            if attachment.some_rank(is_changed):
+                with attachment.raised_on_all():
+                    attachment.parameters.read()
                 attachment.spread()
             return
         else:
@@ -233,11 +227,11 @@ class StateTransfer:
         served.edits.forget()
 
     def _replace_state(
-        self, attachment: Attachment, state: dict[str, Any], loaded: _Loaded
-    ) -> _Loaded:
+        self, attachment: Attachment, state: dict[str, Any], loaded: Loaded
+    ) -> Loaded:
         """Loads what was checked; returns it in the order of the job, which may be extended."""
         served = self._served
-        is_of_another_step = _is_of_another_step(attachment, loaded.entries)
+        is_of_another_step = loaded.is_of_another_step(attachment)
         put_back = self._parameters_to_put_back(attachment, is_of_another_step)
         self._warn_of_other_state(attachment, loaded.entries, is_of_another_step, put_back)
         # The load replaces what was written to the state. If the load is interrupted, the state
@@ -247,21 +241,16 @@ class StateTransfer:
         if loaded.frozen:
             attachment = self._thaw_for_load(attachment, loaded.frozen)
             loaded = self._checked(attachment, state)
-        if served.replaced is not None and is_of_another_step:
-            served.replaced.put_back(put_back)
-        parameters = set(attachment.parameters.changed())
-        # Without a master in the checkpoint, the parameter itself is the master.
-        parameters.update(
-            index
-            for index, (tensor, _) in enumerate(loaded.tensors)
-            if tensor.dtype is not torch.float32
-            and MASTER_PARAM not in (loaded.entries[index] or {})
-        )
-        served.masters = _unfitting_masters(loaded.tensors, loaded.entries)
-        attachment.load(loaded.groups, sorted(parameters), loaded.entries)
-        self._set_groups(state["param_groups"])  # an interrupted load keeps the former groups
-        attachment.is_initialised = False
-        attachment.parameters.read()
+        with attachment.raised_on_all():
+            if served.replaced is not None and is_of_another_step:
+                served.replaced.put_back(put_back)
+            parameters = {*attachment.parameters.changed(), *loaded.lacking_masters()}
+            served.masters = loaded.unfitting_masters()
+        with attachment.raised_on_all(in_load=True):
+            attachment.load(loaded.groups, sorted(parameters), loaded.entries)
+            self._set_groups(state["param_groups"])  # an interrupted load keeps the former groups
+            attachment.is_initialised = False
+            attachment.parameters.read()
         attachment.spread()
         served.replaced = None
         return loaded
@@ -292,7 +281,7 @@ class StateTransfer:
         extended.broken_load = "state"  # until the load has ended
         return extended
 
-    def _checked(self, attachment: Attachment, state: dict[str, Any]) -> _Loaded:
+    def _checked(self, attachment: Attachment, state: dict[str, Any]) -> Loaded:
         """Converts a loaded state to the job's order; raises, with nothing changed, if it does
         not fit."""
         groups = state["param_groups"]
@@ -310,7 +299,7 @@ class StateTransfer:
         starts = {name: entry for name, (_, entry) in frozen.items()}
         starts.update(zip(names, entries.values()))
         checkpoint.check_starts(attachment.info, starts)
-        return _Loaded(in_order, tensors, entries, own, [each for each, _ in frozen.values()])
+        return Loaded(in_order, tensors, entries, own, [each for each, _ in frozen.values()])
 
     def _entry_of(
         self,
@@ -452,43 +441,3 @@ class StateTransfer:
         pieces = list(map(flat_shard_of, served.tensors()))
         state["_optstate"] = (served.present_settings(), group, names, *limits, pieces)
         return state
-
-
-def _is_present(
-    attachment: Attachment,
-    tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
-    entries: dict[int, StateEntry | None],
-) -> bool:
-    """Returns whether the job has all of what is to be loaded."""
-    if attachment.broken_load is not None:
-        # The parameters may be those that were to be loaded; masters round to the job's instead.
-        values = attachment.parameters.daemon_values
-        tensors = [(values(index), group) for index, (_, group) in enumerate(tensors)]
-    try:
-        return has_all(attachment.arrays, attachment.info, tensors, entries)
-    except errors.OptstateError:  # the load reports what is wrong
-        return False
-
-
-def _is_of_another_step(attachment: Attachment, entries: dict[int, StateEntry | None]) -> bool:
-    """Returns whether a checkpoint's parameters differ from the job's, as only its steps reveal."""
-    try:
-        counts = attachment.arrays.fetch_step_counts(range(len(entries)))
-    except errors.OptstateError:  # the job has no complete state
-        return True
-    return checkpoint.is_of_another_step(attachment.info, entries, counts)
-
-
-def _unfitting_masters(
-    tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
-    entries: dict[int, StateEntry | None],
-) -> dict[int, torch.Tensor]:
-    """Returns a checkpoint's masters that do not round to the present parameters: torch's
-    set_state_dict() loads the model after the optimizer."""
-    masters = {index: (entry or {}).get(MASTER_PARAM) for index, entry in entries.items()}
-    return {
-        index: master.detach().clone()
-        for index, master in masters.items()
-        if master is not None
-        and not same_bits(checkpoint.fitting_master(master, tensors[index][0]), master)
-    }

@@ -10,6 +10,7 @@ import torch
 
 from optstate._torch.collective.averaging import reduce_gradients
 from optstate._torch.collective.reduced import forget_reduced
+from optstate._torch.frozen import check_thawed_alike
 from optstate._torch.gradients.gathered import Gradients
 from optstate._torch.initialization import is_initialization
 from optstate._torch.job.attachment import Attachment
@@ -224,7 +225,7 @@ class Stepping(Joining):
         attachment = self._served.attached()
         thawed = attachment.parameters.groups.thawed()
         if thawed:
-            self._served.check_thawed_alike(attachment, thawed)
+            check_thawed_alike(attachment.ranks.world_size, thawed)
             attachment = self._served.thaw(thawed)
         if attachment.parameters.groups.left_out:
             attachment.options.check_required(self.param_groups)

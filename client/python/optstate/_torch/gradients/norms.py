@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from optstate.held_session import HeldSession
+
+if TYPE_CHECKING:
+    from optstate._torch.job.attachment import Attachment
 
 
 def combined_norm(norms: Sequence[float], norm_type: float) -> float:
@@ -42,3 +48,18 @@ def norms_by_name(of_shards: Iterable[tuple[str, float]]) -> dict[str, float]:
         if norm != -1:
             squares[name] = squares.get(name, 0.0) + norm * norm
     return {name: math.sqrt(square) for name, square in squares.items()}
+
+
+def gradient_norms(attachment: Attachment) -> dict[str, float]:
+    """Returns norms by name, without parameters that had no gradient in the last step.
+    Collective with shards on several nodes."""
+    session = attachment.session
+    if not isinstance(session, HeldSession):
+        return attachment.arrays.fetch_gradient_norms()
+    names = [spec.name for spec in attachment.spec.parameters]
+
+    def of_node() -> list[tuple[str, float]]:
+        return list(zip(names, session.gradient_norms(len(names))))
+
+    nodes = attachment.nodes
+    return norms_by_name(of_node() if nodes is None else nodes.of_all_shards(of_node))

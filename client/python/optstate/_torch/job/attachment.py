@@ -11,7 +11,6 @@ import torch
 
 from optstate import _native, errors
 from optstate._torch.collective.error_feedback import ErrorFeedback
-from optstate._torch.gradients.norms import norms_by_name
 from optstate._torch.gradients.pusher import GradientPusher, Gradients
 from optstate._torch.job.failed import refuse_failed
 from optstate._torch.job.fetching import fetch
@@ -33,7 +32,6 @@ from optstate._torch.settings import Settings
 from optstate._torch.shards import key_of, local_entries, stand_in
 from optstate._torch.state import checkpoint
 from optstate._torch.state.arrays import ArrayTransfer
-from optstate.held_session import HeldSession
 from optstate.session import StepOutcome
 from optstate.session_spec import SessionSpec
 
@@ -424,17 +422,12 @@ class Attachment:
         some rank. Collective with shards."""
         return self._ranks.any(flag) if self.is_sharded else flag
 
-    def gradient_norms(self) -> dict[str, float]:
-        """Returns norms by name, without parameters that had no gradient in the last step.
-        Collective with shards on several nodes."""
-        if not isinstance(self.session, HeldSession):
-            return self.arrays.fetch_gradient_norms()
-        names = [spec.name for spec in self._spec.parameters]
-
-        def of_node() -> list[tuple[str, float]]:
-            return list(zip(names, self.session.gradient_norms(len(names))))
-
-        return norms_by_name(of_node() if self.nodes is None else self.nodes.of_all_shards(of_node))
+    def raised_on_all(self, *, in_load: bool = False) -> contextlib.AbstractContextManager[None]:
+        """Raises on all ranks what is raised on one of them. Collective with shards; without, it
+        does nothing. in_load: a daemon ends a load on all ranks of its node, so that it is
+        collective with shards on several nodes."""
+        is_shared = self.is_sharded and (self.places.several or not in_load)
+        return raised_on_all(self._ranks if is_shared else None)
 
     @contextlib.contextmanager
     def announced(self) -> Iterator[None]:
