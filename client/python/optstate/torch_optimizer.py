@@ -430,7 +430,8 @@ class ServedOptimizer(
 
         The job goes on at its step, with the new parameters beside the old ones.
         A trainer that re-attaches to the job later must construct all groups at once.
-        A parameter that the module of model= has by now gets its name there.
+        A parameter that the module of model= has by now gets its name there. ValueError, on all
+        ranks and with nothing changed: ranks have other values of a new parameter.
         """
         if self._served.asleep is not None:
             self._served.check_usable()

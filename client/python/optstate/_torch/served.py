@@ -443,10 +443,12 @@ class Served:
     ) -> None:
         """Closes the session and opens another with the new groups behind those of the job."""
         refuse_extension(old.nodes, what)
-        groups = list(old_groups)
         self.finish_interrupted(old)
         old.check_no_micro_steps(what)
         ranks = Ranks(self.process_group)
+        groups, sums, changed = list(old_groups), {}, []
+        new = [tensor for group in new_groups for tensor in group["params"]]
+        count = old.parameters.count
         error: Exception | None = None
         self._name_added()
         try:  # the old session is still open
@@ -455,14 +457,17 @@ class Served:
             old.parameters.check_tensors()
             old.options.check_groups(old_groups)
             groups = [*old_groups, *new_groups]
-            parameter_specs(groups, parameter_names(groups, self.names_by_id))
+            names = parameter_names(groups, self.names_by_id)
+            specs = parameter_specs(groups, names, sharded=old.is_sharded)
+            if ranks.world_size > 1:
+                sums = beginning.sums_of(specs[count:], new)
+            changed = old.parameters.changed()
         except Exception as failure:
             error = failure
         with old.announced():
             ranks.agree(error)
-        count = sum(len(group["params"]) for group in old_groups)
-        new_count = sum(len(group["params"]) for group in new_groups)
-        extend_with = [*old.parameters.changed(), *range(count, count + new_count)]
+            beginning.check_added(ranks, sums)
+        extend_with = [*changed, *range(count, count + len(new))]
         if self.replaced is not None:
             self.replaced.drop_changed()
         if old.is_private:  # the job ends with its last session: take its state along

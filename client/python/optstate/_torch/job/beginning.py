@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import torch
@@ -10,9 +10,11 @@ import torch
 from optstate import errors
 from optstate._torch.job.attachment import Attachment
 from optstate._torch.names import quoted
-from optstate._torch.shards import local_of
+from optstate._torch.ranks import Ranks
+from optstate._torch.shards import key_of, local_of
 from optstate._torch.tensors import bits_sum
 from optstate._torch.warn import warn
+from optstate.session_spec import ParameterSpec
 
 
 def raise_failure(attachment: Attachment) -> NoReturn:
@@ -71,16 +73,40 @@ def check_replicas(attachment: Attachment, tensors: Sequence[torch.Tensor], firs
         whole = dict(zip(attachment.shared_out.names, attachment.shared_out.tensors))
         new = set(map(id, tensors[first:]))
         mine.update({(n, "whole"): bits_sum(t) for n, t in whole.items() if id(t) in new})
+    differs = _find_differing(attachment.ranks, mine)
+    if differs is not None:
+        raise ValueError(
+            f'parameter "{differs}" has other values on other ranks: a job begins with the same on'
+            " all (seed alike, or construct the optimizer after DistributedDataParallel, which"
+            " broadcasts them). Ranks that train models of their own need jobs, and with"
+            " torch.distributed a process_group, of their own"
+        )
+
+
+def sums_of(specs: Sequence[ParameterSpec], tensors: Sequence[torch.Tensor]) -> dict[tuple, int]:
+    """Returns sums of this rank's parts of parameters, for check_added()."""
+    return {key_of(spec): bits_sum(local_of(each)) for spec, each in zip(specs, tensors)}
+
+
+def check_added(ranks: Ranks, sums: Mapping[tuple, int]) -> None:
+    """Raises ValueError, on every rank, when ranks would extend a job by different values.
+    Collective."""
+    differs = _find_differing(ranks, sums)
+    if differs is not None:
+        raise ValueError(
+            f'parameter "{differs}", which the job is to be extended by, has other values on other'
+            " ranks. The job is as it was: give the parameter the same values on all ranks (seed"
+            " alike, or torch.distributed.broadcast()) before it is added or has a gradient"
+        )
+
+
+def _find_differing(ranks: Ranks, mine: Mapping[tuple, int]) -> str | None:
+    """Returns the first parameter of which ranks have other sums of the same part. Collective.
+
+    mine: this rank's sums, by what identifies the part, whose parameter's name comes first.
+    """
     sums: dict[tuple, set[int]] = {}
-    for of_rank in attachment.ranks.gather(mine):
+    for of_rank in ranks.gather(mine):
         for key, found in of_rank.items():
             sums.setdefault(key, set()).add(found)
-    for key, of_ranks in sums.items():
-        if len(of_ranks) > 1:
-            raise ValueError(
-                f'parameter "{key[0]}" has other values on other ranks: a job begins with'
-                " the same on all (seed alike, or construct the optimizer after"
-                " DistributedDataParallel, which broadcasts them). Ranks that train models"
-                " of their own need jobs, and with torch.distributed a process_group, of"
-                " their own"
-            )
+    return next((key[0] for key, of_ranks in sums.items() if len(of_ranks) > 1), None)
