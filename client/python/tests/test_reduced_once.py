@@ -140,3 +140,55 @@ def test_a_step_is_taken_again_with_the_same_gradients(across, options, nodes, d
     smooth = ranks.run(_train, 2, endpoints, f"{job}-smooth", across, options, False)
     assert ranks.run(_train, 2, endpoints, job, across, options, True) == smooth
     assert smooth[0] == smooth[1] and smooth[0][1] == 3
+
+
+def _apart(connection, rank, endpoints, job, across, ends):
+    """Rank 1 leaves a micro-step out: then it is in another one than rank 0, or in step()."""
+    module = small_model()
+    optimizer = optstate.SGD(
+        module.named_parameters(),
+        lr=0.05,
+        job=job,
+        endpoint=on_nodes.enter(rank, endpoints, 1) if across else endpoints[0],
+        reduction="collective",
+        accumulate=True,
+        across_nodes=across,
+    )
+
+    def backward(step, micro_step):
+        optimizer.zero_grad()
+        loss_of(module, 8 * step + 2 * micro_step + rank).backward()
+
+    def take(step):
+        backward(step, 0)
+        optimizer.accumulate_step()
+        backward(step, 1)
+        optimizer.step()
+
+    take(0)
+    backward(1, 0)
+    optimizer.accumulate_step()
+    if rank == 1 and not ends:
+        optimizer.abort_step()
+    backward(1, 1)
+    call = optimizer.step if rank == 1 and ends else optimizer.accumulate_step
+    with pytest.raises(optstate.FailedPreconditionError, match="different micro-steps") as raised:
+        call()
+    optimizer.abort_step()
+    for step in (1, 2):
+        take(step)
+    assert optimizer.committed_step == 3
+    result = str(raised.value), bits(module.parameters())
+    optimizer.close()
+    return result
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["begins anew", "ends"])
+@pytest.mark.parametrize("across", [None, "sharded"])
+def test_ranks_at_other_micro_steps_do_not_reduce_together(across, ends, nodes, daemon, job):
+    endpoints = [daemon.shm] if across is None else [each.shm for each in nodes]
+    (said, values), other = ranks.run(_apart, 2, endpoints, job, across, ends)
+    assert other == (said, values)
+    assert "rank 0 in accumulate_step(), micro-step 1 of step 2" in said
+    call, number = ("step()", 1) if ends else ("accumulate_step()", 0)
+    assert f"rank 1 in {call}, micro-step {number} of step 2" in said

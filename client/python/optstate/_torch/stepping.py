@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import torch
 
-from optstate._torch.collective.averaging import reduce_gradients
+from optstate._torch.collective.averaging import check_same_place, reduce_gradients
 from optstate._torch.collective.reduced import forget_reduced
 from optstate._torch.frozen import check_thawed_alike
 from optstate._torch.gradients.gathered import Gradients
@@ -132,7 +132,7 @@ class Stepping(Joining):
                 " unscaling to step(); now call abort_step() and take the step again"
             )
         overlap = served.settings.overlap
-        self._reduce(attachment)
+        self._reduce(attachment, is_last=True)
         gradients = attachment.gradients.gather(anew=was_unscaled)
         with attachment.values_of_one_step():
             with attachment.undone_on_error():
@@ -195,7 +195,7 @@ class Stepping(Joining):
         if attachment.was_taken:  # step() reports it
             self.zero_grad(set_to_none=True)
             return
-        self._reduce(attachment)
+        self._reduce(attachment, is_last=False)
         gradients = attachment.gradients.gather()
         with attachment.undone_on_error():
             attachment.gradients.push(attachment.next_step, attachment.micro_step, gradients)
@@ -248,19 +248,21 @@ class Stepping(Joining):
         self._served.replaced = None
         return attachment, groups
 
-    def _reduce(self, attachment: Attachment) -> None:
+    def _reduce(self, attachment: Attachment, *, is_last: bool) -> None:
         settings = self._served.settings
         if settings.reduction == "collective":
             shared_out = attachment.shared_out
             destinations = None if shared_out is None else shared_out.destinations()
             attachment.feedback.loss_scale = attachment.session.loss_scale or 1.0
+            step, micro_step = attachment.next_step, attachment.micro_step
+            check_same_place(attachment.ranks, step, micro_step, is_last=is_last)
             reduce_gradients(
                 attachment.ranks,
                 attachment.parameters.tensors,
                 destinations,
                 settings.reducing,
                 attachment.feedback,
-                continues=attachment.micro_step > 0,
+                continues=micro_step > 0,
             )
 
     def _left_by_scaler(self, name: str) -> Any:

@@ -17,6 +17,8 @@ from optstate._torch.layout import gradient_dtype
 
 # Bytes that are sent together, as in DistributedDataParallel.
 BUCKET_BYTES = 25 << 20
+# Ranks of one micro-step that an error names.
+_NAMED_MAX = 8
 
 
 class Collective(Protocol):
@@ -38,6 +40,37 @@ class Collective(Protocol):
         self, tensor: torch.Tensor, destination: int | None
     ) -> Sequence[torch.Tensor]:
         """Returns every rank's tensor on rank `destination` (None: on all), nothing on others."""
+
+
+class Gathering(Protocol):
+    """Ranks that gather numbers; see Ranks."""
+
+    def gather_numbers(self, numbers: list[int]) -> list[list[int]]:
+        """Returns every rank's numbers, equally many and of 64 bits."""
+
+
+def check_same_place(ranks: Gathering, step: int, micro_step: int, *, is_last: bool) -> None:
+    """Raises FailedPreconditionError, on all ranks, when they are about to reduce gradients of
+    different steps or micro-steps together. Collective.
+
+    is_last: it is the micro-step of step(), and not of accumulate_step().
+    """
+    by_place: dict[tuple[int, ...], list[int]] = {}
+    for rank, place in enumerate(ranks.gather_numbers([step, micro_step, int(is_last)])):
+        by_place.setdefault(tuple(place), []).append(rank)
+    if len(by_place) == 1:
+        return
+    said = []
+    for (of_step, number, ends), of_place in by_place.items():
+        named = ", ".join(map(str, of_place[:_NAMED_MAX]))
+        more = f" and {len(of_place) - _NAMED_MAX} more" if len(of_place) > _NAMED_MAX else ""
+        call = "step()" if ends else "accumulate_step()"
+        said.append(f"rank {named}{more} in {call}, micro-step {number} of step {of_step}")
+    raise errors.FailedPreconditionError(
+        'ranks are about to reduce gradients of different micro-steps (reduction="collective"):'
+        f" {'; '.join(said)}. Call abort_step() and zero_grad() on all ranks, and take the step"
+        " again from its first micro-step, with equally many on each"
+    )
 
 
 class Destination(NamedTuple):
