@@ -192,3 +192,30 @@ def test_ranks_at_other_micro_steps_do_not_reduce_together(across, ends, nodes, 
     assert "rank 0 in accumulate_step(), micro-step 1 of step 2" in said
     call, number = ("step()", 1) if ends else ("accumulate_step()", 0)
     assert f"rank 1 in {call}, micro-step {number} of step 2" in said
+
+
+def _wrong_gradient(connection, rank, endpoint, job):
+    """A rank has a gradient that cannot be pushed, and takes the step again by itself."""
+    module = small_model()
+    optimizer = optstate.SGD(
+        module.named_parameters(), lr=0.05, job=job, endpoint=endpoint, reduction="collective"
+    )
+    for step in range(2):
+        optimizer.zero_grad()
+        loss_of(module, 2 * step + rank).backward()
+        if rank == 1 and step == 1:
+            bias = module[0].bias
+            gradient, bias.grad_dtype = bias.grad, None
+            bias.grad = gradient.double()
+            with pytest.raises(TypeError, match="float64"):
+                optimizer.step()
+            bias.grad = gradient
+        optimizer.step()
+    assert optimizer.committed_step == 2
+    optimizer.close()
+    return bits(module.parameters())
+
+
+def test_a_rank_with_a_wrong_gradient_takes_the_step_again_alone(daemon, job):
+    one, other = ranks.run(_wrong_gradient, 2, daemon.shm, job)
+    assert one == other

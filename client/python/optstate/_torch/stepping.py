@@ -254,6 +254,8 @@ class Stepping(Joining):
             shared_out = attachment.shared_out
             destinations = None if shared_out is None else shared_out.destinations()
             attachment.feedback.loss_scale = attachment.session.loss_scale or 1.0
+            # A rank that raises here is waited for in the process group, where its next try comes.
+            attachment.gradients.check()
             step, micro_step = attachment.next_step, attachment.micro_step
             check_same_place(attachment.ranks, step, micro_step, is_last=is_last)
             reduce_gradients(

@@ -119,6 +119,15 @@ class GradientPusher:
             self.views.settle(found)
         return found
 
+    def check(self) -> None:
+        """Raises what gather() does when a gradient is of a kind that cannot be pushed."""
+        for part in self._parts:
+            indices: Sequence[int] = self._indices[part]
+            gradients = list(map(self._gradient_of, self._parameters[part]))
+            self._check_missing([i for i, each in zip(indices, gradients) if each is None])
+            found = [(i, each) for i, each in zip(indices, gradients) if each is not None]
+            self._check_gradients([i for i, _ in found], [each for _, each in found])
+
     def leave_views(self) -> None:
         """Makes gradients this process's own memory; see GradientViews.leave()."""
         if self.views is not None:
