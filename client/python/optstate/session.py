@@ -326,10 +326,16 @@ class Session:
             return self._take_outcome()
 
     def _take_outcome(self) -> StepOutcome:
-        outcome = self._outcome
+        outcome = self.last_outcome
         if outcome.step and not outcome.prepared:
             self.committed_step = outcome.step
             self.loss_scale = outcome.loss_scale
+        return outcome
+
+    @property
+    def last_outcome(self) -> StepOutcome:
+        """The outcome that the library gave last, also if a signal raised then; step 0: none."""
+        outcome = self._outcome
         return StepOutcome(
             step=outcome.step,
             applied=bool(outcome.applied),
@@ -492,9 +498,3 @@ def fetch_numbers(session: Session, state_array: int, count: int) -> list[float]
         array.array("Q", range(begin, begin + 8 * count, 8)),
     )
     return list(numbers)
-
-
-def prepared_sums(session: Session, count: int) -> list[float]:
-    """Returns the sums of squares of the prepared step, not unscaled, by parameter of the layout;
-    -1: it has no gradient."""
-    return fetch_numbers(session, _native.PREPARED_SUM, count)

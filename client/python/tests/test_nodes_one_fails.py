@@ -1,4 +1,4 @@
-"""What fails on one of the nodes that share parameters out raises on all ranks: none is left
+"""Errors on one of the nodes that share parameters out are raised on all ranks: none is left
 waiting for the one that failed."""
 
 from __future__ import annotations

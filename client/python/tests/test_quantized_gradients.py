@@ -249,9 +249,9 @@ def test_a_process_group_without_gather():
     assert ranks.run(_without_gather, 2) == [[[], []], [[[0], [1]]] * 2]
 
 
-def _interrupted(connection, rank, endpoint, job, interrupts):
+def _interrupted(connection, rank, endpoint, job, skips, interrupts):
     """Steps of which the script does not see the end, with micro-steps and a loss scale that
-    changes; returns bits."""
+    changes; returns bits. skips: that step has a gradient that is infinite."""
     module = small_model()
     optimizer = optstate.SGD(
         module.named_parameters(),
@@ -281,6 +281,8 @@ def _interrupted(connection, rank, endpoint, job, interrupts):
             optimizer.scale(loss).backward()
             if not micro_step:
                 optimizer.accumulate_step()
+        if skips and step == 2 and rank == 0:
+            module[0].weight.grad[0, 0] = INF
         try:
             optimizer.step()
         except KeyboardInterrupt:
@@ -291,10 +293,11 @@ def _interrupted(connection, rank, endpoint, job, interrupts):
     return result
 
 
-def test_feedback_of_a_step_whose_end_was_not_seen(daemon, job):
-    smooth = ranks.run(_interrupted, 2, daemon.shm, f"{job}-smooth", False)
+@pytest.mark.parametrize("skips", [False, True])
+def test_feedback_of_a_step_whose_end_was_not_seen(skips, daemon, job):
+    smooth = ranks.run(_interrupted, 2, daemon.shm, f"{job}-smooth", skips, False)
     assert smooth[0] == smooth[1]
-    assert ranks.run(_interrupted, 2, daemon.shm, job, True) == smooth
+    assert ranks.run(_interrupted, 2, daemon.shm, job, skips, True) == smooth
 
 
 def _train(connection, rank, endpoints, job, options, skips=None):

@@ -239,7 +239,9 @@ class Attachment:
         if self.session.committed_step < step:
             self.must_abort = True  # the step never reached the commit
         else:
-            self.feedback.end_step(applied=outcome is None or outcome.applied)
+            ended = outcome or self.session.last_outcome
+            was_seen = ended.step == step and not ended.prepared
+            self.feedback.end_step(applied=ended.applied or not was_seen)
             self._read_but_changed()
             self.gradients.forget_pushed()
         self.micro_step, self.committing = 0, None

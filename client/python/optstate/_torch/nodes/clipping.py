@@ -6,11 +6,11 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from optstate import errors
+from optstate import _native, errors
 from optstate._torch.gradients.norms import clip_coefficient, combined_norm, sum_in_layout_order
 from optstate._torch.ranks import Ranks
 from optstate.job_position import NodesNorm
-from optstate.session import Session, StepOutcome, prepared_sums
+from optstate.session import Session, StepOutcome, fetch_numbers
 
 # For each shard of a node, in order, the number of its parameter, and its sum of squares.
 _Sums = list[tuple[int, float]]
@@ -107,7 +107,8 @@ class Clipping:
         return NodesNorm(norm, clip_coefficient(self._max_norm, norm))
 
     def _sums_of(self, session: Session) -> _Sums:
-        sums = prepared_sums(session, len(self._numbers))
+        # Sums of squares that are not unscaled; -1: there is no gradient.
+        sums = fetch_numbers(session, _native.PREPARED_SUM, len(self._numbers))
         return [(number, each) for number, each in zip(self._numbers, sums) if number is not None]
 
 
