@@ -22,7 +22,7 @@ from optstate._torch.job.session_specs import session_spec
 from optstate._torch.layout import optimizer_info, parameter_specs
 from optstate._torch.names import quoted
 from optstate._torch.nodes.norm_members import NormMembers
-from optstate._torch.nodes.together import raised_on_all
+from optstate._torch.nodes.together import interrupts_afterwards, raised_on_all
 from optstate._torch.offload import OffloadTuner
 from optstate._torch.optimizer_info import by_kind
 from optstate._torch.parameters.memory import Trained
@@ -236,15 +236,16 @@ class Attachment:
             except errors.OptstateError:
                 self.committing = None
                 raise
-        if self.session.committed_step < step:
-            self.must_abort = True  # the step never reached the commit
-        else:
-            ended = outcome or self.session.last_outcome
-            was_seen = ended.step == step and not ended.prepared
-            self.feedback.end_step(applied=ended.applied or not was_seen)
-            self._read_but_changed()
-            self.gradients.forget_pushed()
-        self.micro_step, self.committing = 0, None
+        with interrupts_afterwards():  # the others wait for this node's parameters, once
+            if self.session.committed_step < step:
+                self.must_abort = True  # the step never reached the commit
+            else:
+                ended = outcome or self.session.last_outcome
+                was_seen = ended.step == step and not ended.prepared
+                self.feedback.end_step(applied=ended.applied or not was_seen)
+                self._read_but_changed()
+                self.gradients.forget_pushed()
+            self.micro_step, self.committing = 0, None
         return outcome
 
     def take_step(self, commit: Callable[[], StepOutcome]) -> StepOutcome:
@@ -309,8 +310,9 @@ class Attachment:
                 if self.nodes is None or not self.nodes.is_undecided:
                     raise
                 return  # the step raises, on this rank or on all: see NodeAgreement.check_decided()
-            self._read_but_changed()
-            self.was_taken = True
+            with interrupts_afterwards():
+                self._read_but_changed()
+                self.was_taken = True
         self.parameters.written_since.forget()
         self.gradients.forget_pushed()
         self.must_abort = False
