@@ -24,9 +24,11 @@ def whole_state_dict(optimizer: ServedOptimizer) -> dict[str, Any]:
     is the lowest rank's otherwise.
 
     Collective. ValueError, on all ranks: the pieces of a tensor were not updated equally often.
+    What state_dict() raises on one rank is raised on all.
     """
     attachment = optimizer._served.attached()
-    found = optimizer.state_dict()
+    with attachment.raised_on_all():
+        found = optimizer.state_dict()
     states = found["state"]
     for index, tensor in enumerate(optimizer._served.tensors()):
         where = flat_shard_of(tensor)

@@ -116,6 +116,30 @@ def test_pieces_on_several_nodes(nodes):
     assert one == other
 
 
+def _fails_to_fetch(connection, rank, endpoints):
+    how = {"lr": 0.01, "endpoint": on_nodes.enter(rank, endpoints, 1), "across_nodes": "sharded"}
+    mine = Zero(lambda pieces: optstate.AdamW(pieces, **how), _cuts(2))
+    mine.train(range(1))
+    attachment = mine.optimizer._served.attachment
+
+    def failing(*_):
+        del attachment.fetch
+        raise optstate.errors.InternalError("made up")
+
+    if rank == 1:
+        attachment.fetch = failing
+    with pytest.raises(optstate.errors.InternalError) as raised:
+        optstate.whole_state_dict(mine.optimizer)
+    whole = optstate.whole_state_dict(mine.optimizer)["state"][0]
+    assert whole["exp_avg"].shape == (_cuts(2)[-1],)
+    return str(raised.value)
+
+
+def test_whole_state_of_which_a_node_cannot_fetch_its_own(nodes):
+    said = ranks.run(_fails_to_fetch, 2, [each.shm for each in nodes])
+    assert said == ["rank 1: made up", "made up"]
+
+
 def _saved(connection, rank, endpoint, kind, path):
     def make(pieces):
         if kind == "torch":
