@@ -6,6 +6,7 @@ import os
 
 import pytest
 import ranks
+import torch
 from daemon import Daemon
 from optstate._torch.nodes import agreement
 from optstate._torch.nodes.resolution import Verdict
@@ -42,11 +43,11 @@ def enter(rank, endpoints, per_node):
 
 
 def train_each(connection, rank, train, endpoints, job, kinds, kwargs, until):
-    """Has each kind of optimizer train a job of its own on two ranks; returns train()'s results.
+    """Has each kind of optimizer train a job of its own on all ranks; returns train()'s results.
 
     train: called as train(connection, rank, endpoints, per_node, job, kind, kwargs, until=until).
     """
-    per_node = 2 // len(endpoints)
+    per_node = torch.distributed.get_world_size() // len(endpoints)
     return {
         kind: train(
             connection,
@@ -63,14 +64,14 @@ def train_each(connection, rank, train, endpoints, job, kinds, kwargs, until):
 
 
 def assert_each_has_the_bits_of_one_node(train, kinds, kwargs, nodes, daemon, job):
-    """Two nodes of a rank train as one node of two does, with each kind of optimizer."""
-    arguments = (job, kinds, kwargs, 3)
-    one = ranks.run(train_each, 2, train, [daemon.shm], *arguments)
-    two = ranks.run(train_each, 2, train, [each.shm for each in nodes], *arguments)
+    """Nodes of two ranks train as one node of all ranks does, with each kind of optimizer."""
+    world, arguments = 2 * len(nodes), (job, kinds, kwargs, 3)
+    one = ranks.run(train_each, world, train, [daemon.shm], *arguments)
+    several = ranks.run(train_each, world, train, [each.shm for each in nodes], *arguments)
     for kind in kinds:
         parameters, state, *_ = one[0][kind]
         assert any(any(each) for each in state), kind
-        for found in (one[1], *two):
+        for found in (*one[1:], *several):
             assert found[kind][0] == parameters and found[kind][1] == state, kind
 
 

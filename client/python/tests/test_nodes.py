@@ -53,6 +53,7 @@ def test_the_bits_of_one_node_with_all_ranks(case, nodes, daemon, job):
     assert [each.jobs() for each in nodes] == [[job]] * len(nodes)
 
 
+@pytest.mark.parametrize("nodes", [4], indirect=True)
 def test_every_optimizer_has_the_bits_of_one_node(nodes, daemon, job):
     assert {name.lower() for name in on_nodes.OPTIMIZERS} == set(infos())
     kinds = [name for name in on_nodes.OPTIMIZERS if hasattr(optstate, name)]

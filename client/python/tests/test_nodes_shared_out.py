@@ -67,6 +67,7 @@ def test_the_bits_of_one_node_with_all_ranks(case, nodes, daemon, job):
         assert max(elements) - min(elements) <= 16
 
 
+@pytest.mark.parametrize("nodes", [4], indirect=True)
 def test_every_optimizer_has_the_bits_of_one_node(nodes, daemon, job):
     kinds = [name for name in on_nodes.OPTIMIZERS if hasattr(optstate, name)]
     on_nodes.assert_each_has_the_bits_of_one_node(train, kinds, CLIPPED, nodes, daemon, job)
