@@ -132,24 +132,27 @@ absl::Status GradientLog::Check(uint64_t run_count,
   return absl::OkStatus();
 }
 
+bool GradientLog::HasRoomFor(const TileBytes& bytes) const {
+  const Room& room = header()->room;
+  const Room& used = header()->used;
+  return tiles() < room.tiles &&
+         EntryBytes(bytes.gradient) <= room.step_bytes - used.step_bytes &&
+         Aligned(bytes.own_master) <= room.master_bytes - used.master_bytes;
+}
+
 bool GradientLog::AddTile(uint64_t run, const TileBytes& bytes) {
+  if (!HasRoomFor(bytes)) return false;
   Header* const to = header();
   Room& used = to->used;
-  const uint64_t entry_bytes = EntryBytes(bytes.gradient);
   const uint64_t master_bytes = Aligned(bytes.own_master);
   const uint64_t tile = to->tiles.load(kRelaxed);
-  if (tile == to->room.tiles ||
-      entry_bytes > to->room.step_bytes - used.step_bytes ||
-      master_bytes > to->room.master_bytes - used.master_bytes) {
-    return false;
-  }
   Tile& added = table()[tile];
   added.run = run;
   added.offset = used.step_bytes;
   added.master_offset = master_bytes == 0 ? kNoMaster : used.master_bytes;
   added.applied.store(0, kRelaxed);
   added.is_resident.store(0, kRelaxed);
-  used.step_bytes += entry_bytes;
+  used.step_bytes += EntryBytes(bytes.gradient);
   used.master_bytes += master_bytes;
   for (uint64_t k = 0; k < kSteps; ++k) {
     EntryFor(tile, k).step.store(0, kRelaxed);

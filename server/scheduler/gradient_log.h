@@ -95,6 +95,7 @@ class GradientLog {
   absl::Status Check(uint64_t run_count,
                      absl::Span<const TileBytes> by_run) const;
 
+  bool HasRoomFor(const TileBytes& bytes) const;
   // Adds a tile, which is not resident; returns false when there is no room.
   bool AddTile(uint64_t run, const TileBytes& bytes);
   uint64_t tiles() const { return is_made() ? header()->tiles.load() : 0; }

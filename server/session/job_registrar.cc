@@ -392,7 +392,7 @@ absl::Status JobRegistrar::MakeScheduler(
   OPTSTATE_ASSIGN_OR_RETURN(job_.scheduler,
                             scheduler::StepScheduler::Create(options));
   // The records have what a log had.
-  storage::SetMayLag(false, job_.tier->control());
+  storage::SetLag(storage::Lag::kNone, job_.tier->control());
   const absl::Status moved = job_.scheduler->MoveToNodes(job_.placement);
   if (!moved.ok()) {
     spdlog::warn(

@@ -27,11 +27,11 @@ absl::Status CheckHeader(const ControlFile& control, uint64_t incarnation) {
         absl::StrFormat("magic is %016x, expected %016x: not a control file",
                         control.magic, kControlMagic));
   }
-  if (control.version != kControlVersion &&
-      control.version != kControlVersionLagging) {
+  if (control.version < kControlVersion ||
+      control.version > kControlVersionLaggingSums) {
     return absl::DataLossError(absl::StrCat(
         "format version is ", control.version, ", this optstated reads ",
-        kControlVersion, " and ", kControlVersionLagging));
+        kControlVersion, " to ", kControlVersionLaggingSums));
   }
   if (control.header_crc32c != HeaderChecksum(control, control.version)) {
     return absl::DataLossError("the header's checksum is wrong");
@@ -88,15 +88,17 @@ void InitControlFile(uint64_t incarnation, int64_t created_at_ns,
 }
 
 bool MayLag(const ControlFile& control) {
-  return control.version == kControlVersionLagging;
+  return control.version != kControlVersion;
 }
 
-void SetMayLag(bool may_lag, ControlFile* control) {
+void SetLag(Lag lag, ControlFile* control) {
   static_assert(offsetof(ControlFile, version) % sizeof(uint64_t) == 0 &&
                 offsetof(ControlFile, header_crc32c) ==
                     offsetof(ControlFile, version) + sizeof(uint32_t));
   static_assert(std::endian::native == std::endian::little);
-  const uint32_t version = may_lag ? kControlVersionLagging : kControlVersion;
+  static_assert(kControlVersionLagging == kControlVersion + 1 &&
+                kControlVersionLaggingSums == kControlVersion + 2);
+  const uint32_t version = kControlVersion + static_cast<uint32_t>(lag);
   const uint64_t both =
       uint64_t{HeaderChecksum(*control, version)} << 32 | version;
   auto* const at =

@@ -25,6 +25,8 @@ inline constexpr uint32_t kControlVersion = 7;
 // The version while records in memory may lag behind copies on devices, so that
 // what is in `gradient_log` counts: an older build must not go on with them.
 inline constexpr uint32_t kControlVersionLagging = 8;
+// The same when that log has sums of several ranks' gradients.
+inline constexpr uint32_t kControlVersionLaggingSums = 9;
 
 // Flags of a StepRecord.
 inline constexpr uint32_t kStepRecordHasOutcome = 1;
@@ -170,10 +172,15 @@ absl::Status CheckCurrentRecord(const ControlFile& control,
 
 const StepRecord& CurrentRecord(const ControlFile& control);
 
-// Returns whether records in memory may lag behind copies on devices, and says
-// so, in one store.
+// Says what `gradient_log` has of records that lag behind copies on devices.
+enum class Lag : uint8_t {
+  kNone,  // no record lags
+  kGradients,
+  kSums,  // of several ranks' gradients
+};
+// Returns whether records in memory may lag, and says so, in one store.
 bool MayLag(const ControlFile& control);
-void SetMayLag(bool may_lag, ControlFile* control);
+void SetLag(Lag lag, ControlFile* control);
 
 // Returns whether a load has all of its ranks' data in the file `load` and is
 // to be applied, as often as need be: from SealLoad until the next record.

@@ -77,9 +77,7 @@ struct Scenario {
   bool keeps_on_devices() const {
     return shares() && InfoOf(optimizer).is_separable &&
            state_place == StatePlace::kMemory && !speculates() &&
-           master_format != MasterFormat::kSplit &&
-           (partition != PartitionMode::kReplicated ||
-            accumulation.has_value());
+           master_format != MasterFormat::kSplit;
   }
   // Says whether each answered step survives a loss of power.
   bool durable() const {

@@ -128,9 +128,22 @@ bool ResidentRecords::CanBeDirect(const Place& place, const void* parameter,
          bytes <= size - (at - begin);
 }
 
+GradientLog::TileBytes ResidentRecords::LogBytesOf(
+    const UpdateTask& task) const {
+  const bool is_sum = host_.content == GradientLog::Content::kSum;
+  const kernels::UpdateKernelKey& key = is_sum ? *task.sum_key : *task.key;
+  GradientLog::TileBytes bytes;
+  bytes.gradient = task.view.numel * SizeInBytes(key.gradient);
+  if (key.master == MasterFormat::kParameter) {
+    bytes.own_master = task.view.numel * sizeof(float);
+  }
+  return bytes;
+}
+
 bool ResidentRecords::HasRoomFor(const UpdateTask& task) const {
   if (!CanStay(task)) return false;
   const uint64_t bytes = RecordBytes(*task.key, task.view);
+  if (!log_.HasRoomFor(LogBytesOf(task))) return false;
   return std::any_of(places_.begin(), places_.end(), [&](const Place& place) {
     return bytes <= device_bytes_ - place.used();
   });
@@ -140,11 +153,7 @@ ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
   if (!CanStay(task)) return nullptr;
   const bool is_sum = host_.content == GradientLog::Content::kSum;
   const kernels::UpdateKernelKey& key = is_sum ? *task.sum_key : *task.key;
-  GradientLog::TileBytes log_bytes;
-  log_bytes.gradient = task.view.numel * SizeInBytes(key.gradient);
-  if (key.master == MasterFormat::kParameter) {
-    log_bytes.own_master = task.view.numel * sizeof(float);
-  }
+  const GradientLog::TileBytes log_bytes = LogBytesOf(task);
   Place* const place =
       PlaceWithRoom(task.view.flat_begin, RecordBytes(key, task.view));
   if (place == nullptr || !log_.AddTile(task.run, log_bytes)) return nullptr;
@@ -289,7 +298,8 @@ void ResidentRecords::SettleAll(WorkerPool* pool,
 }
 
 void ResidentRecords::Forget() {
-  log_.Clear();
+  // Earlier builds know no log of sums, and may be the next to look at it.
+  log_.Begin({});
   shared_.reset();
   by_element_.clear();
   by_run_.clear();

@@ -109,7 +109,7 @@ class ResidentRecords {
 
   // Returns the tile of the run; null: it has no place.
   ResidentTile* Find(uint64_t run);
-  // Returns whether a device has room for the task's record.
+  // Returns whether a device, and the log, have room for the task's record.
   bool HasRoomFor(const UpdateTask& task) const;
   // Gives the task's run a place; null: it cannot stay, or there is no room.
   ResidentTile* Admit(const UpdateTask& task);
@@ -181,6 +181,7 @@ class ResidentRecords {
 
   ResidentRecords() = default;
   absl::Status Register(Place* place);
+  GradientLog::TileBytes LogBytesOf(const UpdateTask& task) const;
   void CatchUp(ResidentTile* tile, WorkerUndo* undo);
   // Returns whether the device of the place can copy to these bytes itself.
   bool CanBeDirect(const Place& place, const void* parameter,

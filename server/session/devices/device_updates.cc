@@ -122,7 +122,10 @@ absl::Status TryToShare(const v1::StorageSettings& storage, JobContext* job) {
                                      .content = sizes.log_content}})));
   if (sizes.device_bytes > 0) {
     job->store->SetLag(job->executor->lag());
-    storage::SetMayLag(true, job->tier->control());
+    storage::SetLag(sizes.log_content == GradientLog::Content::kSum
+                        ? storage::Lag::kSums
+                        : storage::Lag::kGradients,
+                    job->tier->control());
   }
   return absl::OkStatus();
 }
@@ -167,10 +170,11 @@ void MakeExecutor(JobContext* job) {
           .records_max = job->store->is_resident() ? kRecordsInMemory : 2});
 }
 
-void ReleaseDevices(JobContext* job) {
+bool ReleaseDevices(JobContext* job) {
   if (job->store != nullptr) job->store->SetLag(nullptr);
-  if (job->executor == nullptr || !job->executor->Release()) return;
-  storage::SetMayLag(false, job->tier->control());
+  if (job->executor == nullptr || !job->executor->Release()) return false;
+  storage::SetLag(storage::Lag::kNone, job->tier->control());
+  return true;
 }
 
 absl::Status ShareUpdates(const v1::StorageSettings& storage, JobContext* job) {

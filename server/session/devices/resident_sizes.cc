@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/dtype.h"
@@ -19,8 +20,9 @@ namespace {
 
 using scheduler::GradientLog;
 
-// The bytes of all records that can stay, and of a log that has them all.
-struct Totals {
+// The bytes of a parameter's records, of their parameters on a device for
+// ranks, and of a log that has them all.
+struct Needs {
   uint64_t record_bytes = 0;
   uint64_t parameter_bytes = 0;
   GradientLog::Room log;
@@ -48,14 +50,15 @@ uint64_t AlignedForLog(uint64_t bytes) {
   return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
-Totals TotalsOf(const JobDescription& description) {
+// Returns the needs of each parameter whose records can stay.
+std::vector<Needs> NeedsOf(const JobDescription& description) {
   const Layout& layout = description.layout;
   // Only which arrays a record has counts, not where they are.
   kernels::UpdateKernelKey key;
   key.state = layout.state_format();
   kernels::TileView view;
   static std::byte somewhere;
-  Totals totals;
+  std::vector<Needs> all;
   for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
     const MasterFormat master = layout.master_format(p);
     if (master == MasterFormat::kSplit) continue;
@@ -66,22 +69,35 @@ Totals TotalsOf(const JobDescription& description) {
     }
     const uint64_t gradient_bytes =
         SizeInBytes(LogDTypeOf(description, parameter));
+    Needs needs;
     ForEachRun(layout, p, 0, static_cast<uint64_t>(parameter.numel),
                [&](uint64_t /*run*/, uint64_t /*begin*/, uint64_t numel) {
                  view.numel = numel;
-                 totals.record_bytes +=
+                 needs.record_bytes +=
                      scheduler::ResidentRecords::RecordBytes(key, view);
-                 totals.parameter_bytes += scheduler::SharedParameters::Aligned(
+                 needs.parameter_bytes += scheduler::SharedParameters::Aligned(
                      numel * SizeInBytes(parameter.dtype));
-                 ++totals.log.tiles;
-                 totals.log.step_bytes +=
+                 ++needs.log.tiles;
+                 needs.log.step_bytes +=
                      GradientLog::EntryBytes(numel * gradient_bytes);
                  if (master != MasterFormat::kParameter) return;
-                 totals.log.master_bytes +=
-                     AlignedForLog(numel * sizeof(float));
+                 needs.log.master_bytes += AlignedForLog(numel * sizeof(float));
                });
+    if (needs.log.tiles > 0) all.push_back(needs);
   }
-  return totals;
+  return all;
+}
+
+Needs SumOf(const std::vector<Needs>& all) {
+  Needs sum;
+  for (const Needs& needs : all) {
+    sum.record_bytes += needs.record_bytes;
+    sum.parameter_bytes += needs.parameter_bytes;
+    sum.log.tiles += needs.log.tiles;
+    sum.log.step_bytes += needs.log.step_bytes;
+    sum.log.master_bytes += needs.log.master_bytes;
+  }
+  return sum;
 }
 
 // Returns this part of `bytes`, and room for the tiles at its border.
@@ -90,6 +106,29 @@ uint64_t PartOf(uint64_t bytes, double part) {
   const double exact = static_cast<double>(bytes) * part;
   return std::min(bytes,
                   static_cast<uint64_t>(std::ceil(exact)) + kBorderBytes);
+}
+
+// Returns the most that records of so many bytes can need of something,
+// whatever parameters they are of, and room for the tiles at the border.
+template <typename BytesOf>
+uint64_t MostWithin(uint64_t record_bytes, std::vector<Needs> all,
+                    const BytesOf& bytes_of) {
+  const auto of_each = [&](const Needs& needs) {
+    return static_cast<double>(bytes_of(needs)) /
+           static_cast<double>(needs.record_bytes);
+  };
+  std::sort(all.begin(), all.end(), [&](const Needs& a, const Needs& b) {
+    return of_each(a) > of_each(b);
+  });
+  double most = 0;
+  uint64_t total = 0;
+  for (const Needs& needs : all) {
+    const uint64_t taken = std::min(record_bytes, needs.record_bytes);
+    most += of_each(needs) * static_cast<double>(taken);
+    record_bytes -= taken;
+    total += bytes_of(needs);
+  }
+  return PartOf(total, total == 0 ? 0 : most / static_cast<double>(total));
 }
 
 }  // namespace
@@ -102,21 +141,24 @@ ResidentSizes ResidentSizesOf(const JobDescription& description,
       !description.layout.optimizer_info().is_separable) {
     return {};
   }
-  const Totals totals = TotalsOf(description);
-  if (totals.log.tiles == 0) return {};
+  const std::vector<Needs> all = NeedsOf(description);
+  const Needs sum = SumOf(all);
+  if (sum.log.tiles == 0) return {};
   ResidentSizes sizes;
   sizes.device_bytes = std::min(
       budget,
-      PartOf(totals.record_bytes, fraction / static_cast<double>(devices)));
-  const double stays = static_cast<double>(sizes.device_bytes * devices) /
-                       static_cast<double>(totals.record_bytes);
-  sizes.log = {totals.log.tiles,
-               PartOf(totals.log.step_bytes, std::min(1.0, stays)),
-               PartOf(totals.log.master_bytes, std::min(1.0, stays))};
+      PartOf(sum.record_bytes, fraction / static_cast<double>(devices)));
+  // Which records stay is known in the first step.
+  const uint64_t stays = sizes.device_bytes * devices;
+  sizes.log = {
+      sum.log.tiles,
+      MostWithin(stays, all, [](const Needs& of) { return of.log.step_bytes; }),
+      MostWithin(stays, all,
+                 [](const Needs& of) { return of.log.master_bytes; })};
   sizes.log_content = LogContentOf(description);
   sizes.parameter_bytes =
-      PartOf(totals.parameter_bytes,
-             std::min(1.0, stays / static_cast<double>(devices)));
+      MostWithin(sizes.device_bytes, all,
+                 [](const Needs& of) { return of.parameter_bytes; });
   // A parameter has at most twice the bytes of its gradient.
   sizes.batch_bytes = std::min(scheduler::DeviceUpdateExecutor::kResidentBytes,
                                2 * sizes.log.step_bytes);

@@ -159,6 +159,21 @@ TEST(ResidentSizesTest, TheLogHasRoomForWhatStays) {
   }
 }
 
+// Which of them come first is not known when the log is made.
+TEST(ResidentSizesTest, TheLogHasRoomForWhicheverRecordsStay) {
+  JobDescription description = WholeJob();
+  LayoutSpec layout;
+  layout.groups.resize(1);
+  layout.parameters = {Tiles("a", 80, DType::kBFloat16),
+                       Tiles("b", 240, DType::kFloat32)};
+  description.layout = *Layout::Make(std::move(layout));
+  description.storage.set_device_budget_bytes(200 * kTileBytes);
+  const ResidentSizes sizes = ResidentSizesOf(description, 1);
+  EXPECT_GE(sizes.log.step_bytes, 200 * kEntryBytes);
+  EXPECT_GE(sizes.log.master_bytes, 200 * kTileElements * sizeof(float));
+  EXPECT_LT(sizes.log.step_bytes, 220 * kEntryBytes);
+}
+
 TEST(ResidentSizesTest, MastersBesideParametersAreNotLogged) {
   JobDescription description = WholeJob();
   SetLayout(DType::kBFloat16, MasterFormat::kFloat32, &description);

@@ -404,21 +404,43 @@ TEST(JobDeviceBudgetTest, AJobWithoutElementsHasAFractionToo) {
   EXPECT_EQ(job.job().Describe().committed_step(), 2u);
 }
 
-// An upgrade may put an older build in the place of this one.
-TEST(JobDeviceBudgetTest, AStoppedEngineLeavesFilesThatOlderBuildsRead) {
-  JobHarness::Setup alone = KeepingSetup(0);
+// Returns the first bytes of the job's log, as text.
+std::string LogMagicOf(const JobHarness& job) {
+  std::ifstream file(job.directory() + "/state/gradient_log", std::ios::binary);
+  std::string magic(8, '\0');
+  file.read(magic.data(), static_cast<std::streamsize>(magic.size()));
+  EXPECT_TRUE(file.good()) << "no log";
+  return magic;
+}
+
+class JobOfOlderBuildsTest : public ::testing::TestWithParam<uint32_t> {};
+
+// An upgrade may put an older build in the place of this one, which knows no
+// log of sums, not even an empty one.
+TEST_P(JobOfOlderBuildsTest, AStoppedEngineLeavesFilesThatTheyRead) {
+  const auto of_ranks = [](JobHarness::Setup setup) {
+    setup.world_size = GetParam();
+    setup.partition = PartitionMode::kReplicated;
+    return setup;
+  };
+  JobHarness::Setup alone = of_ranks(KeepingSetup(0));
   alone.storage.clear_offload_fraction();
   alone.devices = "none";
   JobHarness plain(alone);
   plain.Start(plain.RandomTensors(kSeed));
-  JobHarness job(KeepingSetup(64 << 20));
+  JobHarness job(of_ranks(KeepingSetup(64 << 20)));
   job.Start(job.RandomTensors(kSeed));
   TakeSteps(&plain, 1, 7);
   TakeSteps(&job, 1, 7);
   ASSERT_GT(ResidentBytesOf(&job), 0u);
-  EXPECT_EQ(ControlVersionOf(job), storage::kControlVersionLagging);
+  const bool has_sums = GetParam() > 1;
+  EXPECT_EQ(ControlVersionOf(job), has_sums
+                                       ? storage::kControlVersionLaggingSums
+                                       : storage::kControlVersionLagging);
+  EXPECT_EQ(LogMagicOf(job), has_sums ? "GRADLOG2" : "GRADLOG1");
   job.job().Stop();
   EXPECT_EQ(ControlVersionOf(job), storage::kControlVersion);
+  EXPECT_EQ(LogMagicOf(job), "GRADLOG1");
   job.Close();
   // The next engine finds whole records without any device.
   job.setup().devices = "none";
@@ -426,6 +448,8 @@ TEST(JobDeviceBudgetTest, AStoppedEngineLeavesFilesThatOlderBuildsRead) {
   job.AttachAll();
   EXPECT_EQ(job.StateBytes(), plain.StateBytes());
 }
+
+INSTANTIATE_TEST_SUITE_P(Ranks, JobOfOlderBuildsTest, ::testing::Values(1, 2));
 
 }  // namespace
 }  // namespace optstate::session
