@@ -170,11 +170,10 @@ void MakeExecutor(JobContext* job) {
           .records_max = job->store->is_resident() ? kRecordsInMemory : 2});
 }
 
-bool ReleaseDevices(JobContext* job) {
+void ReleaseDevices(JobContext* job) {
   if (job->store != nullptr) job->store->SetLag(nullptr);
-  if (job->executor == nullptr || !job->executor->Release()) return false;
+  if (job->executor == nullptr || !job->executor->Release()) return;
   storage::SetLag(storage::Lag::kNone, job->tier->control());
-  return true;
 }
 
 absl::Status ShareUpdates(const v1::StorageSettings& storage, JobContext* job) {

@@ -41,8 +41,7 @@ absl::Status ShareUpdates(const v1::StorageSettings& storage, JobContext* job);
 
 // Has no record stay on a device, and nothing of the job's files be in use
 // there, before the files change or go. ShareUpdates() lets them stay again.
-// Returns whether records were to stay.
-bool ReleaseDevices(JobContext* job);
+void ReleaseDevices(JobContext* job);
 
 // Returns an error when the job has no layout, has failed, or finishes the step
 // of a former engine: then nothing is shared with ranks.

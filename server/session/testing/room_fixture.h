@@ -44,6 +44,7 @@ class RoomGround {
     options.name = "test";
     options.directory = directory_;
     options.config.mutable_engine()->set_workers(1);
+    options.config.set_devices("emulated:2");  // for jobs that ask for them
     options.clock = [this] { return now_; };
     return options;
   }

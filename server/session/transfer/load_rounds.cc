@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
-#include "server/session/devices/device_updates.h"
 
 namespace optstate::session {
 
@@ -28,8 +27,6 @@ absl::Status LoadRounds::Start() {
   next.load_required_from = std::min(next.load_required_from, first);
   storage::PublishRecord(next, job_.tier->control());
   log_.DropLog();  // not sealed any more, if it was
-  // Records that stay on devices are brought up to date by the stamps.
-  const bool had_residents = ReleaseDevices(&job_);
   job_.scheduler->ForgetStep();
   // After a restart the job is LOADING, not FAILED. In this engine it is when
   // the state has been cleared.
@@ -41,10 +38,6 @@ absl::Status LoadRounds::Start() {
   job_.failure = absl::OkStatus();
   next.load_touched_from = storage::kNoParameter;
   storage::PublishRecord(next, job_.tier->control());
-  if (had_residents) {
-    // An error costs time alone, and is said.
-    ShareUpdates(job_.shape->description.storage, &job_).IgnoreError();
-  }
   return absl::OkStatus();
 }
 

@@ -4,7 +4,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/scheduler/gradient_log.h"
 #include "server/session/testing/upper_rooms.h"
+#include "storage/format/control_file.h"
 
 namespace optstate::session {
 namespace {
@@ -83,6 +85,42 @@ TEST_F(LoadRoundsTest, AFailedJobBeginsAnew) {
   EXPECT_EQ(control.step_in_progress, 0u);
   EXPECT_EQ(control.step_given_up, 0u);
   EXPECT_EQ(job_.tier->recovery().run_stamps[0], 0u);
+}
+
+RegisterSpec SpecOfResidents() {
+  RegisterSpec spec = TwoRankSpec();
+  spec.storage.set_offload_fraction(0);
+  spec.storage.set_device_budget_bytes(uint64_t{64} << 20);
+  return spec;
+}
+
+class ResidentLoadRoundsTest : public AttachedRoomTest<UpperRooms> {
+ protected:
+  ResidentLoadRoundsTest() : AttachedRoomTest(SpecOfResidents()) {}
+
+  bool HasResidents() {
+    return scheduler::GradientLog::HasResidents(job_.tier->gradient_log());
+  }
+};
+
+// The stamps, by which records are brought up to date, are forgotten too.
+TEST_F(ResidentLoadRoundsTest, AFailedJobWhoseRecordsLagBehindDevices) {
+  // So many that the records here have some of them.
+  for (uint64_t step = 1; step <= 2 * scheduler::GradientLog::kSteps; ++step) {
+    absl::Span<const uint8_t> updated;
+    const StepDecision decision = DecideStep(&updated);
+    JobCall lock(&job_.lock);
+    ASSERT_TRUE(committer_.CommitDecision(decision, updated).ok());
+    step_.open_step.DropAll();
+    step_.progress.End();
+  }
+  JobCall lock(&job_.lock);
+  ASSERT_TRUE(HasResidents());
+  job_.failure = absl::DataLossError("why");
+  ASSERT_TRUE(rounds_.Start().ok());
+  EXPECT_FALSE(HasResidents());
+  EXPECT_TRUE(storage::MayLag(*job_.tier->control())) << "they may stay again";
+  EXPECT_THAT(FirstElements(), ElementsAre(0, 0));
 }
 
 TEST_F(LoadRoundsTest, WhoLeavesEndsTheRoundOfALoadBesideTheState) {
