@@ -49,7 +49,7 @@ def _train(connection, rank, endpoints, job, ends, where):
         across_nodes="sharded",
     )
     attachment = optimizer._served.attachment
-    places = {"vote": (attachment.nodes, "_votes"), "spread": (attachment.ranks, "replicate")}
+    places = {"vote": (attachment.nodes, "_votes"), "spread": (attachment.ranks, "replicate_all")}
     left, interrupts, has_failed = list(where), 0, False
     while True:
         if left and rank == 1 and attachment.session.committed_step >= 1:

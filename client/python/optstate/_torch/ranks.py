@@ -173,15 +173,30 @@ class Ranks:
 
     def replicate(self, tensor: torch.Tensor, source: int) -> None:
         """Makes the tensor, in place, that of rank `source` on all ranks. One broadcast."""
+        self.replicate_all([(tensor, source)])
+
+    def replicate_all(self, tensors: Sequence[tuple[torch.Tensor, int]]) -> None:
+        """Makes each (tensor, rank), in place, the tensor of that rank on all ranks. One broadcast
+        for each, all at the same time."""
         if self.world_size == 1:
             return
-        sender = dist.get_global_rank(self._group, source) if self._group is not None else source
-        moves = dist.get_backend(self._group) == "nccl" and not tensor.is_cuda
-        there = tensor.cuda() if moves else tensor
+        is_nccl = dist.get_backend(self._group) == "nccl"
+        there = [
+            tensor.cuda() if is_nccl and not tensor.is_cuda else tensor for tensor, _ in tensors
+        ]
         with _reaching_all():
-            dist.broadcast(there, src=sender, group=self._group)
-        if moves:
-            tensor.copy_(there)
+            under_way = [
+                dist.broadcast(each, self._global(source), self._group, async_op=True)
+                for each, (_, source) in zip(there, tensors)
+            ]
+            for each in under_way:
+                each.wait()
+        for each, (tensor, _) in zip(there, tensors):
+            if each is not tensor:
+                tensor.copy_(each)
+
+    def _global(self, rank: int) -> int:
+        return rank if self._group is None else dist.get_global_rank(self._group, rank)
 
     def gather_numbers(self, numbers: list[int]) -> list[list[int]]:
         """Returns every rank's numbers, equally many and of 64 bits. One small all-gather."""

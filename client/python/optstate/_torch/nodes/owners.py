@@ -18,6 +18,7 @@ from optstate._torch.collective.averaging import Destination, buckets_of
 from optstate._torch.nodes.places import Places
 from optstate._torch.ranks import Ranks
 from optstate._torch.shards import Layout, forget_rows, is_shard, keep_rows
+from optstate._torch.tensors import increment_versions
 from optstate.session_spec import Shard
 
 
@@ -30,6 +31,27 @@ class Share(NamedTuple):
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor[self.begin : self.end]
+
+
+# Smaller parameters share a broadcast, larger ones are not copied for it.
+_LARGE_BYTES = 1 << 20
+
+
+class _Bucket(NamedTuple):
+    """Rows of a node's parameters, and one after the other, as they are sent."""
+
+    node: int
+    first_rank: int
+    parts: list[torch.Tensor]
+    flat: torch.Tensor
+
+    def take(self) -> None:
+        """Gives the parameters what has arrived."""
+        if self.flat.data_ptr() == self.parts[0].data_ptr():
+            increment_versions(self.parts)  # it has arrived there
+            return
+        for rows, part in zip(self.parts, self.flat.split([each.numel() for each in self.parts])):
+            rows.copy_(part.view_as(rows))
 
 
 def owners_of(numels: Sequence[int], node_count: int) -> list[int]:
@@ -176,9 +198,10 @@ class SharedOut:
 
     @torch.no_grad()
     def spread(self) -> None:
-        """Gives all nodes the values that the owners have: one broadcast for each run of a node's
-        parameters of one dtype and device."""
+        """Gives all nodes the values that the owners have: a broadcast for each large parameter,
+        and one for each run of a node's others of one dtype and device, all at the same time."""
         self.forget_state()
+        buckets: list[_Bucket] = []
         for node, first_rank in enumerate(self._first_ranks):
             owned = [
                 share.of(tensor.detach())
@@ -186,14 +209,16 @@ class SharedOut:
                 for share in shares
                 if share.node == node
             ]
-            for bucket in buckets_of(owned):
-                flat = torch.cat([each.reshape(-1) for each in bucket])
-                self._ranks.replicate(flat, first_rank)
-                if node == self._here:
-                    continue
-                parts = flat.split([each.numel() for each in bucket])
-                for rows, part in zip(bucket, parts):
-                    rows.copy_(part.view_as(rows))
+            large = [rows for rows in owned if rows.numel() * rows.element_size() >= _LARGE_BYTES]
+            small = [rows for rows in owned if rows.numel() * rows.element_size() < _LARGE_BYTES]
+            for parts in [*([rows] for rows in large), *buckets_of(small)]:
+                flats = [rows.reshape(-1) for rows in parts]  # no copy of what is contiguous
+                flat = flats[0] if len(flats) == 1 else torch.cat(flats)
+                buckets.append(_Bucket(node, first_rank, parts, flat))
+        self._ranks.replicate_all([(each.flat, each.first_rank) for each in buckets])
+        for bucket in buckets:
+            if bucket.node != self._here:
+                bucket.take()
 
     def forget_state(self) -> None:
         """Forgets what consolidate() gathered, which has changed."""
