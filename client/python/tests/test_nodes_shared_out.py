@@ -12,6 +12,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from ddp_on_nodes import STEPS, assert_as_on_one_node, make, train
+from optstate._torch.nodes import owners
 from optstate._torch.nodes.owners import owners_of, runs_of
 from training import bits, loss_of, small_model
 
@@ -71,6 +72,44 @@ def test_the_bits_of_one_node_with_all_ranks(case, nodes, daemon, job):
 def test_every_optimizer_has_the_bits_of_one_node(nodes, daemon, job):
     kinds = [name for name in on_nodes.OPTIMIZERS if hasattr(optstate, name)]
     on_nodes.assert_each_has_the_bits_of_one_node(train, kinds, CLIPPED, nodes, daemon, job)
+
+
+def _strided(connection, rank, endpoints, per_node, job, large, kwargs):
+    """Trains columns of a matrix, transposed ones, and others; returns their bits, and those of the
+    columns that nobody trains."""
+    owners._LARGE_BYTES = 1 if large else 1 << 20
+    owners._AT_A_TIME_BYTES = 64  # several runs of broadcasts
+    torch.manual_seed(3)
+    base = torch.randn(40, 4)
+    parameters = [
+        torch.nn.Parameter(base[:, 0]),
+        torch.nn.Parameter(base[:, 2]),
+        torch.nn.Parameter(torch.randn(5, 1).t()),
+        torch.nn.Parameter(torch.randn(6, 7).t()),
+        torch.nn.Parameter(torch.randn(1)),
+        torch.nn.Parameter(torch.randn(8, 3)),
+    ]
+    endpoint = on_nodes.enter(rank, endpoints, per_node)
+    if len(endpoints) > 1:
+        kwargs = {"across_nodes": "sharded", **kwargs}
+    optimizer = optstate.AdamW(parameters, lr=0.1, job=job, endpoint=endpoint, **kwargs)
+    for step in range(3):
+        for index, parameter in enumerate(parameters):
+            parameter.grad = torch.full_like(parameter, step + index + 1)
+        versions = [each._version for each in parameters]
+        optimizer.step()
+        assert all(each._version > before for each, before in zip(parameters, versions))
+    optimizer.close()
+    return bits(parameters), bits([base[:, 1], base[:, 3]])
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("partition", ["greedy", "contiguous"])
+def test_parameters_that_are_not_contiguous(large, partition, nodes, daemon, job):
+    kwargs = {"partition": partition}
+    one = ranks.run(_strided, 4, [daemon.shm], 4, job, large, kwargs)
+    two = ranks.run(_strided, 4, [each.shm for each in nodes], 2, job, large, kwargs)
+    assert two == one == [one[0]] * 4
 
 
 def test_owners():

@@ -194,11 +194,15 @@ def test_ranks_at_other_micro_steps_do_not_reduce_together(across, ends, nodes, 
     assert f"rank 1 in {call}, micro-step {number} of step 2" in said
 
 
-def _wrong_gradient(connection, rank, endpoint, job):
-    """A rank has a gradient that cannot be pushed, and takes the step again by itself."""
+def _wrong_gradient(connection, rank, endpoints, job, **kwargs):
+    """A rank has a gradient that cannot be pushed, and takes the step again; alone on one node."""
     module = small_model()
     optimizer = optstate.SGD(
-        module.named_parameters(), lr=0.05, job=job, endpoint=endpoint, reduction="collective"
+        module.named_parameters(),
+        lr=0.05,
+        job=job,
+        endpoint=on_nodes.enter(rank, endpoints, 2 // len(endpoints)),
+        **kwargs,
     )
     for step in range(2):
         optimizer.zero_grad()
@@ -210,6 +214,9 @@ def _wrong_gradient(connection, rank, endpoint, job):
             with pytest.raises(TypeError, match="float64"):
                 optimizer.step()
             bias.grad = gradient
+        elif step == 1 and len(endpoints) > 1:
+            with pytest.raises(optstate.OptstateError, match="rank 1"):
+                optimizer.step()
         optimizer.step()
     assert optimizer.committed_step == 2
     optimizer.close()
@@ -217,5 +224,17 @@ def _wrong_gradient(connection, rank, endpoint, job):
 
 
 def test_a_rank_with_a_wrong_gradient_takes_the_step_again_alone(daemon, job):
-    one, other = ranks.run(_wrong_gradient, 2, daemon.shm, job)
+    one, other = ranks.run(_wrong_with, 2, [daemon.shm], job, {"reduction": "collective"})
+    assert one == other
+
+
+def _wrong_with(connection, rank, endpoints, job, kwargs):
+    return _wrong_gradient(connection, rank, endpoints, job, **kwargs)
+
+
+@pytest.mark.parametrize("reduction", ["collective", "trainer"])
+def test_nodes_that_share_parameters_out_take_it_again_together(reduction, nodes, job):
+    kwargs = {"reduction": reduction, "across_nodes": "sharded"}
+    endpoints = [each.shm for each in nodes]
+    one, other = ranks.run(_wrong_with, 2, endpoints, job, kwargs)
     assert one == other

@@ -181,16 +181,24 @@ class Ranks:
         if self.world_size == 1:
             return
         is_nccl = dist.get_backend(self._group) == "nccl"
-        there = [
-            tensor.cuda() if is_nccl and not tensor.is_cuda else tensor for tensor, _ in tensors
-        ]
+        # gloo sends what lies behind the first element, whatever the strides.
+        there = [tensor.contiguous() for tensor, _ in tensors]
+        if is_nccl:
+            there = [each.cuda() for each in there]
         with _reaching_all():
             under_way = [
                 dist.broadcast(each, self._global(source), self._group, async_op=True)
                 for each, (_, source) in zip(there, tensors)
             ]
+            refusals = []
+            # One that fails leaves none behind that would write to its tensor later.
             for each in under_way:
-                each.wait()
+                try:
+                    each.wait()
+                except RuntimeError as error:
+                    refusals.append(error)
+            if refusals:
+                raise refusals[0]
         for each, (tensor, _) in zip(there, tensors):
             if each is not tensor:
                 tensor.copy_(each)

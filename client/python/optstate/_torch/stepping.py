@@ -133,11 +133,14 @@ class Stepping(Joining):
             )
         overlap = served.settings.overlap
         self._reduce(attachment, is_last=True)
-        gradients = attachment.gradients.gather(anew=was_unscaled)
+        gather = functools.partial(attachment.gradients.gather, anew=was_unscaled)
+        # Of several nodes the others are told in the vote. On one node an error leaves the
+        # micro-steps that were pushed.
+        gradients = gather() if attachment.nodes is None else None
         with attachment.values_of_one_step():
             with attachment.undone_on_error():
                 outcome = attachment.take_step(
-                    functools.partial(self._push_and_commit, attachment, gradients, **how)
+                    functools.partial(self._push_and_commit, attachment, gradients, gather, **how)
                 )
                 served.note_outcome(outcome)
             attachment.micro_step = 0
@@ -156,8 +159,14 @@ class Stepping(Joining):
         return loss
 
     def _push_and_commit(
-        self, attachment: Attachment, gradients: Gradients, **how: Any
+        self,
+        attachment: Attachment,
+        gradients: Gradients | None,
+        gather: Callable[[], Gradients],
+        **how: Any,
     ) -> StepOutcome:
+        if gradients is None:
+            gradients = gather()
         step = attachment.next_step
         attachment.gradients.push(step, attachment.micro_step, gradients)
         attachment.note_missing(gradients)
@@ -239,6 +248,10 @@ class Stepping(Joining):
         if attachment.shared_out is not None and attachment.nodes is not None:
             # take() compares with the others, who may be waiting for this node's parameters.
             attachment.nodes.check_decided(attachment.session, spreads=True)
+        if attachment.was_taken and attachment.is_sharded:
+            # The others have ended this step, and do not meet again. What the script has written is
+            # sent before the next one.
+            return attachment, groups
         with attachment.undone_on_error():
             attachment.gradients.finish_early(attachment.next_step, attachment.micro_step)
         # Changes without a trace can be sent before the first micro-step, and the step refuses
@@ -254,10 +267,17 @@ class Stepping(Joining):
             shared_out = attachment.shared_out
             destinations = None if shared_out is None else shared_out.destinations()
             attachment.feedback.loss_scale = attachment.session.loss_scale or 1.0
-            # A rank that raises here is waited for in the process group, where its next try comes.
-            attachment.gradients.check()
+            error = None
+            try:
+                attachment.gradients.check()
+            except Exception as failure:
+                # The others wait for this rank in the process group. Where nothing comes before
+                # that in which the ranks meet, its next try finds them there.
+                if not attachment.is_sharded:
+                    raise
+                error = failure
             step, micro_step = attachment.next_step, attachment.micro_step
-            check_same_place(attachment.ranks, step, micro_step, is_last=is_last)
+            check_same_place(attachment.ranks, step, micro_step, is_last=is_last, error=error)
             reduce_gradients(
                 attachment.ranks,
                 attachment.parameters.tensors,

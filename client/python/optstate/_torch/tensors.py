@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import zlib
 from collections.abc import Sequence
 
 import torch
@@ -46,6 +47,13 @@ def memory_view(address: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Returns values in contiguous host memory; shares the tensor's memory if it is that."""
     return tensor.detach().cpu().resolve_neg().contiguous()
+
+
+def crc32_of(tensor: torch.Tensor) -> int:
+    """Returns a checksum of the tensor's bits, in the order of its elements."""
+    flat = in_memory(tensor).reshape(-1)
+    # A view of no elements may keep a stride that no view of bytes has.
+    return zlib.crc32(flat.view(torch.uint8).numpy() if flat.numel() else b"")
 
 
 def integer_bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -49,14 +49,26 @@ class Gathering(Protocol):
         """Returns every rank's numbers, equally many and of 64 bits."""
 
 
-def check_same_place(ranks: Gathering, step: int, micro_step: int, *, is_last: bool) -> None:
+def check_same_place(
+    ranks: Gathering, step: int, micro_step: int, *, is_last: bool, error: Exception | None = None
+) -> None:
     """Raises FailedPreconditionError, on all ranks, when they are about to reduce gradients of
-    different steps or micro-steps together. Collective.
+    different steps or micro-steps together, or when a rank has an error; there it is raised.
+    Collective.
 
     is_last: it is the micro-step of step(), and not of accumulate_step().
     """
+    places = ranks.gather_numbers([step, micro_step, int(is_last), int(error is not None)])
+    if error is not None:
+        raise error
+    failing = [str(rank) for rank, place in enumerate(places) if place.pop()]
+    if failing:
+        raise errors.FailedPreconditionError(
+            f"rank {', '.join(failing[:_NAMED_MAX])} cannot reduce its gradients, and has the error"
+            " that says why. Nothing is reduced: take the step again on all ranks"
+        )
     by_place: dict[tuple[int, ...], list[int]] = {}
-    for rank, place in enumerate(ranks.gather_numbers([step, micro_step, int(is_last)])):
+    for rank, place in enumerate(places):
         by_place.setdefault(tuple(place), []).append(rank)
     if len(by_place) == 1:
         return

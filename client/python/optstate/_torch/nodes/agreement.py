@@ -32,7 +32,7 @@ from optstate._torch.nodes.together import (
 from optstate._torch.nodes.without_others import settled_without_others
 from optstate._torch.ranks import Ranks
 from optstate._torch.state.checkpoint import PartialEntry
-from optstate._torch.tensors import bits_sum, in_memory
+from optstate._torch.tensors import bits_sum, crc32_of
 from optstate.job_position import bring_verdict, noted_digest
 from optstate.session import Session, StepOutcome
 from optstate.session_spec import SessionSpec
@@ -437,11 +437,9 @@ class NodeAgreement:
         for index, entry in sorted((entries or {}).items()):
             values += [index, *(value for _, value in sorted((entry or {}).items()))]
         for value in values:
-            if isinstance(value, torch.Tensor):
-                content = in_memory(value).reshape(-1).view(torch.uint8).numpy()
-            else:
-                content = repr(value).encode()
-            self._loaded = (self._loaded * 0x9E3779B97F4A7C15 + zlib.crc32(content) + 1) % (1 << 64)
+            is_tensor = isinstance(value, torch.Tensor)
+            crc32 = crc32_of(value) if is_tensor else zlib.crc32(repr(value).encode())
+            self._loaded = (self._loaded * 0x9E3779B97F4A7C15 + crc32 + 1) % (1 << 64)
 
     def agree(self, error: Exception | None) -> None:
         """Raises on every rank when some rank has an error. Collective."""

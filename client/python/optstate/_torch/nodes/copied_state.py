@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ import torch
 from optstate import _native, errors
 from optstate._torch.optimizer_info import by_kind
 from optstate._torch.state.arrays import ArrayTransfer
-from optstate._torch.tensors import in_memory
+from optstate._torch.tensors import crc32_of
 from optstate.session_spec import LossScalerState, SessionSpec
 
 # Elements of one piece, each 4 bytes. A larger array is a piece of its own.
@@ -109,7 +108,7 @@ def join(values: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def sums_of(values: Sequence[torch.Tensor]) -> list[int]:
     """Returns checksums of the arrays' bits."""
-    return [zlib.crc32(in_memory(each).reshape(-1).view(torch.uint8).numpy()) for each in values]
+    return [crc32_of(each) for each in values]
 
 
 def checked(

@@ -8,7 +8,7 @@ that everything else is as with shards.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,23 +35,51 @@ class Share(NamedTuple):
 
 # Smaller parameters share a broadcast, larger ones are not copied for it.
 _LARGE_BYTES = 1 << 20
+_AT_A_TIME_BYTES = 256 << 20
 
 
 class _Bucket(NamedTuple):
-    """Rows of a node's parameters, and one after the other, as they are sent."""
+    """Rows of a node's parameters that are sent together."""
 
     node: int
     first_rank: int
     parts: list[torch.Tensor]
-    flat: torch.Tensor
 
-    def take(self) -> None:
+    @property
+    def numel(self) -> int:
+        return sum(rows.numel() for rows in self.parts)
+
+    def flat(self, *, is_sender: bool) -> torch.Tensor:
+        """Returns what is sent, or where it arrives; the rows themselves if they are contiguous."""
+        first = self.parts[0]
+        if len(self.parts) == 1:
+            return first.contiguous().view(-1)
+        if is_sender:
+            return torch.cat([rows.reshape(-1) for rows in self.parts])
+        return first.new_empty(self.numel)
+
+    def take(self, flat: torch.Tensor) -> None:
         """Gives the parameters what has arrived."""
-        if self.flat.data_ptr() == self.parts[0].data_ptr():
+        if flat.data_ptr() == self.parts[0].data_ptr():
             increment_versions(self.parts)  # it has arrived there
             return
-        for rows, part in zip(self.parts, self.flat.split([each.numel() for each in self.parts])):
-            rows.copy_(part.view_as(rows))
+        for rows, part in zip(self.parts, flat.split([each.numel() for each in self.parts])):
+            rows.copy_(part.view(rows.shape))
+
+
+def _at_a_time(buckets: Sequence[_Bucket]) -> Iterator[list[_Bucket]]:
+    """Yields runs of buckets whose broadcasts are started together: a backend may have copies of
+    all that are under way."""
+    some: list[_Bucket] = []
+    size = 0
+    for bucket in buckets:
+        some.append(bucket)
+        size += bucket.numel * bucket.parts[0].element_size()
+        if size >= _AT_A_TIME_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def owners_of(numels: Sequence[int], node_count: int) -> list[int]:
@@ -199,7 +227,7 @@ class SharedOut:
     @torch.no_grad()
     def spread(self) -> None:
         """Gives all nodes the values that the owners have: a broadcast for each large parameter,
-        and one for each run of a node's others of one dtype and device, all at the same time."""
+        and one for each run of a node's others of one dtype and device, many at the same time."""
         self.forget_state()
         buckets: list[_Bucket] = []
         for node, first_rank in enumerate(self._first_ranks):
@@ -212,13 +240,14 @@ class SharedOut:
             large = [rows for rows in owned if rows.numel() * rows.element_size() >= _LARGE_BYTES]
             small = [rows for rows in owned if rows.numel() * rows.element_size() < _LARGE_BYTES]
             for parts in [*([rows] for rows in large), *buckets_of(small)]:
-                flats = [rows.reshape(-1) for rows in parts]  # no copy of what is contiguous
-                flat = flats[0] if len(flats) == 1 else torch.cat(flats)
-                buckets.append(_Bucket(node, first_rank, parts, flat))
-        self._ranks.replicate_all([(each.flat, each.first_rank) for each in buckets])
-        for bucket in buckets:
-            if bucket.node != self._here:
-                bucket.take()
+                buckets.append(_Bucket(node, first_rank, parts))
+        for some in _at_a_time(buckets):
+            flats = [each.flat(is_sender=each.node == self._here) for each in some]
+            sources = [each.first_rank for each in some]
+            self._ranks.replicate_all(list(zip(flats, sources)))
+            for bucket, flat in zip(some, flats):
+                if bucket.node != self._here:
+                    bucket.take(flat)
 
     def forget_state(self) -> None:
         """Forgets what consolidate() gathered, which has changed."""
