@@ -69,7 +69,7 @@ class GradientLog {
     uint64_t master_bytes = 0;  // of parameters that are their own masters
   };
   static uint64_t BytesNeeded(const Room& room);
-  // What an entry has for an update.
+  // An entry has this for an update.
   enum class Content : uint8_t {
     kGradient,  // the gradient of the one rank that has it, in its dtype
     kSum,       // the sum of those of all ranks, in float

@@ -25,7 +25,7 @@ inline constexpr uint32_t kControlVersion = 7;
 // The version while records in memory may lag behind copies on devices, so that
 // what is in `gradient_log` counts: an older build must not go on with them.
 inline constexpr uint32_t kControlVersionLagging = 8;
-// The same when that log has sums of several ranks' gradients.
+// The version when that log has sums of several ranks' gradients.
 inline constexpr uint32_t kControlVersionLaggingSums = 9;
 
 // Flags of a StepRecord.

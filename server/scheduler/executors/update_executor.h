@@ -100,8 +100,8 @@ struct UpdateTask {
   // The arithmetic by name, for any device, and the functions of it here.
   const kernels::UpdateKernelKey* key = nullptr;
   const kernels::UpdateKernel* kernel = nullptr;
-  // The same update when it is given, in place of the gradients, their sum in
-  // float: other functions with the same factors and bits.
+  // These do the same update when they are given, in place of the gradients,
+  // their sum in float: with the same factors and bits.
   const kernels::UpdateKernelKey* sum_key = nullptr;
   const kernels::UpdateKernel* sum_kernel = nullptr;
   // The hyperparameters, step count and clip coefficient, as `kernel->prepare`

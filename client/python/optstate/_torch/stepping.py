@@ -134,7 +134,7 @@ class Stepping(Joining):
         overlap = served.settings.overlap
         self._reduce(attachment, is_last=True)
         gather = functools.partial(attachment.gradients.gather, anew=was_unscaled)
-        # Of several nodes the others are told in the vote. On one node an error leaves the
+        # Several nodes are told of an error in the vote. On one node an error leaves the
         # micro-steps that were pushed.
         gradients = gather() if attachment.nodes is None else None
         with attachment.values_of_one_step():
