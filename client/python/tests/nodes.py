@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
+import bridged_networks
 import pytest
 import ranks
 import torch
+import two_networks
 from daemon import Daemon
 from optstate._torch.nodes import agreement
 from optstate._torch.nodes.resolution import Verdict
@@ -40,6 +43,44 @@ def enter(rank, endpoints, per_node):
     """Makes this process one of its node; returns the node's endpoint."""
     os.environ["OPTSTATE_NODE"] = f"node{rank // per_node}"
     return endpoints[rank // per_node]
+
+
+def _enter_network(connection, rank, function, endpoints, networks, meeting, *args):
+    per_node = 2
+    two_networks.enter(networks[rank // per_node])
+    os.environ["GLOO_SOCKET_IFNAME"] = two_networks.INTERFACE
+    os.environ["LOCAL_WORLD_SIZE"] = str(per_node)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=per_node * len(endpoints)
+    )
+    return function(connection, rank, endpoints, per_node, *args)
+
+
+def run_on(nodes, function, *args):
+    """Runs function(connection, rank, endpoints, ranks of a node, *args) on two ranks of each node.
+    With more than two nodes each has a network of its own, if this machine makes some."""
+    endpoints = [each.shm for each in nodes]
+    world = 2 * len(nodes)
+    if len(nodes) == 2:
+        return ranks.run(function, world, endpoints, 2, *args)
+    try:
+        networks = bridged_networks.BridgedNetworks(len(nodes))
+    except OSError as error:
+        print(f"all nodes are in one network: {error}")
+        return ranks.run(function, world, endpoints, 2, *args)
+    try:
+        with tempfile.TemporaryDirectory(prefix="optstate-test-") as directory:
+            within = (
+                function,
+                endpoints,
+                networks.names,
+                os.path.join(directory, "meeting"),
+                *args,
+            )
+            with ranks.running(_enter_network, world, *within, grouped=False) as running:
+                return running.results()
+    finally:
+        networks.close()
 
 
 def train_each(connection, rank, train, endpoints, job, kinds, kwargs, until):

@@ -110,7 +110,7 @@ ROWS = {2: ["2", "2", "2", "1"], 4: ["1", "1", "1", "1", "1", "1", "1", "0"]}
 def test_the_bits_of_one_node_with_all_ranks(case, nodes, daemon, job):
     kwargs, world = CASES[case], 2 * len(nodes)
     one = ranks.run(_train, world, [daemon.shm], world, job, case, kwargs)
-    several = ranks.run(_train, world, [each.shm for each in nodes], 2, job, case, kwargs)
+    several = on_nodes.run_on(nodes, _train, job, case, kwargs)
     _same(several, one[0])
     if "max_norm" in kwargs:  # the sums of all nodes are added in the order of one node
         assert repr(several[0][2]) == repr(one[0][2])

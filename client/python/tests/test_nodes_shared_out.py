@@ -53,7 +53,7 @@ def test_the_bits_of_one_node_with_all_ranks(case, nodes, daemon, job):
     kwargs, world = CASES[case], 2 * len(nodes)
     is_cut, case = case.startswith("cut"), case.removeprefix("cut, ")
     one = ranks.run(train, world, [daemon.shm], world, job, case, kwargs)
-    several = ranks.run(train, world, [each.shm for each in nodes], 2, job, case, kwargs)
+    several = on_nodes.run_on(nodes, train, job, case, kwargs)
     assert_as_on_one_node(several, one[0])
     if case in ("inf", "scaler"):
         skipped = [applied for _, applied in several[0][2]].count(False)

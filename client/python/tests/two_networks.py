@@ -16,7 +16,8 @@ _LOSS_TIMEOUT_S = 60
 _numbers = itertools.count()
 
 
-def _ip(*arguments: str) -> None:
+def run_ip(*arguments: str) -> None:
+    """Runs the command `ip`; OSError: it is not there, or refuses."""
     try:
         done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
     except FileNotFoundError as error:
@@ -52,12 +53,12 @@ class TwoNetworks:
         self.names = [f"{unique}-{number}" for number in range(2)]
         try:
             for name in self.names:
-                _ip("netns", "add", name)
+                run_ip("netns", "add", name)
             self._link()
             for number, name in enumerate(self.names):
-                _ip("-n", name, "address", "add", f"10.213.7.{number + 1}/24", "dev", INTERFACE)
-                _ip("-n", name, "link", "set", "lo", "up")
-                _ip("-n", name, "link", "set", INTERFACE, "up")
+                run_ip("-n", name, "address", "add", f"10.213.7.{number + 1}/24", "dev", INTERFACE)
+                run_ip("-n", name, "link", "set", "lo", "up")
+                run_ip("-n", name, "link", "set", INTERFACE, "up")
         except OSError:
             self.close()
             raise
@@ -66,14 +67,14 @@ class TwoNetworks:
         """Makes the interfaces, which are not up yet."""
         one, other = self.names
         ends = ["type", "veth", "peer", "name", INTERFACE, "netns", other]
-        _ip("-n", one, "link", "add", INTERFACE, *ends)
+        run_ip("-n", one, "link", "add", INTERFACE, *ends)
 
     def cut(self) -> None:
         """Drops all packets from now on; connections stay."""
-        _ip("-n", self.names[1], "link", "set", INTERFACE, "down")
+        run_ip("-n", self.names[1], "link", "set", INTERFACE, "down")
 
     def mend(self) -> None:
-        _ip("-n", self.names[1], "link", "set", INTERFACE, "up")
+        run_ip("-n", self.names[1], "link", "set", INTERFACE, "up")
 
     def await_loss(self, *processes: int) -> None:
         """Returns once one of these processes' networks has sent something in vain, or one of the
