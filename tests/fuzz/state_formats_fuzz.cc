@@ -71,13 +71,13 @@ void ReadControl(absl::string_view bytes, bool right_checksums) {
                    sizeof(storage::ControlFile));
   auto* const control = copy.At<storage::ControlFile>(0);
   if (right_checksums) {
-    const bool may_lag = control->version % 2 == 0;
+    const auto lag = static_cast<storage::Lag>(control->version % 3);
     storage::StepRecord record = storage::CurrentRecord(*control);
     // Makes the header's checksum; the record becomes the current one.
     control->sequence.fetch_sub(1);
     storage::InitControlFile(kIncarnation, control->created_at_ns, record,
                              control);
-    if (may_lag) storage::SetMayLag(true, control);
+    storage::SetLag(lag, control);
   }
   if (!storage::CheckControlFile(*control, kIncarnation, kParameters).ok()) {
     return;
