@@ -1,4 +1,4 @@
-"""Any number of networks of this machine, for tests: namespaces that a bridge connects."""
+"""Networks of this machine, any number of them, for tests: namespaces that a bridge connects."""
 
 from __future__ import annotations
 
