@@ -61,6 +61,7 @@ class RecordView {
              const Bases& bases)
       : layout_(layout), sub_group_(sub_group), bases_(bases) {}
 
+  const Layout& layout() const { return *layout_; }
   const SubGroup& sub_group() const { return *sub_group_; }
 
   // Returns all that the record has of one array; empty when it has none.
@@ -84,12 +85,13 @@ class RecordView {
            (flat + begin - first) * bytes;
   }
   // Returns the masters, of the master format; the parameter where that is its
-  // own master.
+  // own master; null where the record has none.
   std::byte* master(uint32_t p, uint64_t begin) const {
     const MasterFormat format = layout_->master_format(p);
-    return format == MasterFormat::kParameter
-               ? parameter(p, begin)
-               : BaseOf(kMasterPart) + Distance(p, begin) * SizeInBytes(format);
+    if (format == MasterFormat::kParameter) return parameter(p, begin);
+    std::byte* const base = BaseOf(kMasterPart);
+    if (base == nullptr) return nullptr;
+    return base + Distance(p, begin) * SizeInBytes(format);
   }
   // Returns state array k, in its format; null when the sub-group's group has
   // none.

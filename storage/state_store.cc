@@ -24,6 +24,19 @@ StateStore::StateStore(const Layout* layout, uint64_t sub_group_elements,
   }
 }
 
+absl::StatusOr<StateStore::Pin> StateStore::PinSubGroup(size_t sub_group,
+                                                        Access access) {
+  const bool is_written = access != Access::kRead;
+  if (lag_ == nullptr || !lag_->Concerns(sub_groups_[sub_group], is_written)) {
+    return PinRecord(sub_group, access);
+  }
+  // What brings it up to date writes it.
+  OPTSTATE_ASSIGN_OR_RETURN(
+      Pin pin, PinRecord(sub_group, is_written ? access : Access::kWrite));
+  lag_->MakeCurrent(pin.record(), is_written);
+  return pin;
+}
+
 std::byte* StateStore::sums(uint32_t parameter, uint64_t begin) const {
   if (arrays_.accumulator != nullptr) {
     return reinterpret_cast<std::byte*>(

@@ -126,17 +126,18 @@ class StateStore {
   // record that cannot be read does not end a store.
   virtual absl::Status status() const = 0;
   // Makes a record usable; waits until it has been read and there is room for
-  // it. Errors are those of the tier, and name the place of the damage; the
-  // record is then as it was before.
-  virtual absl::StatusOr<Pin> PinSubGroup(size_t sub_group, Access access) = 0;
+  // it, and brings it up to date where it lags behind a copy (SetLag()). Errors
+  // are those of the tier, and name the place of the damage; the record is then
+  // as it was before.
+  absl::StatusOr<Pin> PinSubGroup(size_t sub_group, Access access);
 
   // Begins a pass, which visits once each sub-group with wanted[index] != 0 (it
   // may visit others), in the order that suits the tier: what is in memory
   // comes first. Ends the pass before it. Returns the number of positions.
   virtual absl::StatusOr<size_t> BeginPass(
       absl::Span<const uint8_t> wanted) = 0;
-  // Pins the record at a position of the pass, for writing. Positions are to be
-  // taken about in order, by any threads.
+  // Pins the record at a position of the pass, for writing; it may lag behind a
+  // copy. Positions are to be taken about in order, by any threads.
   virtual absl::StatusOr<Pin> PinOfPass(size_t position) = 0;
 
   // Says whether records have files on disk, beside frames in memory.
@@ -256,9 +257,9 @@ class StateStore {
   }
 
   // Has records that are newer elsewhere brought up to date before they are
-  // pinned by themselves; null: there are none. Set while nothing is pinned.
-  // For a store of records that are all in memory; `lag` is used until it is
-  // set anew.
+  // pinned by themselves; null: there are none. Set while nothing is pinned;
+  // `lag` is used until it is set anew. A pass is of those who know of it, and
+  // so is a commit, which takes records as they are.
   void SetLag(RecordLag* lag) { lag_ = lag; }
 
   // Says whether there are sums of micro-steps, and of which dtype.
@@ -294,7 +295,8 @@ class StateStore {
              const StateMemory& memory);
 
   const StateArrays& arrays() const { return arrays_; }
-  RecordLag* lag() const { return lag_; }
+  // Pins a record as it is. See PinSubGroup().
+  virtual absl::StatusOr<Pin> PinRecord(size_t sub_group, Access access) = 0;
   // Called once for each Pin with a store.
   virtual void Unpin(const RecordView& record, Access access);
 

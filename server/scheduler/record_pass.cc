@@ -1,39 +1,64 @@
 #include "server/scheduler/record_pass.h"
 
+#include <algorithm>
+
+#include "proto/types/layout.h"
 #include "proto/types/runs.h"
+#include "proto/types/status_macros.h"
 
 namespace optstate::scheduler {
 
-RecordPass::RecordPass(const StepPlan* plan, const StepMemory* memory)
+RecordPass::RecordPass(const StepPlan* plan, const StepMemory* memory,
+                       UpdateExecutor* executor)
     : plan_(*plan),
       memory_(*memory),
+      executor_(*executor),
       wanted_(memory->store->is_resident()
                   ? 0
-                  : memory->store->sub_groups().size()) {}
-
-absl::StatusOr<size_t> RecordPass::Begin(const StepUpdate& update) {
-  for (size_t i = 0; i < wanted_.size(); ++i) {
-    wanted_[i] = IsWanted(memory_.store->sub_groups()[i], update) ? 1 : 0;
-  }
-  next_.store(0, std::memory_order_relaxed);
-  return memory_.store->BeginPass(wanted_);
+                  : memory->store->sub_groups().size()) {
+  unopened_.reserve(wanted_.size());
 }
 
-// Returns whether the sub-group has something to update, so that no other is
-// read from where it is swapped to.
-bool RecordPass::IsWanted(const SubGroup& sub_group,
-                          const StepUpdate& update) const {
-  bool wanted = false;
+absl::StatusOr<size_t> RecordPass::Begin(const StepUpdate& update) {
+  unopened_.clear();
+  for (size_t i = 0; i < wanted_.size(); ++i) {
+    const SubGroup& sub_group = memory_.store->sub_groups()[i];
+    const Use use = UseOf(sub_group, update);
+    wanted_[i] = use == Use::kWithRecord ? 1 : 0;
+    if (use == Use::kWithoutRecord) unopened_.push_back(&sub_group);
+  }
+  next_.store(0, std::memory_order_relaxed);
+  OPTSTATE_ASSIGN_OR_RETURN(const size_t opened,
+                            memory_.store->BeginPass(wanted_));
+  return unopened_.size() + opened;
+}
+
+RecordPass::Use RecordPass::UseOf(const SubGroup& sub_group,
+                                  const StepUpdate& update) const {
+  Use use = Use::kNone;
+  const bool is_durable = memory_.store->is_durable();
   plan_.ForEachParameterIn(
       sub_group, [&](uint32_t p, uint64_t begin, uint64_t end) {
-        if (wanted || update.updated[p] == 0) return;
+        if (use == Use::kWithRecord || update.updated[p] == 0) return;
+        // A commit writes such a parameter with its record, which a pin keeps
+        // as it is until then.
+        const bool is_written =
+            is_durable &&
+            plan_.layout().master_format(p) == MasterFormat::kParameter;
         ForEachRun(plan_.layout(), p, begin, end,
                    [&](uint64_t run, uint64_t /*begin*/, uint64_t /*numel*/) {
-                     wanted |= memory_.recovery.run_stamps[run].load(
-                                   std::memory_order_relaxed) != update.step;
+                     if (memory_.recovery.run_stamps[run].load(
+                             std::memory_order_relaxed) == update.step) {
+                       return;
+                     }
+                     use = std::max(
+                         use, is_written || update.speculative ||
+                                      executor_.NeedsRecord(run, update.step)
+                                  ? Use::kWithRecord
+                                  : Use::kWithoutRecord);
                    });
       });
-  return wanted;
+  return use;
 }
 
 }  // namespace optstate::scheduler

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "proto/types/sub_groups.h"
+#include "server/scheduler/executors/update_executor.h"
 #include "server/scheduler/step_memory.h"
 #include "server/scheduler/step_plan.h"
 #include "server/scheduler/step_update.h"
@@ -16,18 +17,26 @@
 namespace optstate::scheduler {
 
 // The order in which an update visits the records of a job: each that has
-// something to update once, at a position.
+// something to update once, at a position. A swapped record that the executor
+// does not need is not opened, so that it is not read for nothing.
 //
 // Threads: Begin() by one thread; then Pin() by many.
 class RecordPass {
  public:
   // The arguments must outlive this object.
-  RecordPass(const StepPlan* plan, const StepMemory* memory);
+  RecordPass(const StepPlan* plan, const StepMemory* memory,
+             UpdateExecutor* executor);
 
   // Begins a pass and ends the one before it. Returns the number of positions.
   absl::StatusOr<size_t> Begin(const StepUpdate& update);
-  // Pins the record at a position, for writing, when each position is asked for
-  // once. Records that are all in memory are at the position that is named,
+  // Returns the sub-group at a position whose record is not opened; null: it is
+  // to be pinned. These come first: a device works on them while the first
+  // records are read.
+  const SubGroup* Unopened(size_t position) const {
+    return position < unopened_.size() ? unopened_[position] : nullptr;
+  }
+  // Pins the record at another position, for writing, when each position is
+  // asked for once. Records that are all in memory are at the position that is named,
   // because each worker has positions of its own, for the sake of the memory on
   // its node; of swapped ones the next is taken, because they are read one
   // after the other.
@@ -38,11 +47,15 @@ class RecordPass {
   }
 
  private:
-  bool IsWanted(const SubGroup& sub_group, const StepUpdate& update) const;
+  enum class Use : uint8_t { kNone, kWithoutRecord, kWithRecord };
+  // Returns what the updates of a sub-group use.
+  Use UseOf(const SubGroup& sub_group, const StepUpdate& update) const;
 
   const StepPlan& plan_;
   const StepMemory& memory_;
+  UpdateExecutor& executor_;
   std::vector<uint8_t> wanted_;  // by sub-group; empty for a resident store
+  std::vector<const SubGroup*> unopened_;
   std::atomic<size_t> next_{0};
 };
 

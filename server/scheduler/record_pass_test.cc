@@ -1,5 +1,6 @@
 #include "server/scheduler/record_pass.h"
 
+#include <algorithm>
 #include <set>
 #include <vector>
 
@@ -19,7 +20,7 @@ class SwappedStore final : public storage::StateStore {
         store_(*store) {}
   absl::Status status() const override { return absl::OkStatus(); }
   bool is_resident() const override { return false; }
-  absl::StatusOr<Pin> PinSubGroup(size_t sub_group, Access access) override {
+  absl::StatusOr<Pin> PinRecord(size_t sub_group, Access access) override {
     return store_.PinSubGroup(sub_group, access);
   }
   absl::StatusOr<size_t> BeginPass(absl::Span<const uint8_t> which) override {
@@ -32,7 +33,10 @@ class SwappedStore final : public storage::StateStore {
     return store_.PinOfPass(position);
   }
 
+  bool is_durable() const override { return durable; }
+
   bool fails = false;
+  bool durable = false;
   std::vector<uint8_t> wanted;
   std::vector<size_t> positions;
 
@@ -40,9 +44,28 @@ class SwappedStore final : public storage::StateStore {
   storage::HostStore& store_;
 };
 
+// An executor that has copies of some runs' records elsewhere.
+class KeepingExecutor final : public UpdateExecutor {
+ public:
+  absl::Status CanUpdate(const Layout&, Accumulation) const override {
+    return absl::OkStatus();
+  }
+  size_t slots() const override { return 1; }
+  bool NeedsRecord(uint64_t run, uint64_t /*step*/) override {
+    return !kept.contains(run);
+  }
+  void Reduce(const IndexRange&, ReduceTasks) override {}
+  absl::Status Update(const IndexRange&, UpdateTasks*) override {
+    return absl::OkStatus();
+  }
+
+  std::set<uint64_t> kept;
+};
+
 TEST(RecordPassTest, ARecordInMemoryIsAtItsPosition) {
   SchedulerTestJob job({});
-  RecordPass pass(&job.plan(), &job.memory());
+  KeepingExecutor executor;
+  RecordPass pass(&job.plan(), &job.memory(), &executor);
   const auto positions = pass.Begin(job.UpdateOf(kStep));
   ASSERT_TRUE(positions.ok());
   EXPECT_EQ(*positions, job.store().sub_groups().size());
@@ -55,7 +78,8 @@ TEST(RecordPassTest, SwappedRecordsComeInOrderWhereSomethingIsToBeDone) {
   SwappedStore store(&job.store());
   StepMemory memory = job.memory();
   memory.store = &store;
-  RecordPass pass(&job.plan(), &memory);
+  KeepingExecutor executor;
+  RecordPass pass(&job.plan(), &memory, &executor);
   // Only parameter 5 is updated, and its first record has the step.
   job.SetUpdated({0, 0, 0, 0, 0, 1, 0});
   const SubGroup& first = store.sub_groups()[store.sub_groups().IndexOf(5, 0)];
@@ -78,6 +102,65 @@ TEST(RecordPassTest, SwappedRecordsComeInOrderWhereSomethingIsToBeDone) {
   EXPECT_EQ(store.positions.back(), 0u);
   store.fails = true;
   EXPECT_EQ(pass.Begin(job.UpdateOf(kStep)).status().message(), "a bad disk");
+}
+
+// Returns the number of positions of the pass whose records are not opened.
+size_t CountUnopened(const RecordPass& pass, size_t positions) {
+  size_t unopened = 0;
+  while (unopened < positions && pass.Unopened(unopened) != nullptr) {
+    ++unopened;
+  }
+  for (size_t i = unopened; i < positions; ++i) {
+    EXPECT_EQ(pass.Unopened(i), nullptr) << i;
+  }
+  return unopened;
+}
+
+TEST(RecordPassTest, ASwappedRecordThatIsNotNeededIsNotOpened) {
+  SchedulerTestJob job({});
+  SwappedStore store(&job.store());
+  StepMemory memory = job.memory();
+  memory.store = &store;
+  KeepingExecutor executor;
+  RecordPass pass(&job.plan(), &memory, &executor);
+  // Parameter 5 alone is updated, of which there are copies but for one run.
+  job.SetUpdated({0, 0, 0, 0, 0, 1, 0});
+  std::vector<uint64_t> runs;
+  job.plan().ForEachRunOf(5, [&](uint64_t run, uint64_t, uint64_t) {
+    runs.push_back(run);
+  });
+  executor.kept.insert(runs.begin(), runs.end() - 1);
+  const uint64_t last = job.plan().numel(5) - 1;
+  const uint32_t records =
+      store.sub_groups().IndexOf(5, last) - store.sub_groups().IndexOf(5, 0);
+  ASSERT_GT(records, 0u);
+  // The store says that all are wanted of which it is asked for any.
+  const auto wanted = [&] {
+    return std::count(store.wanted.begin(), store.wanted.end(), 1);
+  };
+  auto positions = pass.Begin(job.UpdateOf(kStep));
+  ASSERT_TRUE(positions.ok());
+  EXPECT_EQ(CountUnopened(pass, *positions), records);
+  EXPECT_EQ(pass.Unopened(0),
+            &store.sub_groups()[store.sub_groups().IndexOf(5, 0)]);
+  EXPECT_EQ(wanted(), 1);
+  // A run that has the step needs nothing.
+  job.run_stamps()[runs.back()] = kStep;
+  positions = pass.Begin(job.UpdateOf(kStep));
+  ASSERT_TRUE(positions.ok());
+  EXPECT_EQ(wanted(), 0);
+  // What is speculated about is kept first, from its record.
+  StepUpdate speculative = job.UpdateOf(kStep);
+  speculative.speculative = true;
+  ASSERT_TRUE(pass.Begin(speculative).ok());
+  EXPECT_EQ(pass.Unopened(0), nullptr);
+  // A commit writes parameters that are their own masters with their records.
+  store.durable = true;
+  const bool is_own_master =
+      job.layout().master_format(5) == MasterFormat::kParameter;
+  positions = pass.Begin(job.UpdateOf(kStep));
+  ASSERT_TRUE(positions.ok());
+  EXPECT_EQ(pass.Unopened(0) == nullptr, is_own_master);
 }
 
 }  // namespace

@@ -1,10 +1,13 @@
 #include "server/scheduler/step_scheduler.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "proto/types/status_macros.h"
 #include "server/scheduler/executors/cpu_update_executor.h"
 #include "server/scheduler/gradient_log.h"
+#include "server/scheduler/passes/lag_pass.h"
 #include "server/scheduler/passes/log_replay.h"
 #include "server/scheduler/passes/state_clearing.h"
 #include "server/scheduler/state_placement.h"
@@ -83,7 +86,42 @@ absl::Status StepScheduler::MakePass(const Update& update) {
                                     : updater_.MakePass(update);
 }
 
+absl::Status StepScheduler::ForgetStep(bool is_whole) {
+  if (is_whole) {
+    executor_.DropCopies();
+  } else {
+    OPTSTATE_RETURN_IF_ERROR(CatchUpRecords(executor_.lag(),
+                                            /*is_written=*/true, memory_.store,
+                                            &pool_));
+  }
+  recovery_.ForgetStep();
+  speculation_.Forget();
+  return absl::OkStatus();
+}
+
+absl::Status StepScheduler::CatchUp() {
+  return CatchUpRecords(executor_.lag(), /*is_written=*/false, memory_.store,
+                        &pool_);
+}
+
+bool StepScheduler::WorkAhead() {
+  if (executor_.lag() == nullptr || !memory_.store->is_resident()) return false;
+  // A millisecond or so.
+  constexpr size_t kSubGroups = 64;
+  const size_t begin = next_ahead_;
+  const size_t size = memory_.store->sub_groups().size();
+  next_ahead_ = std::min(size, begin + kSubGroups);
+  pool_.ParallelFor(next_ahead_ - begin, [&](size_t i) {
+    if (!executor_.IsDue(memory_.store->sub_groups()[begin + i])) return;
+    // In memory nothing fails.
+    memory_.store->PinSubGroup(begin + i, storage::StateStore::Access::kRead)
+        .IgnoreError();
+  });
+  return next_ahead_ < size;
+}
+
 absl::Status StepScheduler::Apply(const Update& update) {
+  next_ahead_ = 0;
   OPTSTATE_RETURN_IF_ERROR(recovery_.FinishRunsInFlight(update));
   OPTSTATE_RETURN_IF_ERROR(MakePass(update));
   if (observer_ != nullptr) observer_->OnRunsDone(update.step);

@@ -130,11 +130,9 @@ class StepScheduler {
   bool NeedsGradients(uint32_t rank, const Update& update) const {
     return recovery_.NeedsGradients(rank, update);
   }
-  void ForgetStep() {
-    executor_.Settle();
-    recovery_.ForgetStep();
-    speculation_.Forget();
-  }
+  // `is_whole`: all records are going to be cleared, so that nothing that one
+  // lacks counts. Else an error is one of the store, and nothing is forgotten.
+  absl::Status ForgetStep(bool is_whole);
   void ForgetStaged() { recovery_.ForgetStaged(); }
 
   // See GradientStager.
@@ -162,8 +160,13 @@ class StepScheduler {
   // call, of this or a later process, does the rest.
   absl::Status Apply(const Update& update);
 
-  // See UpdateExecutor.
-  bool WorkAhead() { return executor_.WorkAhead(); }
+  // Brings all records up to date, so that a commit has them as they are after
+  // the last step. See CatchUpRecords().
+  absl::Status CatchUp();
+  // Brings some of the records up to date that the next pass would. Returns
+  // whether there are more. Nothing for records on disk, which it would have to
+  // wait for.
+  bool WorkAhead();
 
   // See Speculation.
   static bool CanSpeculate(const Layout& layout) {
@@ -202,6 +205,7 @@ class StepScheduler {
   Updater updater_;
   std::optional<NonSeparableUpdater> non_separable_;
   StepRecovery recovery_;
+  size_t next_ahead_ = 0;  // sub-group
 };
 
 }  // namespace optstate::scheduler

@@ -440,7 +440,9 @@ void JobImpl::Stop() {
   job_.verifier.Cancel("the engine ends");
   // The next engine may be of an older build, which could not read records that
   // lag behind devices. A step that is being finished keeps what it has.
-  if (job_.failure.ok() && !job_.recovery.has_value()) ReleaseDevices(&job_);
+  if (job_.failure.ok() && !job_.recovery.has_value()) {
+    ReleaseDevices(&job_).IgnoreError();  // the next engine does the rest
+  }
   durability_.CommitFinally(load_.round.active());
 }
 

@@ -207,7 +207,7 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
     StartScaling(/*former=*/std::nullopt, spec.loss_scaler_state);
     return used;
   }
-  ReleaseDevices(&job_);
+  ReleaseDevices(&job_).IgnoreError();  // no step was taken
   job_.DropStore();
   if (UsesDisk(job_.shape->description.storage)) {
     RemoveDiskFolders(DiskDirectoriesOf(job_.options.config, job_.options.name),
@@ -230,6 +230,7 @@ absl::Status JobRegistrar::Reshape(JobDescription description) {
   job_.EndMove(
       "the job is registered with other settings; set directory_weights again");
   const uint32_t first_new = job_.parameter_count();
+  if (extended) OPTSTATE_RETURN_IF_ERROR(SettleRecords(&job_));
   std::unique_ptr<Rearrangement> records;
   if (extended && UsesDisk(description.storage)) {
     OPTSTATE_ASSIGN_OR_RETURN(records, WriteRecordsAnew(description));
@@ -251,8 +252,8 @@ absl::Status JobRegistrar::Reshape(JobDescription description) {
   step_.open_step.DropAll();
   step_.micro_steps.DropAll();
   // The files change under the store, and the next workspace needs the memory
-  // of this one.
-  ReleaseDevices(&job_);
+  // of this one. Records are settled.
+  ReleaseDevices(&job_).IgnoreError();
   job_.scheduler.reset();
   job_.DropStore();
   // The record of a READY job asks for loads from its parameter count on, where
@@ -320,7 +321,8 @@ absl::Status JobRegistrar::LoseShape(const absl::Status& why) {
   step_.micro_steps = MicroSteps();
   load_.round = LoadRound();
   load_.staged.Reset({});
-  ReleaseDevices(&job_);
+  // What it cannot do is left to the next engine.
+  ReleaseDevices(&job_).IgnoreError();
   job_.DropStore();
   job_.shape.reset();
   job_.tier.reset();
@@ -370,7 +372,8 @@ absl::Status JobRegistrar::UseShape(std::unique_ptr<JobShape> shape,
 
 absl::Status JobRegistrar::MakeScheduler(
     const storage::DurableCommit* restored) {
-  ReleaseDevices(&job_);  // the files may move
+  // The files may move. The next scheduler does what this cannot.
+  ReleaseDevices(&job_).IgnoreError();
   OPTSTATE_RETURN_IF_ERROR(
       job_.tier->ReserveStepFiles(StepFilesOf(job_.shape->description)));
   job_.scheduler.reset();

@@ -196,8 +196,8 @@ RecordView EvictingStore::ViewAt(uint32_t record, uint32_t frame) const {
   return {&layout(), &sub_groups()[record], bases};
 }
 
-absl::StatusOr<StateStore::Pin> EvictingStore::PinSubGroup(size_t sub_group,
-                                                           Access access) {
+absl::StatusOr<StateStore::Pin> EvictingStore::PinRecord(size_t sub_group,
+                                                         Access access) {
   const auto index = static_cast<uint32_t>(sub_group);
   const absl::MutexLock lock(&mu_);
   Record& record = records_[index];
@@ -244,7 +244,7 @@ absl::StatusOr<StateStore::Pin> EvictingStore::PinOfPass(size_t position) {
     record = pass_[position];
     if (position + kAhead < pass_.size()) Request(pass_[position + kAhead]);
   }
-  return PinSubGroup(record, Access::kWrite);
+  return PinRecord(record, Access::kWrite);
 }
 
 void EvictingStore::Request(uint32_t index) {

@@ -60,7 +60,6 @@ class EvictingStore final : public StateStore {
 
   bool is_resident() const override { return false; }
   absl::Status status() const override { return absl::OkStatus(); }
-  absl::StatusOr<Pin> PinSubGroup(size_t sub_group, Access access) override;
   absl::StatusOr<size_t> BeginPass(absl::Span<const uint8_t> wanted) override;
   absl::StatusOr<Pin> PinOfPass(size_t position) override;
 
@@ -86,6 +85,7 @@ class EvictingStore final : public StateStore {
 
   EvictingStore(const Layout* layout, uint64_t sub_group_elements,
                 const StateMemory& memory, const Options& options);
+  absl::StatusOr<Pin> PinRecord(size_t sub_group, Access access) override;
   absl::Status OpenFrames(const Options& options);
   absl::Status Adopt(uint64_t incarnation);
 

@@ -7,7 +7,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "storage/record_lag.h"
 #include "storage/record_view.h"
 #include "storage/state_store.h"
 
@@ -15,8 +14,6 @@ namespace optstate::storage {
 
 // The store of a job whose records are parts of arrays in memory. A pin is
 // arithmetic, a pass visits all sub-groups in their order, and nothing fails.
-// Records that are newer elsewhere are brought up to date when they are pinned
-// by themselves; a pass is of those who know of it.
 class HostStore final : public StateStore {
  public:
   // See StateStore().
@@ -26,12 +23,6 @@ class HostStore final : public StateStore {
 
   bool is_resident() const override { return true; }
   absl::Status status() const override { return absl::OkStatus(); }
-  absl::StatusOr<Pin> PinSubGroup(size_t sub_group, Access access) override {
-    if (RecordLag* const lag = this->lag(); lag != nullptr) {
-      lag->MakeCurrent(sub_groups()[sub_group], access != Access::kRead);
-    }
-    return Pin(record(sub_group));
-  }
   absl::StatusOr<size_t> BeginPass(
       absl::Span<const uint8_t> /*wanted*/) override {
     return sub_groups().size();
@@ -41,6 +32,11 @@ class HostStore final : public StateStore {
   }
 
   RecordView record(size_t sub_group) const;
+
+ private:
+  absl::StatusOr<Pin> PinRecord(size_t sub_group, Access /*access*/) override {
+    return Pin(record(sub_group));
+  }
 };
 
 }  // namespace optstate::storage

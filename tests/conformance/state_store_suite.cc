@@ -5,8 +5,12 @@
 #include <cstring>
 #include <thread>
 
+#include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "proto/types/array_format.h"
+#include "proto/types/sub_groups.h"
+#include "storage/record_lag.h"
+#include "storage/record_view.h"
 #include "storage/tiers/nvme/nvme_test_job.h"
 
 namespace optstate {
@@ -173,6 +177,76 @@ TEST_P(StateStoreSuite, APassVisitsWhatIsWantedOnce) {
     }
   }
   CompareAll();
+  Reopen();
+  CompareAll();
+}
+
+// Copies of some records, which are newer: random bytes that a record lacks.
+class Copies final : public storage::RecordLag {
+ public:
+  enum class Of : uint8_t { kNone, kAsNew, kNewer };
+
+  Copies(storage::StateStore* store,
+         absl::FunctionRef<void(const storage::RecordView&)> write)
+      : store_(*store), write_(write), of_(store->sub_groups().size()) {}
+
+  Of& of(size_t record) { return of_[record]; }
+  bool Concerns(const SubGroup& sub_group, bool is_written) override {
+    const Of of = of_[IndexOf(sub_group)];
+    return of == Of::kNewer || (is_written && of == Of::kAsNew);
+  }
+  void MakeCurrent(const storage::RecordView& record,
+                   bool is_written) override {
+    Of& of = of_[IndexOf(record.sub_group())];
+    if (of == Of::kNewer) write_(record);
+    if (of != Of::kNone) of = is_written ? Of::kNone : Of::kAsNew;
+  }
+
+ private:
+  size_t IndexOf(const SubGroup& sub_group) const {
+    return static_cast<size_t>(&sub_group - store_.sub_groups().all().data());
+  }
+
+  storage::StateStore& store_;
+  const absl::FunctionRef<void(const storage::RecordView&)> write_;
+  std::vector<Of> of_;  // by record
+};
+
+// Also one that is pinned to be read, and then is not in a frame any more.
+TEST_P(StateStoreSuite, ARecordThatLagsIsBroughtUpToDateFirst) {
+  WriteAll();
+  const auto write = [&](const storage::RecordView& record) {
+    Write(storage::StateStore::Pin(record), &random_);
+  };
+  Copies copies(&store(), write);
+  store().SetLag(&copies);
+  using Of = Copies::Of;
+  for (size_t i = 0; i < 8 * records(); ++i) {
+    const size_t record = random_() % records();
+    const Of of = static_cast<Of>(random_() % 3);
+    copies.of(record) = of;
+    const bool is_read = random_() % 2 == 0;
+    const auto pin =
+        store().PinSubGroup(record, is_read ? Access::kRead : Access::kWrite);
+    ASSERT_TRUE(pin.ok()) << pin.status();
+    ASSERT_TRUE(IsAsModel(*pin)) << "record " << record;
+    const Of left = of == Of::kNone || !is_read ? Of::kNone : Of::kAsNew;
+    EXPECT_EQ(copies.of(record), left);
+    if (!is_read) Write(*pin, &random_);
+  }
+  for (size_t i = 0; i < records(); ++i) copies.of(i) = Of::kNewer;
+  // A pass is of those who know of the copies.
+  const std::vector<uint8_t> all(records(), 1);
+  const auto positions = store().BeginPass(all);
+  ASSERT_TRUE(positions.ok()) << positions.status();
+  for (size_t i = 0; i < *positions; ++i) {
+    const auto pin = store().PinOfPass(i);
+    ASSERT_TRUE(pin.ok()) << pin.status();
+    EXPECT_TRUE(IsAsModel(*pin));
+  }
+  CompareAll();
+  for (size_t i = 0; i < records(); ++i) EXPECT_EQ(copies.of(i), Of::kAsNew);
+  store().SetLag(nullptr);
   Reopen();
   CompareAll();
 }

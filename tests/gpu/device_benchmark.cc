@@ -388,12 +388,21 @@ void BM_Resident(benchmark::State& state, double cpu_fraction, size_t records) {
   std::vector<double> both, ahead;
   for (auto _ : state) {
     ahead.push_back(SecondsOf([&] {
-      while (executor.WorkAhead()) {
-      }
+      pool.ParallelFor(tasks.positions(), [&](size_t position) {
+        const SubGroup sub_group = tasks.SubGroupOf(position);
+        if (!executor.IsDue(sub_group)) return;
+        executor.lag()->MakeCurrent(tasks.RecordOf(&sub_group),
+                                    /*is_written=*/false);
+      });
     }));
     both.push_back(SecondsOf(step));
   }
   Check(executor.counters().failure);
+  for (size_t i = 0; i < tasks.positions(); ++i) {
+    const SubGroup sub_group = tasks.SubGroupOf(i);
+    executor.lag()->MakeCurrent(tasks.RecordOf(&sub_group),
+                                /*is_written=*/true);
+  }
   executor.Release();
   std::vector<double> alone;
   for (int i = 0; i < 5; ++i) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -17,7 +18,9 @@
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
+#include "proto/types/sub_groups.h"
 #include "server/scheduler/executors/update_executor.h"
+#include "storage/record_view.h"
 
 namespace optstate {
 
@@ -30,6 +33,7 @@ class HostRecords final : public scheduler::UpdateTasks {
   // masters.
   HostRecords(DType dtype, size_t records)
       : numel_(records * kTiles * kTileElements),
+        layout_(LayoutOf(dtype, static_cast<int64_t>(numel_))),
         stamps_(records * kTiles),
         master_(2 * numel_),
         exp_avg_(numel_, 0.01f),
@@ -49,6 +53,28 @@ class HostRecords final : public scheduler::UpdateTasks {
   size_t numel() const { return numel_; }
   // In bfloat16.
   absl::Span<std::byte> parameters() { return absl::MakeSpan(parameter_); }
+  SubGroup SubGroupOf(size_t position) const {
+    SubGroup sub_group;
+    sub_group.begin = position * kTiles * kTileElements;
+    sub_group.end = sub_group.begin + kTiles * kTileElements;
+    sub_group.end_parameter = 1;
+    return sub_group;
+  }
+  // Returns the record of a sub-group.
+  storage::RecordView RecordOf(const SubGroup* sub_group) {
+    storage::RecordView::Bases bases;
+    bases.parameter_area = parameter_.empty()
+                               ? reinterpret_cast<std::byte*>(master_.data())
+                               : parameter_.data();
+    const auto place = [&](int part, std::vector<float>* array) {
+      bases.parts[static_cast<size_t>(part)] =
+          reinterpret_cast<std::byte*>(array->data() + sub_group->begin);
+    };
+    place(storage::kMasterPart, &master_);
+    place(storage::kStatePart0, &exp_avg_);
+    place(storage::kStatePart0 + 1, &exp_avg_sq_);
+    return {&layout_, sub_group, bases};
+  }
   // The passes from here on are of the next step.
   void NextStep() { ++step_; }
 
@@ -65,6 +91,7 @@ class HostRecords final : public scheduler::UpdateTasks {
       const size_t bytes = SizeInBytes(key_.parameter);
       const void* const gradients[] = {gradient_.data() + begin * bytes};
       scheduler::UpdateTask task;
+      task.record = positions_[slot];
       task.run = run;
       task.step = step_;
       task.view.gradients = gradients;
@@ -86,8 +113,20 @@ class HostRecords final : public scheduler::UpdateTasks {
   void Close(size_t /*slot*/) override {}
 
  private:
+  static Layout LayoutOf(DType dtype, int64_t numel) {
+    LayoutSpec spec;
+    spec.groups.resize(1);
+    ParameterSpec& parameter = spec.parameters.emplace_back();
+    parameter.name = "weights";
+    parameter.shape = {numel};
+    parameter.numel = numel;
+    parameter.dtype = parameter.gradient_dtype = dtype;
+    return *Layout::Make(std::move(spec));
+  }
+
   kernels::UpdateKernelKey key_;
   const size_t numel_;
+  const Layout layout_;
   const kernels::UpdateKernel* kernel_ = nullptr;
   kernels::UpdateFactors factors_;
   std::vector<std::atomic<uint64_t>> stamps_;

@@ -180,7 +180,7 @@ absl::Status DeviceBatch::Submit(const DeviceKernels& kernels) {
   return memory_->MarkEnd();
 }
 
-void DeviceBatch::WriteBack(size_t i, WorkerUndo* undo) {
+bool DeviceBatch::WriteBack(size_t i, WorkerUndo* undo) {
   const HeldTasks::Held& held = tasks_[i];
   const kernels::TileView& staged = places_[i].staged;
   kernels::TileView view = held.task.view;
@@ -188,12 +188,13 @@ void DeviceBatch::WriteBack(size_t i, WorkerUndo* undo) {
     view.undo = nullptr;
     kernels::WriteBack(held.key, staged, view);
     held.task.stamp->store(held.task.step, std::memory_order_release);
-    return;
+    return true;
   }
   undo->Begin(UndoKind::kUpdate, held.task.run, held.task.step);
   view.undo = &undo->slot;
   kernels::WriteBack(held.key, staged, view);
   undo->End(held.task.stamp);
+  return true;
 }
 
 }  // namespace optstate::scheduler

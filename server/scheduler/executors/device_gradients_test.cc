@@ -52,7 +52,7 @@ class DeviceGradientsTest : public testing::TestWithParam<Param> {
     return bytes;
   }
   static void CheckSettled(Job& job) {
-    job.executor().Settle();
+    job.Settle();
     job.CheckSettled();
   }
 

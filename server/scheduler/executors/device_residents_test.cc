@@ -53,7 +53,7 @@ TEST_P(DeviceResidentsTest, NothingStaysWithoutABudgetNorBehindRelease) {
     const auto counters = job.executor().counters();
     EXPECT_EQ(counters.devices[0].resident_elements > 0, budget > 0);
     EXPECT_LE(counters.devices[0].resident_bytes, budget);
-    job.executor().Release();
+    job.Release();
     job.CheckSettled();
     job.Step();
     job.CheckSettled();
@@ -62,6 +62,30 @@ TEST_P(DeviceResidentsTest, NothingStaysWithoutABudgetNorBehindRelease) {
     EXPECT_EQ(released.log_bytes, 0u);
     EXPECT_EQ(released.cpu_elements, 0u);
   }
+}
+
+// A record on disk is read for every kSteps-th step alone.
+TEST_P(DeviceResidentsTest, MostStepsNeedNoRecord) {
+  Job job(GetParam(), {}, seed_);
+  ASSERT_TRUE(job.Share(/*cpu_fraction=*/0, job.record_bytes()).ok());
+  for (size_t i = 0; i < kRuns; ++i) {
+    EXPECT_TRUE(job.executor().NeedsRecord(i, 1)) << "it is not there yet";
+  }
+  job.Step();
+  for (size_t i = 0; i < kRuns; ++i) {
+    uint64_t needed = 0;
+    for (uint64_t k = 1; k < GradientLog::kSteps; ++k) {
+      if (job.executor().NeedsRecord(i, job.step() + k)) ++needed;
+    }
+    EXPECT_LE(needed, 1u) << i;
+  }
+  for (int i = 0; i < 8; ++i) job.Step();
+  EXPECT_GT(job.updates_without_record(), 0u);
+  job.Settle();
+  for (size_t i = 0; i < kRuns; ++i) {
+    EXPECT_TRUE(job.executor().NeedsRecord(i, job.step() + 1));
+  }
+  job.CheckSettled();
 }
 
 // The log has the sum, as has the device.
@@ -75,7 +99,7 @@ TEST_P(DeviceResidentsTest, GradientsOfSeveralRanksAreSummed) {
   job.Restart();
   ASSERT_TRUE(job.Share(/*cpu_fraction=*/0, job.record_bytes()).ok());
   for (int i = 0; i < 3; ++i) job.Step(/*visited_percent=*/60);
-  job.executor().Release();
+  job.Release();
   job.CheckSettled();
 }
 
@@ -88,7 +112,7 @@ TEST_P(DeviceResidentsTest, WhatALostDeviceHadIsNotLost) {
     job.faults().LoseAfter(7);
     for (int i = 0; i < 4; ++i) job.Step(/*visited_percent=*/50);
     EXPECT_TRUE(absl::IsInternal(job.executor().counters().failure));
-    job.executor().Settle();
+    job.Settle();
     job.CheckSettled();
   }
 }
@@ -108,7 +132,8 @@ TEST_P(DeviceResidentsTest, RanksOnTheDeviceGetParametersThere) {
   EXPECT_EQ(job.CheckShared(), kRuns);
   // Runs lie one behind the other, in the order of the first step.
   uint64_t offset = 0;
-  for (size_t i = 0; i < kRuns; ++i) {
+  for (size_t place = 0; place < kRuns; ++place) {
+    const size_t i = RunAt(place);
     EXPECT_EQ(job.reader(0)->OffsetOf(i), offset);
     offset +=
         SharedParameters::Aligned(job.runs()[i].tested->parameter().size());
@@ -128,7 +153,7 @@ TEST_P(DeviceResidentsTest, RanksOnTheDeviceGetParametersThere) {
   EXPECT_EQ(job.CheckShared(), kRuns / 2);
   job.Step();
   EXPECT_EQ(job.CheckShared(), kRuns);
-  job.executor().Release();
+  job.Release();
   EXPECT_TRUE(job.reader(0)->is_over());
   EXPECT_EQ(job.CheckShared(), 0u);
   EXPECT_EQ(job.executor().counters().devices[0].shared_bytes, 0u);
@@ -143,9 +168,9 @@ TEST_P(DeviceResidentsTest, ParametersAreSharedAsFarAsThereIsRoom) {
   job.Step();
   // Room for some of the records that are there already.
   uint64_t bytes = 0;
-  for (size_t i = 0; i < kRuns / 2; ++i) {
-    bytes +=
-        SharedParameters::Aligned(job.runs()[i].tested->parameter().size());
+  for (size_t place = 0; place < kRuns / 2; ++place) {
+    bytes += SharedParameters::Aligned(
+        job.runs()[RunAt(place)].tested->parameter().size());
   }
   const absl::Status shared = job.ShareParameters(0, bytes);
   if (GetParam().is_cuda && absl::IsFailedPrecondition(shared)) {
@@ -173,7 +198,7 @@ TEST_P(DeviceResidentsTest, ADeviceThatSharesNothingKeepsNoMemoryForIt) {
 
 TEST_P(DeviceResidentsTest, WhatTheCpuUpdatesInsteadIsNotOnTheDevice) {
   if (GetParam().is_cuda) GTEST_SKIP() << "no GPU is lost on purpose";
-  Job job(GetParam(), {}, seed_);
+  Job job(GetParam(), {.opens_all = true}, seed_);
   ASSERT_TRUE(job.Share(/*cpu_fraction=*/0, job.record_bytes()).ok());
   ASSERT_TRUE(job.ShareParameters(0, 1 << 20).ok());
   job.Step();
@@ -209,14 +234,14 @@ void ShareAnew(Job* job, std::mt19937_64* random) {
 void LetHappen(Job* job, std::mt19937_64* random) {
   const uint64_t begin = (*random)() % kRuns * kTileElements;
   const uint64_t end = begin + (*random)() % kRuns * kTileElements;
-  switch ((*random)() % 13) {
+  switch ((*random)() % 14) {
     case 0:
       return job->MakeCurrent(begin, end, /*is_written=*/false);
     case 1:
       job->MakeCurrent(begin, end, /*is_written=*/true);
       return job->Overwrite(begin, end);
     case 2:
-      job->executor().Settle();
+      job->Settle();
       return job->CheckSettled();
     case 3:
       return ShareAnew(job, random);
@@ -228,9 +253,11 @@ void LetHappen(Job* job, std::mt19937_64* random) {
     case 6:
       return job->faults().LoseAfter(OneOf({0, 10, 30}, random));
     case 7:
-      job->executor().WorkAhead();
+      job->WorkAhead();
       return;
     case 8:
+      return job->Replace();
+    case 9:
       // Refused where nothing stays, or the device is lost.
       for (const size_t device : {0, 1}) {
         job->ShareParameters(device, OneOf<uint64_t>({20000, 1 << 20}, random))
@@ -256,7 +283,7 @@ TEST_P(DeviceResidentsTest, WhateverHappensNoBitDiffers) {
       job.Step(OneOf<uint32_t>({100, 80, 30}, &random));
       LetHappen(&job, &random);
     }
-    job.executor().Settle();
+    job.Settle();
     job.CheckSettled();
   }
 }

@@ -171,14 +171,19 @@ void DeviceUpdateExecutor::CountPlaces() {
   }
 }
 
-void DeviceUpdateExecutor::Settle() {
-  if (residents_ == nullptr) return;
-  residents_->SettleAll(options_.pool, [this] { return undo(); });
+void DeviceUpdateExecutor::DropCopies() {
+  if (residents_ != nullptr) residents_->Drop();
 }
 
-bool DeviceUpdateExecutor::WorkAhead() {
-  return residents_ != nullptr &&
-         residents_->CatchUpSome(options_.pool, [this] { return undo(); });
+bool DeviceUpdateExecutor::NeedsRecord(uint64_t run, uint64_t step) {
+  const ResidentTile* const tile =
+      residents_ == nullptr ? nullptr : residents_->Find(run);
+  return tile == nullptr || is_lost_[tile->device] ||
+         residents_->NeedsRecord(*tile, step);
+}
+
+bool DeviceUpdateExecutor::IsDue(const SubGroup& sub_group) {
+  return residents_ != nullptr && residents_->IsDue(sub_group);
 }
 
 absl::StatusOr<DeviceParameters> DeviceUpdateExecutor::ShareParameters(
@@ -199,24 +204,32 @@ absl::StatusOr<DeviceParameters> DeviceUpdateExecutor::ShareParameters(
   return shared;
 }
 
-bool DeviceUpdateExecutor::Release() {
-  if (residents_ == nullptr) return false;
-  Settle();
+void DeviceUpdateExecutor::Release() {
+  if (residents_ == nullptr) return;
   rings_.resize(1);
-  residents_->Forget();
+  if (residents_->AreSettled()) residents_->Forget();
   residents_.reset();
   CountPlaces();
-  return true;
 }
 
-void DeviceUpdateExecutor::MakeCurrent(const SubGroup& sub_group,
+bool DeviceUpdateExecutor::Concerns(const SubGroup& sub_group,
+                                    bool is_written) {
+  return residents_ != nullptr && residents_->Concerns(sub_group, is_written);
+}
+
+void DeviceUpdateExecutor::MakeCurrent(const storage::RecordView& record,
                                        bool is_written) {
   if (residents_ == nullptr) return;
-  residents_->MakeCurrent(sub_group, is_written, undo());
+  if (WorkerPool::CurrentParticipant() != 0) {
+    return residents_->MakeCurrent(record, is_written, undo());
+  }
+  const absl::MutexLock lock(&callers_mu_);
+  residents_->MakeCurrent(record, is_written, undo());
 }
 
 absl::Status DeviceUpdateExecutor::Update(const IndexRange& positions,
                                           UpdateTasks* tasks) {
+  has_left_ = false;
   if (!is_shared()) return cpu_.Update(positions, tasks);
   absl::Status status;
   for (size_t i = positions.begin; i < positions.end; ++i) {
@@ -236,7 +249,6 @@ absl::Status DeviceUpdateExecutor::Update(const IndexRange& positions,
   for (size_t slot = 0; slot < records_.size(); ++slot) {
     FinishRecord(slot, tasks);
   }
-  if (residents_ != nullptr) residents_->BeginCatchUp();
   EndPass();
   return status;
 }
@@ -247,12 +259,27 @@ ResidentTile* DeviceUpdateExecutor::TileOf(const UpdateTask& task) {
   if (tile == nullptr) return nullptr;
   if (!is_lost_[tile->device] && residents_->CanStay(task)) return tile;
   // The record in host memory is updated in its place.
-  residents_->Settle(tile, undo());
+  residents_->Settle(task.view, tile, undo());
   return nullptr;
+}
+
+// A device may have been lost since the pass began.
+void DeviceUpdateExecutor::TakeWithoutRecord(size_t slot,
+                                             const UpdateTask& task,
+                                             UpdateTasks* tasks) {
+  ResidentTile* const tile = residents_->Find(task.run);
+  Ring& ring = rings_[1 + tile->device];
+  if (!is_lost_[tile->device] && residents_->CanStay(task) &&
+      Add(slot, task, tile, &ring, tasks)) {
+    return;
+  }
+  tile->device_step = ResidentTile::kNoStep;
+  has_left_ = true;
 }
 
 void DeviceUpdateExecutor::Take(size_t slot, const UpdateTask& task,
                                 UpdateTasks* tasks) {
+  if (!task.has_record) return TakeWithoutRecord(slot, task, tasks);
   ResidentTile* tile = TileOf(task);
   if (tile == nullptr && cpu_share_.Has(task)) {
     return TakeForCpu(slot, task, tasks);
@@ -269,7 +296,7 @@ void DeviceUpdateExecutor::Take(size_t slot, const UpdateTask& task,
     return;
   }
   // A task that is larger than a batch is the CPU's.
-  if (tile != nullptr) residents_->Settle(tile, undo());
+  if (tile != nullptr) residents_->Settle(task.view, tile, undo());
   CountTooLarge(task.view.numel);
   TakeForCpu(slot, task, tasks);
 }
@@ -384,19 +411,17 @@ void DeviceUpdateExecutor::FinishOldest(Ring* ring, UpdateTasks* tasks) {
   options_.pool->ParallelFor(
       {0, size, size},
       [&](size_t i) {
-        if (is_by_device) {
-          batch.WriteBack(i, undo());
-        } else {
-          batch.UpdateByCpu(i, undo());
-        }
-        Observe(batch.step(), batch.run(i));
+        const bool is_done = is_by_device ? batch.WriteBack(i, undo())
+                                          : batch.UpdateByCpu(i, undo());
+        if (is_done) Observe(batch.step(), batch.run(i));
       },
       "update");
+  has_left_ = has_left_ || batch.left_elements() > 0;
   if (is_by_device) {
     if (trace_.has_value()) trace_->Record(oldest.device, batch);
     CountBatch(oldest.device, batch);
   } else {
-    CountCpu(batch.elements());
+    CountCpu(batch.elements() - batch.left_elements());
   }
   for (const size_t slot : batch.slots()) --records_[slot].batches;
   ring->oldest = (ring->oldest + 1) % ring->batches.size();
@@ -446,7 +471,7 @@ void DeviceUpdateExecutor::NoteFailure(size_t device,
 
 void DeviceUpdateExecutor::CountBatch(size_t device, const UpdateBatch& batch) {
   const uint64_t refused = batch.refused_elements();
-  const uint64_t elements = batch.elements() - refused;
+  const uint64_t elements = batch.elements() - refused - batch.left_elements();
   const absl::MutexLock lock(&mu_);
   counters_.device_elements += elements;
   counters_.cpu_elements += refused;

@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "proto/types/layout.h"
+#include "proto/types/sub_groups.h"
 #include "server/observe/trace_recorder.h"
 #include "server/scheduler/executors/cpu_share.h"
 #include "server/scheduler/executors/cpu_update_executor.h"
@@ -34,6 +35,7 @@
 #include "server/scheduler/workers/worker_pool.h"
 #include "storage/accelerator/device_runtime.h"
 #include "storage/record_lag.h"
+#include "storage/record_view.h"
 
 namespace optstate::scheduler {
 
@@ -168,15 +170,17 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   // The gradients that ranks have on devices, which are those given to Share().
   // Changed between two passes.
   SharedGradients& gradients() { return gradients_; }
-  // Settles all, and gives up the places of records that stay on devices, and
-  // the log. Returns false when there were none.
-  bool Release();
-  // Says of records that stay on devices whether they lag behind there.
-  storage::RecordLag* lag() { return this; }
-  // Brings all records in host memory up to date: none is on a device then,
-  // until the next pass.
-  void Settle() override;
-  bool WorkAhead() override;
+  // Gives up the places of records that stay on devices, and, if those in host
+  // memory are the only ones (see CatchUpRecords), the log; else the log says
+  // what they lack, to whoever replays it.
+  void Release();
+
+  storage::RecordLag* lag() override {
+    return residents_ == nullptr ? nullptr : this;
+  }
+  void DropCopies() override;
+  bool NeedsRecord(uint64_t run, uint64_t step) override;
+  bool IsDue(const SubGroup& sub_group) override;
 
   absl::Status CanUpdate(const Layout& layout,
                          Accumulation accumulation) const override {
@@ -190,6 +194,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   void Reduce(const IndexRange& positions, ReduceTasks tasks) override {
     cpu_.Reduce(positions, tasks);
   }
+  bool HasLeftTasks() const override { return has_left_; }
   absl::Status Update(const IndexRange& positions, UpdateTasks* tasks) override;
 
   Counters counters() const;
@@ -241,6 +246,9 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   void CountPlaces();
   // Puts a task into the batch that is being filled, or into the CPU's part.
   void Take(size_t slot, const UpdateTask& task, UpdateTasks* tasks);
+  // Does so with a task without a record, or leaves it.
+  void TakeWithoutRecord(size_t slot, const UpdateTask& task,
+                         UpdateTasks* tasks);
   void TakeForCpu(size_t slot, const UpdateTask& task, UpdateTasks* tasks);
   // Returns the tile of a task whose record stays, or is to, on a device that
   // works; null: it has none, and the record in host memory is up to date.
@@ -267,7 +275,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   void FinishRecord(size_t slot, UpdateTasks* tasks);
   void CloseIfDone(size_t slot, UpdateTasks* tasks);
   // See RecordLag.
-  void MakeCurrent(const SubGroup& sub_group, bool is_written) override;
+  bool Concerns(const SubGroup& sub_group, bool is_written) override;
+  void MakeCurrent(const storage::RecordView& record, bool is_written) override;
   void Observe(uint64_t step, uint64_t run) const;
   void NoteFailure(size_t device, const absl::Status& failure);
   // Counts what a device has done, and what of it was refused.
@@ -305,6 +314,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   // One is filled while the other is updated.
   CpuPart cpu_parts_[2];
   size_t filling_ = 0;
+  bool has_left_ = false;   // some task of the pass is left
+  absl::Mutex callers_mu_;  // one thread that is not the pool's has their slot
   // The workers gather the one, or update the other, while tasks are taken.
   // Null: not that; one of them at most is set.
   Slot* gathered_ = nullptr;

@@ -86,6 +86,7 @@ void ResidentBatch::Clear() {
   bytes_there_ = 0;
   device_only_bytes_ = 0;
   refused_elements_.store(0, std::memory_order_relaxed);
+  left_elements_.store(0, std::memory_order_relaxed);
   parameters_end_ = kParametersOffset;
   gradients_end_ = 0;
   records_end_ = 0;
@@ -135,7 +136,8 @@ bool ResidentBatch::Add(size_t slot, const UpdateTask& task,
   tiles_.push_back({.tile = tile,
                     .first_gradient = gradient_addresses_.size(),
                     .gradients = gradients.size(),
-                    .parameter = task.view.parameter,
+                    .host = task.view,
+                    .has_record = task.has_record,
                     .factors = AddFactors(*task.factors),
                     .parameter_at = parameters_end_,
                     .gradient_at = gradients_end_,
@@ -145,6 +147,7 @@ bool ResidentBatch::Add(size_t slot, const UpdateTask& task,
                     .digest = digests_,
                     .log_digest = 0,
                     .is_direct = false});
+  tiles_.back().host.gradients = {};
   gradient_addresses_.insert(gradient_addresses_.end(), gradients.begin(),
                              gradients.end());
   if (!there.is_null()) {
@@ -172,15 +175,16 @@ absl::Status ResidentBatch::ForEachArray(const Tile& tile,
     at += BatchMemory::Aligned(bytes);
     return visit(from, offset, to, bytes);
   };
-  const uint64_t numel = place.host.numel;
+  const kernels::TileView& host = tile.host;
+  const uint64_t numel = host.numel;
   OPTSTATE_RETURN_IF_ERROR(
-      next(place.host.master, place.on_device.master, numel * sizeof(float)));
+      next(host.master, place.on_device.master, numel * sizeof(float)));
   for (int k = 0; k < kStateArraysMax; ++k) {
-    if (place.host.state[k] == nullptr) continue;
-    OPTSTATE_RETURN_IF_ERROR(next(place.host.state[k], place.on_device.state[k],
+    if (host.state[k] == nullptr) continue;
+    OPTSTATE_RETURN_IF_ERROR(next(host.state[k], place.on_device.state[k],
                                   numel * SizeInBytes(place.key.state)));
     if (place.on_device.scale[k] == nullptr) continue;
-    OPTSTATE_RETURN_IF_ERROR(next(place.host.scale[k], place.on_device.scale[k],
+    OPTSTATE_RETURN_IF_ERROR(next(host.scale[k], place.on_device.scale[k],
                                   ResidentRecords::BytesOfScales(numel)));
   }
   return absl::OkStatus();
@@ -190,7 +194,8 @@ void ResidentBatch::Gather(size_t i, WorkerUndo* undo) {
   Tile& tile = tiles_[i];
   ResidentTile& place = *tile.tile;
   const kernels::UpdateFactors& its_factors = factors()[tile.factors];
-  records_.Prepare(step_, its_factors, GradientsOf(tile), &place, undo);
+  records_.Prepare(step_, its_factors, GradientsOf(tile), tile.host, &place,
+                   undo);
   tile.entry = &records_.EntryFor(place, step_);
   if (tile.record_at != kIsThere) {
     ForEachArray(tile, [&](const void* from, uint64_t offset, void* /*to*/,
@@ -370,12 +375,12 @@ size_t ResidentBatch::EndOfNeighbours(size_t begin) const {
 }
 
 std::byte* ResidentBatch::HostPlace(const Tile& tile) const {
-  if (tile.is_direct) return static_cast<std::byte*>(tile.parameter);
+  if (tile.is_direct) return static_cast<std::byte*>(tile.host.parameter);
   return HostAt(tile.parameter_at);
 }
 
 uint64_t ResidentBatch::HostParameterBytes(const Tile& tile) {
-  return tile.tile->host.numel * SizeInBytes(tile.tile->key.parameter);
+  return tile.host.numel * SizeInBytes(tile.tile->key.parameter);
 }
 
 accelerator::DeviceAddress ResidentBatch::NewParameter(const Tile& tile) const {
@@ -424,37 +429,46 @@ uint64_t ResidentBatch::bytes_to_device() const {
          device_only_bytes_ + digests_ * sizeof(DigestTask) + records_end_;
 }
 
-void ResidentBatch::WriteBack(size_t i, WorkerUndo* undo) {
+bool ResidentBatch::WriteBack(size_t i, WorkerUndo* undo) {
   const Tile& tile = tiles_[i];
   ResidentTile& place = *tile.tile;
   if (!HasGradientOfLog(tile)) {
     gradients_.Distrust(GradientsOf(tile)[0]);
-    refused_elements_.fetch_add(place.host.numel, std::memory_order_relaxed);
-    return UpdateByCpu(i, undo);
+    if (!UpdateByCpu(i, undo)) return false;
+    refused_elements_.fetch_add(tile.host.numel, std::memory_order_relaxed);
+    return true;
   }
   if (!tile.is_direct) {
-    std::memcpy(tile.parameter, HostAt(tile.parameter_at),
+    std::memcpy(tile.host.parameter, HostAt(tile.parameter_at),
                 HostParameterBytes(tile));
   }
   place.device_step = step_;
   records_.NoteShared(place, step_);
   // Release: ranks that see it read the parameter's new values.
   place.stamp->store(step_, std::memory_order_release);
+  return true;
 }
 
-void ResidentBatch::UpdateByCpu(size_t i, WorkerUndo* undo) {
+bool ResidentBatch::UpdateByCpu(size_t i, WorkerUndo* undo) {
   const Tile& tile = tiles_[i];
   ResidentTile& place = *tile.tile;
-  records_.Settle(&place, undo);
+  if (!tile.has_record) {
+    // The device may have done a part of it, with another gradient too.
+    place.device_step = ResidentTile::kNoStep;
+    left_elements_.fetch_add(tile.host.numel, std::memory_order_relaxed);
+    return false;
+  }
+  records_.Settle(tile.host, &place, undo);
   UpdateTask task;
   task.run = place.run;
   task.step = step_;
-  task.view = place.host;
+  task.view = tile.host;
   task.view.gradients = GradientsOf(tile);
   task.kernel = place.kernel_of_ranks;
   task.factors = &factors()[tile.factors];
   task.stamp = place.stamp;
   UpdateOnCpu(task, undo);
+  return true;
 }
 
 }  // namespace optstate::scheduler

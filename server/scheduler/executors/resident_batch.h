@@ -73,15 +73,19 @@ class ResidentBatch final : public UpdateBatch {
     return refused_elements_.load(std::memory_order_relaxed);
   }
 
+  uint64_t left_elements() const override {
+    return left_elements_.load(std::memory_order_relaxed);
+  }
+
   void Gather(size_t i, WorkerUndo* undo) override;
   void SetTimed(bool is_timed) override { memory_->SetTimed(is_timed); }
   std::optional<BatchTimes> Times() const override { return memory_->Times(); }
   absl::Status Submit(const DeviceKernels& kernels) override;
   absl::Status Wait() override { return memory_->Wait(); }
   absl::Status Drain() override { return memory_->stream()->Wait(); }
-  void WriteBack(size_t i, WorkerUndo* undo) override;
+  bool WriteBack(size_t i, WorkerUndo* undo) override;
   // The record in host memory is brought up to date first.
-  void UpdateByCpu(size_t i, WorkerUndo* undo) override;
+  bool UpdateByCpu(size_t i, WorkerUndo* undo) override;
   void Clear() override;
 
  private:
@@ -90,7 +94,9 @@ class ResidentBatch final : public UpdateBatch {
     // The gradients of ranks, among those of the batch.
     size_t first_gradient;
     size_t gradients;
-    void* parameter;   // of the job
+    // The addresses in host memory; without a record that of the parameter.
+    kernels::TileView host;
+    bool has_record;
     uint32_t factors;  // its place among those of the batch
     // Offset of the new one in both memories; in the host's for tiles that are
     // not direct.
@@ -164,6 +170,7 @@ class ResidentBatch final : public UpdateBatch {
   uint64_t bytes_there_ = 0;
   uint64_t device_only_bytes_ = 0;  // of gradients_end_, not copied to there
   std::atomic<uint64_t> refused_elements_{0};
+  std::atomic<uint64_t> left_elements_{0};
 };
 
 }  // namespace optstate::scheduler

@@ -10,6 +10,7 @@
 #include "proto/types/layout.h"
 #include "proto/types/status_macros.h"
 #include "server/observe/peer_log.h"
+#include "server/scheduler/tile_view.h"
 #include "spdlog/spdlog.h"
 #include "storage/state_scales.h"
 
@@ -160,31 +161,33 @@ ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
   ResidentTile& tile = tiles_.emplace_back();
   tile.number = tiles_.size() - 1;
   tile.run = task.run;
+  tile.parameter = task.parameter;
+  tile.record = task.record;
   tile.device = static_cast<size_t>(place - places_.data());
   tile.key = key;
   tile.kernel = is_sum ? task.sum_kernel : task.kernel;
   tile.kernel_of_ranks = task.kernel;
   tile.rank_dtype = task.key->gradient;
   tile.stamp = task.stamp;
-  tile.host = task.view;
-  tile.host.gradients = {};
   tile.log_bytes = log_bytes;
   tile.can_be_direct =
       key.master != MasterFormat::kParameter &&
       CanBeDirect(*place, task.view.parameter,
                   task.view.numel * SizeInBytes(key.parameter));
-  TakePlace(place, &tile);
+  TakePlace(task.view, place, &tile);
   SharePlace(&tile);
   if (by_run_.size() <= task.run) by_run_.resize(task.run + 1, 0);
   by_run_[task.run] = static_cast<uint32_t>(tile.number + 1);
-  by_element_[tile.host.flat_begin] = &tile;
+  by_element_[task.view.flat_begin] = &tile;
   return &tile;
 }
 
-void ResidentRecords::TakePlace(Place* place, ResidentTile* tile) const {
-  const uint64_t numel = tile->host.numel;
+void ResidentRecords::TakePlace(const kernels::TileView& host, Place* place,
+                                ResidentTile* tile) const {
+  const uint64_t numel = host.numel;
   kernels::TileView& view = tile->on_device;
-  view = tile->host;
+  view = host;
+  view.gradients = {};
   view.parameter = nullptr;
   view.master = (place->memory + place->masters).ForKernel<void>();
   place->masters += Aligned(numel * sizeof(float));
@@ -194,7 +197,7 @@ void ResidentRecords::TakePlace(Place* place, ResidentTile* tile) const {
   };
   for (int k = 0; k < kStateArraysMax; ++k) {
     view.scale[k] = nullptr;
-    if (tile->host.state[k] == nullptr) continue;
+    if (host.state[k] == nullptr) continue;
     view.state[k] = take(numel * SizeInBytes(tile->key.state));
     if (!storage::HasScales(tile->key.state)) continue;
     view.scale[k] = static_cast<float*>(take(BytesOfScales(numel)));
@@ -227,13 +230,19 @@ void ResidentRecords::SharePlace(ResidentTile* tile) {
   if (shared_ == nullptr) return;
   tile->shared_at =
       shared_->AddPlace(tile->device, tile->run,
-                        tile->host.numel * SizeInBytes(tile->key.parameter));
+                        tile->numel() * SizeInBytes(tile->key.parameter));
 }
 
-void ResidentRecords::CatchUp(ResidentTile* tile, WorkerUndo* undo) {
+bool ResidentRecords::Lags(const ResidentTile& tile) const {
+  return log_.applied(tile.number).load(std::memory_order_relaxed) !=
+         tile.stamp->load(std::memory_order_relaxed);
+}
+
+void ResidentRecords::CatchUp(const kernels::TileView& host, ResidentTile* tile,
+                              WorkerUndo* undo) {
   const uint64_t stamp = tile->stamp->load(std::memory_order_relaxed);
   const uint64_t has =
-      Replay(log_, tile->number, stamp, *tile->kernel, tile->host, undo);
+      Replay(log_, tile->number, stamp, *tile->kernel, host, undo);
   if (has == stamp) return;
   // The next engine says so to whoever asks.
   spdlog::critical("gradient_log: run={} lacks a step between {} and {}",
@@ -241,19 +250,28 @@ void ResidentRecords::CatchUp(ResidentTile* tile, WorkerUndo* undo) {
   std::abort();
 }
 
+bool ResidentRecords::NeedsRecord(const ResidentTile& tile,
+                                  uint64_t step) const {
+  return !tile.is_resident ||
+         tile.device_step != tile.stamp->load(std::memory_order_relaxed) ||
+         IsDue(tile, step) ||
+         // The log has no room for the step yet.
+         log_.EntryFor(tile.number, step).step.load() >
+             log_.applied(tile.number).load();
+}
+
 void ResidentRecords::Prepare(uint64_t step,
                               const kernels::UpdateFactors& factors,
                               absl::Span<const void* const> gradients,
-                              ResidentTile* tile, WorkerUndo* undo) {
-  const uint64_t stamp = tile->stamp->load(std::memory_order_relaxed);
+                              const kernels::TileView& host, ResidentTile* tile,
+                              WorkerUndo* undo) {
   if (!tile->is_resident) {
-    log_.MarkResident(tile->number, stamp, tile->host.parameter,
-                      tile->log_bytes);
+    log_.MarkResident(tile->number,
+                      tile->stamp->load(std::memory_order_relaxed),
+                      host.parameter, tile->log_bytes);
     tile->is_resident = true;
-  } else if (tile->device_step != stamp || IsDue(*tile, step) ||
-             log_.EntryFor(tile->number, step).step.load() >
-                 log_.applied(tile->number).load()) {
-    CatchUp(tile, undo);
+  } else if (NeedsRecord(*tile, step)) {
+    CatchUp(host, tile, undo);
   }
   log_.Write(tile->number, step, factors, [&](std::byte* to) {
     if (host_.content == GradientLog::Content::kGradient) {
@@ -261,40 +279,34 @@ void ResidentRecords::Prepare(uint64_t step,
       return;
     }
     kernels::Accumulate(tile->rank_dtype, gradients, /*first=*/true,
-                        reinterpret_cast<float*>(to), tile->host.numel);
+                        reinterpret_cast<float*>(to), tile->numel());
   });
   MarkStale(*tile);
 }
 
-bool ResidentRecords::CatchUpSome(WorkerPool* pool,
-                                  absl::FunctionRef<WorkerUndo*()> undo) {
-  constexpr size_t kTiles = 4096;
-  const size_t begin = next_to_catch_up_;
-  const size_t end = std::min(tiles_.size(), begin + kTiles);
-  next_to_catch_up_ = end;
-  pool->ParallelFor(end - begin, [&](size_t i) {
-    ResidentTile& tile = tiles_[begin + i];
-    // The step that comes next, as far as the tile knows.
-    if (tile.is_resident && IsDue(tile, tile.device_step + 1)) {
-      CatchUp(&tile, undo());
-    }
-  });
-  return end < tiles_.size();
-}
-
-void ResidentRecords::Settle(ResidentTile* tile, WorkerUndo* undo) {
+void ResidentRecords::Settle(const kernels::TileView& host, ResidentTile* tile,
+                             WorkerUndo* undo) {
   if (!tile->is_resident) return;
-  CatchUp(tile, undo);
+  CatchUp(host, tile, undo);
   // Whoever settled it may change the parameter in host memory.
   MarkStale(*tile);
   log_.MarkSettled(tile->number);
   tile->is_resident = false;
 }
 
-void ResidentRecords::SettleAll(WorkerPool* pool,
-                                absl::FunctionRef<WorkerUndo*()> undo) {
-  pool->ParallelFor(tiles_.size(),
-                    [&](size_t i) { Settle(&tiles_[i], undo()); });
+void ResidentRecords::Drop() {
+  for (ResidentTile& tile : tiles_) {
+    if (!tile.is_resident) continue;
+    MarkStale(tile);
+    log_.MarkSettled(tile.number);
+    tile.is_resident = false;
+  }
+}
+
+bool ResidentRecords::AreSettled() const {
+  return std::none_of(
+      tiles_.begin(), tiles_.end(),
+      [](const ResidentTile& tile) { return tile.is_resident; });
 }
 
 void ResidentRecords::Forget() {
@@ -306,19 +318,49 @@ void ResidentRecords::Forget() {
   tiles_.clear();
 }
 
-void ResidentRecords::MakeCurrent(const SubGroup& sub_group, bool is_written,
-                                  WorkerUndo* undo) {
-  const absl::MutexLock lock(&current_mu_);
+template <typename Visit>
+void ResidentRecords::ForEachResidentIn(const SubGroup& sub_group,
+                                        const Visit& visit) const {
   for (auto it = by_element_.lower_bound(sub_group.begin);
        it != by_element_.end() && it->first < sub_group.end; ++it) {
-    ResidentTile* const tile = it->second;
-    if (!tile->is_resident) continue;
-    if (is_written) {
-      Settle(tile, undo);
-    } else {
-      CatchUp(tile, undo);
-    }
+    if (it->second->is_resident) visit(it->second);
   }
+}
+
+bool ResidentRecords::Concerns(const SubGroup& sub_group, bool is_written) {
+  const absl::MutexLock lock(&MutexOf(sub_group));
+  bool concerns = false;
+  ForEachResidentIn(sub_group, [&](const ResidentTile* tile) {
+    concerns = concerns || is_written || Lags(*tile);
+  });
+  return concerns;
+}
+
+void ResidentRecords::MakeCurrent(const storage::RecordView& record,
+                                  bool is_written, WorkerUndo* undo) {
+  const absl::MutexLock lock(&MutexOf(record.sub_group()));
+  const Layout& layout = record.layout();
+  ForEachResidentIn(record.sub_group(), [&](ResidentTile* tile) {
+    const uint64_t begin =
+        tile->on_device.flat_begin - layout.flat_offset(tile->parameter);
+    const kernels::TileView host =
+        TileViewOf(layout, record, tile->parameter, begin, tile->numel());
+    if (is_written) {
+      Settle(host, tile, undo);
+    } else {
+      CatchUp(host, tile, undo);
+    }
+  });
+}
+
+bool ResidentRecords::IsDue(const SubGroup& sub_group) {
+  const absl::MutexLock lock(&MutexOf(sub_group));
+  bool is_due = false;
+  ForEachResidentIn(sub_group, [&](const ResidentTile* tile) {
+    is_due = is_due ||
+             (IsDue(*tile, tile->stamp->load() + 1) && Lags(*tile));
+  });
+  return is_due;
 }
 
 }  // namespace optstate::scheduler

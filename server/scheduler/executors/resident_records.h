@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_SERVER_SCHEDULER_EXECUTORS_RESIDENT_RECORDS_H_
 #define OPTSTATE_SERVER_SCHEDULER_EXECUTORS_RESIDENT_RECORDS_H_
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -9,20 +10,20 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
+#include "proto/types/layout.h"
 #include "proto/types/sub_groups.h"
 #include "server/scheduler/executors/shared_parameters.h"
 #include "server/scheduler/executors/update_executor.h"
 #include "server/scheduler/gradient_log.h"
 #include "server/scheduler/worker_undo.h"
-#include "server/scheduler/workers/worker_pool.h"
 #include "storage/accelerator/device_runtime.h"
+#include "storage/record_view.h"
 
 namespace optstate::scheduler {
 
@@ -30,6 +31,8 @@ namespace optstate::scheduler {
 struct ResidentTile {
   uint64_t number = 0;  // in the log
   uint64_t run = 0;
+  uint32_t parameter = 0;
+  size_t record = 0;  // that it is a part of
   size_t device = 0;  // index
   // The update that is given what the log has of a step.
   kernels::UpdateKernelKey key;
@@ -38,13 +41,13 @@ struct ResidentTile {
   const kernels::UpdateKernel* kernel_of_ranks = nullptr;
   DType rank_dtype = DType::kFloat32;  // of these
   std::atomic<uint64_t>* stamp = nullptr;
-  // The addresses of its arrays in host memory and on the device, where it has
-  // no parameter.
-  kernels::TileView host;
+  // The addresses of its arrays on the device, where it has no parameter, and
+  // its elements.
   kernels::TileView on_device;
   GradientLog::TileBytes log_bytes;
-  // The step that the device's arrays have; nothing of use while it is not
-  // resident.
+  // The step that the device's arrays have; kNoStep: they may be of any, or of
+  // none. Nothing of use while it is not resident.
+  static constexpr uint64_t kNoStep = ~uint64_t{0};
   uint64_t device_step = 0;
   bool is_resident = false;
   // The device can copy the new parameter to its place in host memory itself.
@@ -52,13 +55,18 @@ struct ResidentTile {
   // Where ranks get its parameter on the device.
   uint64_t shared_at = SharedParameters::kNoPlace;
 
+  uint64_t numel() const { return on_device.numel; }
   bool is_shared() const { return shared_at != SharedParameters::kNoPlace; }
 };
 
 // The records of tiles that stay on devices from step to step, as many as have
-// room there. Those in host memory lag behind; the log has the gradients that
-// they lack, and Settle() brings them up to date with the CPU's kernels. So
-// what is on a device can be given up at any time, with the bits of today.
+// room there. Those of the job's store lag behind; the log has the gradients
+// that they lack, and Settle() brings them up to date with the CPU's kernels.
+// So what is on a device can be given up at any time, with the bits of today.
+//
+// The store may have a record in memory, elsewhere after each pin, or on disk:
+// whoever calls gives the addresses, `host`, of a record that is pinned for
+// writing. Only every kSteps-th step needs it.
 //
 // Parameters are in host memory always, newer than the record there. So a
 // record whose masters are the lower halves of its parameters cannot stay.
@@ -66,8 +74,9 @@ struct ResidentTile {
 // Ranks can have the parameters on the device as well (ShareParameters()): a
 // copy, from the next update of a tile on, and as long as the record stays.
 //
-// Threads: different tiles may be used by many threads at a time; Admit(),
-// ShareParameters() and SettleAll() by one while no other does.
+// Threads: different tiles may be used by many threads at a time; Concerns()
+// and MakeCurrent() are thread-safe; Admit(), ShareParameters(), Drop() and
+// Forget() are called by one thread while no other uses any.
 // Size: one method for each event in the life of a record on a device, and one
 // short question for each fact of a device.
 class ResidentRecords {
@@ -98,7 +107,7 @@ class ResidentRecords {
       uint64_t turn_elements, const Host& host);
   ResidentRecords(const ResidentRecords&) = delete;
   ResidentRecords& operator=(const ResidentRecords&) = delete;
-  // The records in host memory stay as they are: see SettleAll().
+  // The records in host memory stay as they are, and the log as it is.
   ~ResidentRecords();
 
   // Says whether a record like the task's can stay on a device.
@@ -115,29 +124,35 @@ class ResidentRecords {
   ResidentTile* Admit(const UpdateTask& task);
 
   static uint64_t BytesOfScales(uint64_t numel);
+  // Says whether a step's update of the tile uses the record in host memory.
+  bool NeedsRecord(const ResidentTile& tile, uint64_t step) const;
   // Makes the tile ready for its update in a step: the record in host memory is
   // up to date when it is to be copied to the device, and the log has the step.
+  // Of `host` only what NeedsRecord() asks for is used, and the parameter.
   void Prepare(uint64_t step, const kernels::UpdateFactors& factors,
-               absl::Span<const void* const> gradients, ResidentTile* tile,
+               absl::Span<const void* const> gradients,
+               const kernels::TileView& host, ResidentTile* tile,
                WorkerUndo* undo);
   const GradientLog::Entry& EntryFor(const ResidentTile& tile,
                                      uint64_t step) const {
     return log_.EntryFor(tile.number, step);
   }
-  // Says that a pass is over: until the next one, CatchUpSome() brings those
-  // records in host memory up to date that would be in it, some at each call.
-  // Returns whether there are more.
-  void BeginCatchUp() { next_to_catch_up_ = 0; }
-  bool CatchUpSome(WorkerPool* pool, absl::FunctionRef<WorkerUndo*()> undo);
   // Brings the record in host memory up to date; from then on it is the only
   // one.
-  void Settle(ResidentTile* tile, WorkerUndo* undo);
-  void SettleAll(WorkerPool* pool, absl::FunctionRef<WorkerUndo*()> undo);
+  void Settle(const kernels::TileView& host, ResidentTile* tile,
+              WorkerUndo* undo);
+  // Has no copy count, nor what records in host memory lack.
+  void Drop();
+  // Says whether the records in host memory are the only ones.
+  bool AreSettled() const;
   // Forgets all tiles, which are settled, in the log too.
   void Forget();
-  // As RecordLag::MakeCurrent, for a range of the flat space.
-  void MakeCurrent(const SubGroup& sub_group, bool is_written,
+  // See RecordLag. The slot is no other thread's meanwhile.
+  bool Concerns(const SubGroup& sub_group, bool is_written);
+  void MakeCurrent(const storage::RecordView& record, bool is_written,
                    WorkerUndo* undo);
+  // See UpdateExecutor.
+  bool IsDue(const SubGroup& sub_group);
 
   // Has a device keep the parameters of its records in so much memory that
   // ranks can map, as many as have room, and returns what a rank gets; a repeat
@@ -182,14 +197,23 @@ class ResidentRecords {
   ResidentRecords() = default;
   absl::Status Register(Place* place);
   GradientLog::TileBytes LogBytesOf(const UpdateTask& task) const;
-  void CatchUp(ResidentTile* tile, WorkerUndo* undo);
+  void CatchUp(const kernels::TileView& host, ResidentTile* tile,
+               WorkerUndo* undo);
+  // Returns whether the record in host memory lacks an update.
+  bool Lags(const ResidentTile& tile) const;
+  // Calls visit(tile) for tiles of the sub-group that are resident.
+  template <typename Visit>
+  void ForEachResidentIn(const SubGroup& sub_group, const Visit& visit) const;
+  absl::Mutex& MutexOf(const SubGroup& sub_group) {
+    return mutexes_[sub_group.begin / kTileElements % mutexes_.size()];
+  }
   // Returns whether the device of the place can copy to these bytes itself.
   bool CanBeDirect(const Place& place, const void* parameter,
                    uint64_t bytes) const;
   // Says whether the record in host memory is to be up to date before a step.
-  // Tiles take turns, so that each step has a part of them.
+  // Records take turns, so that each step has a part of them.
   static bool IsDue(const ResidentTile& tile, uint64_t step) {
-    return (step + tile.number) % GradientLog::kSteps == 0;
+    return (step + tile.record) % GradientLog::kSteps == 0;
   }
   // Gives the tile a place for its parameter, if its device shares them.
   void SharePlace(ResidentTile* tile);
@@ -199,7 +223,8 @@ class ResidentRecords {
   // Returns a place for a record that begins at an element of the flat space;
   // null: none has room.
   Place* PlaceWithRoom(uint64_t flat_begin, uint64_t bytes);
-  void TakePlace(Place* place, ResidentTile* tile) const;
+  void TakePlace(const kernels::TileView& host, Place* place,
+                 ResidentTile* tile) const;
 
   uint64_t device_bytes_ = 0;
   uint64_t turn_elements_ = 1;
@@ -212,10 +237,10 @@ class ResidentRecords {
   std::unique_ptr<SharedParameters> shared_;  // null: no device shares any
   std::deque<ResidentTile> tiles_;            // by number
   std::vector<uint32_t> by_run_;              // number + 1; 0: none
-  size_t next_to_catch_up_ = 0;               // of tiles_
   // By flat element.
   absl::btree_map<uint64_t, ResidentTile*> by_element_;
-  absl::Mutex current_mu_;  // one thread at a time makes records current
+  // One thread at a time makes a record current.
+  std::array<absl::Mutex, 16> mutexes_;
 };
 
 }  // namespace optstate::scheduler

@@ -45,6 +45,7 @@
 #include "storage/accelerator/emulated_faults.h"
 #include "storage/accelerator/emulated_runtime.h"
 #include "storage/record_lag.h"
+#include "storage/record_view.h"
 
 // A job whose records stay on devices, beside a copy that the CPU's kernels
 // alone update, for tests.
@@ -53,6 +54,11 @@ namespace optstate::scheduler::residents {
 inline constexpr size_t kPositions = 9;
 inline constexpr size_t kRunsOfPosition = 4;
 inline constexpr size_t kRuns = kPositions * kRunsOfPosition;
+// Returns the run that the tasks of all positions have at this place. Neighbours
+// in the flat space, where runs have their order, are not those of a position.
+inline size_t RunAt(size_t place) {
+  return place / kRunsOfPosition + place % kRunsOfPosition * kPositions;
+}
 inline constexpr size_t kNumels[] = {1, 101, 1000, kTileElements, 257};
 // Each run has a tile of its own.
 inline constexpr uint64_t kFlatEnd = kRuns * kTileElements;
@@ -107,12 +113,16 @@ class Job final : public UpdateTasks {
     // Devices copy parameters to their places themselves.
     uint64_t direct_bytes_min = 1;
     size_t ranks = 1;
+    // Records are open that are not needed, as those in memory are.
+    bool opens_all = false;
   };
 
   Job(const Param& param, const Setup& setup, uint64_t seed)
       : param_(param),
         setup_(setup),
         random_(seed),
+        numels_(DrawNumels()),
+        layout_(LayoutOf(param, numels_)),
         area_(setup.ranks * kRuns * kTileElements),
         runs_(kRuns),
         position_of_slot_(kSlots, kPositions),
@@ -126,7 +136,7 @@ class Job final : public UpdateTasks {
                            : accelerator::MakeEmulatedRuntime({.devices = 2})) {
     lines_.reserve(kRuns * Record::kLinesMax);
     wanted_lines_.reserve(kRuns * Record::kLinesMax);
-    for (size_t i = 0; i < kRuns; ++i) MakeRun(i);
+    for (size_t place = 0; place < kRuns; ++place) MakeRun(RunAt(place));
     Overwrite(0, kFlatEnd);
     log_.resize(LinesOf(GradientLog::BytesNeeded(room_)));
     StartProcess();
@@ -136,6 +146,7 @@ class Job final : public UpdateTasks {
   accelerator::EmulatedFaults& faults() { return faults_; }
   DeviceUpdateExecutor& executor() { return *executor_; }
   absl::Span<std::byte> log() { return BytesOf(&log_); }
+  uint64_t step() const { return step_; }  // the last one
   // Returns the bytes of all records on a device.
   uint64_t record_bytes() const { return record_bytes_; }
 
@@ -147,6 +158,7 @@ class Job final : public UpdateTasks {
     room.tiles = log_tiles;
     // Fewer tiles than there are, and no divisor of their number.
     constexpr uint64_t kTurn = 5 * kTileElements;
+    Settle();
     const absl::Status shared = executor_->Share(
         cpu_fraction, param_.keys[0].optimizer, opened,
         param_.is_cuda ? CudaKernels() : EmulatedKernels(),
@@ -172,8 +184,11 @@ class Job final : public UpdateTasks {
       run.wanted_stamp = step_;
     }
     CopyGradients();
-    EXPECT_TRUE(executor_->Update({0, kPositions, kPositions}, this).ok());
-    EXPECT_EQ(position_of_slot_, std::vector<size_t>(kSlots, kPositions));
+    do {
+      ChooseOpened();
+      EXPECT_TRUE(executor_->Update({0, kPositions, kPositions}, this).ok());
+      EXPECT_EQ(position_of_slot_, std::vector<size_t>(kSlots, kPositions));
+    } while (executor_->HasLeftTasks());
     for (Run& run : runs_) {
       EXPECT_EQ(run.stamp.load(), run.wanted_stamp) << NameOf(run);
       EXPECT_TRUE(run.tested->parameter() == run.wanted->parameter())
@@ -241,16 +256,42 @@ class Job final : public UpdateTasks {
   // Brings a range of the flat space up to date, as passes do that pin
   // sub-groups, and checks it.
   void MakeCurrent(uint64_t begin, uint64_t end, bool is_written) {
-    constexpr uint64_t kElements = 3 * kTileElements;
-    pool_.ParallelFor((end - begin + kElements - 1) / kElements, [&](size_t i) {
-      SubGroup sub_group;
-      sub_group.begin = begin + i * kElements;
-      sub_group.end = std::min(end, sub_group.begin + kElements);
-      executor_->lag()->MakeCurrent(sub_group, is_written);
-    });
+    if (storage::RecordLag* const lag = executor_->lag(); lag != nullptr) {
+      pool_.ParallelFor(kRuns, [&](size_t i) {
+        if (!runs_[i].IsIn(begin, end)) return;
+        const SubGroup sub_group = SubGroupOf(i);
+        if (!lag->Concerns(sub_group, is_written)) return;
+        lag->MakeCurrent(RecordOf(i, &sub_group), is_written);
+        EXPECT_FALSE(lag->Concerns(sub_group, is_written));
+      });
+    }
     CheckRecords(begin, end);
     CheckShared();
   }
+  // Brings all records up to date: none is on a device then.
+  void Settle() { MakeCurrent(0, kFlatEnd, /*is_written=*/true); }
+  void Release() {
+    Settle();
+    executor_->Release();
+  }
+  // Brings records up to date that the next step would, as far as it is known.
+  void WorkAhead() {
+    for (size_t i = 0; i < kRuns; ++i) {
+      const SubGroup sub_group = SubGroupOf(i);
+      if (!executor_->IsDue(sub_group)) continue;
+      executor_->lag()->MakeCurrent(RecordOf(i, &sub_group),
+                                    /*is_written=*/false);
+      EXPECT_FALSE(executor_->IsDue(sub_group));
+    }
+  }
+  // Gives all records new values, after which no copy counts.
+  void Replace() {
+    executor_->DropCopies();
+    EXPECT_FALSE(GradientLog::HasResidents(log()));
+    Overwrite(0, kFlatEnd);
+  }
+  // Returns how many times an update was made without its record.
+  size_t updates_without_record() const { return updates_without_record_; }
   // Gives the records of a range new values.
   void Overwrite(uint64_t begin, uint64_t end) {
     for (Run& run : runs_) {
@@ -302,15 +343,26 @@ class Job final : public UpdateTasks {
     // later has copied them.
     kernels::UpdateFactors factors;
     std::vector<const void*> gradients;
-    for (Run& run : RunsIn(slot)) {
-      if (!run.is_visited) continue;
+    for (const size_t i : RunsIn(slot)) {
+      Run& run = runs_[i];
+      if (!run.is_visited || run.stamp.load() == step_) continue;
       factors = run.factors;
       gradients = run.gradients;
       UpdateTask task;
-      task.run = static_cast<uint64_t>(&run - runs_.data());
-      task.parameter = static_cast<uint32_t>(task.run);
+      task.record = position_of_slot_[slot];
+      task.run = i;
+      task.parameter = static_cast<uint32_t>(i);
       task.step = step_;
       task.view = run.tested->view();
+      task.has_record = is_opened_[task.record];
+      if (!task.has_record) {
+        ++updates_without_record_;
+        if (task.view.master != task.view.parameter) task.view.master = nullptr;
+        for (int k = 0; k < kStateArraysMax; ++k) {
+          task.view.state[k] = nullptr;
+          task.view.scale[k] = nullptr;
+        }
+      }
       task.view.gradients = gradients;
       task.key = &run.key;
       task.kernel = run.kernel;
@@ -324,8 +376,10 @@ class Job final : public UpdateTasks {
     }
   }
   void Close(size_t slot) override {
-    // The gradients are gone then.
-    for (Run& run : RunsIn(slot)) {
+    // The gradients are gone then, but those of tasks that were left.
+    for (const size_t i : RunsIn(slot)) {
+      Run& run = runs_[i];
+      if (run.is_visited && run.stamp.load() != step_) continue;
       for (size_t rank = 0; rank < setup_.ranks; ++rank) {
         std::memset(GradientOf(run, rank), 0xFF, 4 * run.numel());
       }
@@ -334,6 +388,65 @@ class Job final : public UpdateTasks {
   }
 
  private:
+  std::vector<size_t> DrawNumels() {
+    std::vector<size_t> numels(kRuns);
+    for (size_t& numel : numels) {
+      numel = kNumels[random_() % std::size(kNumels)];
+    }
+    return numels;
+  }
+  // Each run is a parameter of a group of its own.
+  static Layout LayoutOf(const Param& param,
+                         const std::vector<size_t>& numels) {
+    LayoutSpec spec;
+    spec.optimizer = param.keys[0].optimizer;
+    spec.state_format = param.keys[0].state;
+    for (size_t i = 0; i < kRuns; ++i) {
+      const kernels::UpdateKernelKey& key = param.keys[i % param.keys.size()];
+      spec.groups.push_back({key.options});
+      ParameterSpec& parameter = spec.parameters.emplace_back();
+      parameter.name = absl::StrCat("run ", i);
+      parameter.numel = static_cast<int64_t>(numels[i]);
+      parameter.shape = {parameter.numel};
+      parameter.dtype = key.parameter;
+      parameter.gradient_dtype = key.gradient;
+      parameter.group = static_cast<uint32_t>(i);
+    }
+    return *Layout::Make(std::move(spec));
+  }
+  static SubGroup SubGroupOf(size_t run) {
+    SubGroup sub_group;
+    sub_group.begin = run * kTileElements;
+    sub_group.end = sub_group.begin + kTileElements;
+    return sub_group;
+  }
+  // Returns the run as a record of its own.
+  storage::RecordView RecordOf(size_t run, const SubGroup* sub_group) const {
+    const kernels::TileView& view = runs_[run].tested->view();
+    storage::RecordView::Bases bases;
+    bases.parameters = static_cast<std::byte*>(view.parameter);
+    bases.parts[storage::kMasterPart] = static_cast<std::byte*>(view.master);
+    for (size_t k = 0; k < kStateArraysMax; ++k) {
+      bases.parts[storage::kStatePart0 + k] =
+          static_cast<std::byte*>(view.state[k]);
+      bases.parts[storage::kScalePart0 + k] =
+          reinterpret_cast<std::byte*>(view.scale[k]);
+    }
+    return {&layout_, sub_group, bases};
+  }
+  // Chooses the positions whose records are open in the next pass: all that are
+  // needed, and some of the others.
+  void ChooseOpened() {
+    for (size_t position = 0; position < kPositions; ++position) {
+      is_opened_[position] = setup_.opens_all || random_() % 3 == 0;
+      for (size_t k = 0; k < kRunsOfPosition; ++k) {
+        const size_t i = RunAt(position * kRunsOfPosition + k);
+        if (!runs_[i].is_visited || runs_[i].stamp.load() == step_) continue;
+        is_opened_[position] =
+            is_opened_[position] || executor_->NeedsRecord(i, step_);
+      }
+    }
+  }
   bool is_sum() const { return setup_.ranks > 1; }
   float* GradientOf(const Run& run, size_t rank) const {
     return run.gradient.data() + rank * kRuns * kTileElements;
@@ -345,9 +458,8 @@ class Job final : public UpdateTasks {
     run.sum_key = run.key;
     run.sum_key.gradient = DType::kFloat32;
     run.sum_kernel = *kernels::FindUpdateKernel(run.sum_key);
-    const size_t numel = kNumels[random_() % std::size(kNumels)];
-    // Neighbours in the flat space are not those of a position.
-    const uint64_t flat_begin = i * 7 % kRuns * kTileElements;
+    const size_t numel = numels_[i];
+    const uint64_t flat_begin = layout_.flat_offset(static_cast<uint32_t>(i));
     run.wanted =
         std::make_unique<Record>(run.key, numel, flat_begin, &wanted_lines_);
     run.tested = std::make_unique<Record>(run.key, numel, flat_begin, &lines_);
@@ -417,9 +529,12 @@ class Job final : public UpdateTasks {
           << "the record of " << NameOf(run);
     }
   }
-  absl::Span<Run> RunsIn(size_t slot) {
-    return absl::MakeSpan(runs_).subspan(
-        position_of_slot_[slot] * kRunsOfPosition, kRunsOfPosition);
+  std::vector<size_t> RunsIn(size_t slot) const {
+    std::vector<size_t> runs(kRunsOfPosition);
+    for (size_t k = 0; k < kRunsOfPosition; ++k) {
+      runs[k] = RunAt(position_of_slot_[slot] * kRunsOfPosition + k);
+    }
+    return runs;
   }
   std::string NameOf(const Run& run) const {
     return absl::StrCat("run ", &run - runs_.data(), " at step ", step_);
@@ -428,10 +543,14 @@ class Job final : public UpdateTasks {
   const Param& param_;
   const Setup setup_;
   std::mt19937_64 random_;
+  const std::vector<size_t> numels_;  // of runs
+  const Layout layout_;
   std::vector<float> area_;                 // of gradients, a tile for each run
   std::vector<Line> lines_, wanted_lines_;  // of the records
   std::vector<Run> runs_;
   std::vector<size_t> position_of_slot_;  // kPositions: none
+  bool is_opened_[kPositions] = {};       // in this pass
+  size_t updates_without_record_ = 0;
   uint64_t step_ = 0;
   GradientLog::Room room_;
   uint64_t record_bytes_ = 0;

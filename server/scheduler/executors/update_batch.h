@@ -50,6 +50,9 @@ class UpdateBatch {
   // Returns the elements of tasks that WriteBack() has had the CPU do, because
   // the gradient on the device was another one.
   virtual uint64_t refused_elements() const { return 0; }
+  // Returns the elements of tasks that are not done: the device did not do
+  // them, and the CPU lacks their records.
+  virtual uint64_t left_elements() const { return 0; }
 
   // Makes what the update of task i reads ready to be copied.
   virtual void Gather(size_t i, WorkerUndo* undo) = 0;
@@ -64,10 +67,12 @@ class UpdateBatch {
   // Waits until the device uses nothing of the batch, also behind a Submit()
   // that failed half-way.
   virtual absl::Status Drain() = 0;
-  // Stores the new values of task i, and its stamp.
-  virtual void WriteBack(size_t i, WorkerUndo* undo) = 0;
+  // Stores the new values of task i, and its stamp. Returns false when the task
+  // is left.
+  virtual bool WriteBack(size_t i, WorkerUndo* undo) = 0;
   // Does task i by the CPU's kernel, whatever the device has done of it.
-  virtual void UpdateByCpu(size_t i, WorkerUndo* undo) = 0;
+  // Returns false when the task is left.
+  virtual bool UpdateByCpu(size_t i, WorkerUndo* undo) = 0;
   // Forgets the tasks.
   virtual void Clear() = 0;
 

@@ -13,7 +13,9 @@
 #include "proto/types/accumulation.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
+#include "proto/types/sub_groups.h"
 #include "server/scheduler/index_range.h"
+#include "storage/record_lag.h"
 
 namespace optstate::scheduler {
 
@@ -91,12 +93,17 @@ class WholeRecord {
 
 // The update of one run of one record, or of one whole parameter.
 struct UpdateTask {
+  // The number of its record.
+  size_t record = 0;
   uint32_t parameter = 0;
   uint64_t run = 0;
   uint64_t step = 0;
   // The addresses of the gradients, and of the run in each array of its record
   // and in the parameter area. `begin` is 0; `undo` means nothing.
   kernels::TileView view;
+  // Not set: the executor has said that it does not need the record, which is
+  // not open, and `view` has no addresses of it.
+  bool has_record = true;
   // The arithmetic by name, for any device, and the functions of it here.
   const kernels::UpdateKernelKey* key = nullptr;
   const kernels::UpdateKernel* kernel = nullptr;
@@ -173,7 +180,8 @@ class UpdateTasks {
 // An executor may not
 //   1. allocate, once it has been used with a layout, nor wait for a rank.
 //   2. call back into the scheduler, but through the tasks.
-//   3. leave tasks of a record undone without an error.
+//   3. leave tasks of a record undone without an error, but for those of which
+//      HasLeftTasks() says so.
 //
 // Errors: Update() returns the first one, of Open() or its own. It opens no
 // further position then, closes what is open, and may leave tasks undone: those
@@ -198,12 +206,22 @@ class UpdateExecutor {
   // one: slots are numbered below it.
   virtual size_t slots() const = 0;
 
-  // Brings the records in host memory up to date, where an executor keeps newer
-  // ones elsewhere. Called between two passes.
-  virtual void Settle() {}
-  // Does a small part, of a millisecond or so, of what a later pass would have
-  // to do. Returns whether there is more. Called between two passes.
-  virtual bool WorkAhead() { return false; }
+  // Says which records in host memory lag behind copies that the executor keeps
+  // elsewhere; null: it keeps none. Used between two passes.
+  virtual storage::RecordLag* lag() { return nullptr; }
+  // Says that the copies no longer count, nor what records in host memory lack:
+  // all are going to get new values. Called between two passes.
+  virtual void DropCopies() {}
+  // Says whether the update of a run in this step uses the record in host
+  // memory. Called before the pass.
+  virtual bool NeedsRecord(uint64_t /*run*/, uint64_t /*step*/) { return true; }
+  // Says whether the pass of the next step, as far as it is known, brings the
+  // record in host memory up to date, which may be done ahead of it.
+  virtual bool IsDue(const SubGroup& /*sub_group*/) { return false; }
+
+  // Says whether the last Update(), which returned OK, has left tasks that need
+  // their records after all: the next pass is to have those open.
+  virtual bool HasLeftTasks() const { return false; }
 
   // Does the tasks at the positions of the range.
   virtual void Reduce(const IndexRange& positions, ReduceTasks tasks) = 0;

@@ -189,9 +189,10 @@ absl::Status WholeBatch::Submit(const DeviceKernels& kernels) {
   return memory_->MarkEnd();
 }
 
-void WholeBatch::WriteBack(size_t i, WorkerUndo* /*undo*/) {
+bool WholeBatch::WriteBack(size_t i, WorkerUndo* /*undo*/) {
   const UpdateTask& task = tasks_[i].task;
   task.whole->WriteBack(task.parameter, places_[i].arrays);
+  return true;
 }
 
 }  // namespace optstate::scheduler

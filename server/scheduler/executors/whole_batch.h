@@ -70,9 +70,10 @@ class WholeBatch final : public UpdateBatch {
   absl::Status Submit(const DeviceKernels& kernels) override;
   absl::Status Wait() override { return memory_->Wait(); }
   absl::Status Drain() override { return memory_->stream()->Wait(); }
-  void WriteBack(size_t i, WorkerUndo* undo) override;
-  void UpdateByCpu(size_t i, WorkerUndo* undo) override {
+  bool WriteBack(size_t i, WorkerUndo* undo) override;
+  bool UpdateByCpu(size_t i, WorkerUndo* undo) override {
     tasks_.UpdateByCpu(i, undo);
+    return true;
   }
   void Clear() override;
 

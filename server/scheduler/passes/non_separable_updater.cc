@@ -112,7 +112,7 @@ NonSeparableUpdater::NonSeparableUpdater(
       counts_(*counts),
       observer_(observer),
       addresses_(plan, memory->store),
-      pass_(plan, memory),
+      pass_(plan, memory, executor),
       slots_(new Slot[executor->slots()]),
       redo_bytes_(RedoPartBytes(plan->layout())),
       workspace_elements_(

@@ -19,26 +19,41 @@ Updater::Updater(const StepPlan* plan, const StepMemory* memory,
       counts_(*counts),
       speculation_(*speculation),
       addresses_(plan, memory->store),
-      pass_(plan, memory),
+      pass_(plan, memory, executor),
       slots_(new Slot[executor->slots()]) {}
 
 absl::Status Updater::MakePass(const StepUpdate& update) {
-  OPTSTATE_ASSIGN_OR_RETURN(const size_t positions, pass_.Begin(update));
   update_ = &update;
-  return executor_.Update({0, positions, positions}, this);
-}
-
-absl::Status Updater::Open(size_t slot, size_t position) {
-  auto pin = pass_.Pin(position);
-  if (!pin.ok()) return pin.status();
-  slots_[slot].pin.emplace(*std::move(pin));
+  do {
+    OPTSTATE_ASSIGN_OR_RETURN(const size_t positions, pass_.Begin(update));
+    OPTSTATE_RETURN_IF_ERROR(
+        executor_.Update({0, positions, positions}, this));
+  } while (executor_.HasLeftTasks());
   return absl::OkStatus();
 }
 
-void Updater::Close(size_t slot) { slots_[slot].pin.reset(); }
+absl::Status Updater::Open(size_t slot, size_t position) {
+  if (const SubGroup* unopened = pass_.Unopened(position)) {
+    slots_[slot].record.emplace(
+        &plan_.layout(), unopened,
+        storage::RecordView::Bases{
+            .parameter_area = memory_.store->parameter_area().data()});
+    return absl::OkStatus();
+  }
+  auto pin = pass_.Pin(position);
+  if (!pin.ok()) return pin.status();
+  slots_[slot].pin.emplace(*std::move(pin));
+  slots_[slot].record.emplace(slots_[slot].pin->record());
+  return absl::OkStatus();
+}
+
+void Updater::Close(size_t slot) {
+  slots_[slot].record.reset();
+  slots_[slot].pin.reset();
+}
 
 void Updater::ForEachTask(size_t slot, Visit visit) {
-  const storage::RecordView& record = slots_[slot].pin->record();
+  const storage::RecordView& record = *slots_[slot].record;
   // As a rule all parameters of a group have counted the same steps.
   const kernels::UpdateKernel* prepared_by = nullptr;
   kernels::UpdateInput prepared;
@@ -46,6 +61,9 @@ void Updater::ForEachTask(size_t slot, Visit visit) {
   GradientAddresses::Buffer buffer;
   UpdateTask task;
   task.step = update_->step;
+  task.record = static_cast<size_t>(&record.sub_group() -
+                                    memory_.store->sub_groups().all().data());
+  task.has_record = slots_[slot].pin.has_value();
   task.factors = &factors;
   plan_.ForEachParameterIn(record.sub_group(), [&](uint32_t p, uint64_t begin,
                                                    uint64_t end) {

@@ -53,9 +53,11 @@ class Updater final : private UpdateTasks {
   Speculation& speculation_;
   const GradientAddresses addresses_;
   RecordPass pass_;
-  // The records of open slots, each on cache lines of its own.
+  // The records of open slots, each on cache lines of its own. One that is not
+  // pinned has no addresses but the parameter area's.
   struct alignas(64) Slot {
     std::optional<storage::StateStore::Pin> pin;
+    std::optional<storage::RecordView> record;
   };
   const std::unique_ptr<Slot[]> slots_;
   const StepUpdate* update_ = nullptr;  // of the pass

@@ -12,6 +12,7 @@
 #include "server/observe/peer_log.h"
 #include "server/scheduler/executors/device_update_executor.h"
 #include "server/scheduler/executors/shared_gradients.h"
+#include "server/scheduler/passes/lag_pass.h"
 #include "server/session/devices/resident_sizes.h"
 #include "server/session/durability/job_storage.h"
 #include "spdlog/spdlog.h"
@@ -104,7 +105,8 @@ absl::StatusOr<size_t> DeviceOfRank(absl::string_view device,
 absl::Status TryToShare(const v1::StorageSettings& storage, JobContext* job) {
   const double fraction = OffloadFractionOf(storage);
   if (fraction < 1) OPTSTATE_RETURN_IF_ERROR(OfNode(job->devices.Open()));
-  ReleaseDevices(job);
+  OPTSTATE_RETURN_IF_ERROR(SettleRecords(job));
+  OPTSTATE_RETURN_IF_ERROR(ReleaseDevices(job));
   JobDescription description = job->shape->description;
   description.storage = storage;
   const size_t devices = job->devices.devices().size();
@@ -170,10 +172,31 @@ void MakeExecutor(JobContext* job) {
           .records_max = job->store->is_resident() ? kRecordsInMemory : 2});
 }
 
-void ReleaseDevices(JobContext* job) {
+absl::Status SettleRecords(JobContext* job) {
+  storage::RecordLag* const lag =
+      job->executor == nullptr ? nullptr : job->executor->lag();
+  if (lag == nullptr || job->store == nullptr) return absl::OkStatus();
+  return job->AccessRecords([&] {
+    return scheduler::CatchUpRecords(lag, /*is_written=*/true, job->store.get(),
+                                     &job->pool);
+  });
+}
+
+absl::Status ReleaseDevices(JobContext* job) {
+  if (job->executor == nullptr || job->executor->lag() == nullptr) {
+    return absl::OkStatus();
+  }
+  const absl::Status settled = SettleRecords(job);
   if (job->store != nullptr) job->store->SetLag(nullptr);
-  if (job->executor == nullptr || !job->executor->Release()) return;
-  storage::SetLag(storage::Lag::kNone, job->tier->control());
+  job->executor->Release();
+  if (settled.ok()) {
+    storage::SetLag(storage::Lag::kNone, job->tier->control());
+  } else {
+    spdlog::error(
+        "the gradient log keeps what records lack: job={} error=\"{}\"",
+        job->options.name, settled.ToString());
+  }
+  return settled;
 }
 
 absl::Status ShareUpdates(const v1::StorageSettings& storage, JobContext* job) {

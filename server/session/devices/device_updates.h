@@ -39,9 +39,16 @@ void MakeExecutor(JobContext* job);
 // as they were, but that no record stays on a device.
 absl::Status ShareUpdates(const v1::StorageSettings& storage, JobContext* job);
 
+// Brings the records that stay on devices up to date in the store: it has the
+// only ones until the next pass. Gives up the job's lock while records are read
+// from a disk. Errors are those of the store; the other records are up to date.
+absl::Status SettleRecords(JobContext* job);
+
 // Has no record stay on a device, and nothing of the job's files be in use
 // there, before the files change or go. ShareUpdates() lets them stay again.
-void ReleaseDevices(JobContext* job);
+// After an error, which is that of SettleRecords(), the gradient log has what
+// records lack, for the next scheduler over these files.
+absl::Status ReleaseDevices(JobContext* job);
 
 // Returns an error when the job has no layout, has failed, or finishes the step
 // of a former engine: then nothing is shared with ranks.

@@ -265,9 +265,9 @@ TEST_F(DeviceUpdatesTest, RecordsStayUntilTheyAreReleased) {
   EXPECT_EQ(Described().device_updates().log_bytes(),
             job().tier->gradient_log().size());
   EXPECT_FALSE(job().tier->gradient_log().empty());
-  ReleaseDevices(&job());
+  EXPECT_TRUE(ReleaseDevices(&job()).ok());
   EXPECT_FALSE(MayLag());
-  ReleaseDevices(&job());  // again
+  EXPECT_TRUE(ReleaseDevices(&job()).ok());  // again
   EXPECT_FALSE(MayLag());
   ASSERT_TRUE(ShareUpdates(job().shape->description.storage, &job()).ok());
   EXPECT_TRUE(MayLag());
@@ -292,7 +292,7 @@ TEST_F(DeviceUpdatesTest, RanksOnADeviceGetItsParameters) {
   EXPECT_EQ(updates.uses(0).shared_bytes(), 0u);
   EXPECT_GT(updates.uses(1).shared_bytes(), 0u);
   EXPECT_LE(updates.uses(1).shared_bytes(), shared->memory_bytes);
-  ReleaseDevices(&job());
+  EXPECT_TRUE(ReleaseDevices(&job()).ok());
   EXPECT_EQ(Described().device_updates().uses(1).shared_bytes(), 0u);
   EXPECT_TRUE(absl::IsNotFound(ShareParameters("emulated-1", &job()).status()))
       << "nothing stays until updates are shared anew";
@@ -369,7 +369,7 @@ TEST_F(DeviceUpdatesTest, ARankGivesTheGradientsThatItHasOnADevice) {
   EXPECT_TRUE(taken.ok()) << taken;
   EXPECT_FALSE(gradients.empty());
   // Live changes of what stays leave the rank's memory alone.
-  ReleaseDevices(&job());
+  EXPECT_TRUE(ReleaseDevices(&job()).ok());
   ASSERT_TRUE(ShareUpdates(job().shape->description.storage, &job()).ok());
   EXPECT_FALSE(gradients.empty());
   // It is given up, also by an offer that is refused.
@@ -411,9 +411,9 @@ TEST_F(DeviceUpdatesTest, SumsAreNotOnADevice) {
 
 // A job without a layout has no executor and no store.
 TEST_F(DeviceUpdatesTest, WithoutAJobThereIsNothingToRelease) {
-  ReleaseDevices(&job());
+  EXPECT_TRUE(ReleaseDevices(&job()).ok());
   ASSERT_NO_FATAL_FAILURE(Register(Sharing(0, kBudget)));
-  ReleaseDevices(&job());
+  EXPECT_TRUE(ReleaseDevices(&job()).ok());
   job().scheduler.reset();  // its user
   MakeExecutor(&job());
   EXPECT_THAT(job().executor->counters().devices, IsEmpty())

@@ -66,9 +66,10 @@ absl::Status JobDurability::MakeDurable(bool waits) {
   const uint64_t step = job_.record().committed_step;
   SerializeDurableJob(job_.shape->text, job_.record(), *job_.store,
                       &commit_text_);
-  absl::Status status = job_.MakePass([&] {
-    absl::Status requested = job_.store->RequestCommit(step, commit_text_);
-    return requested.ok() && waits ? job_.store->AwaitCommit() : requested;
+  absl::Status status = job_.MakePass([&]() -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(job_.scheduler->CatchUp());
+    OPTSTATE_RETURN_IF_ERROR(job_.store->RequestCommit(step, commit_text_));
+    return waits ? job_.store->AwaitCommit() : absl::OkStatus();
   });
   if (status.ok()) return status;
   return job_.FailInside(absl::StrCat("the durable commit of step ", step),

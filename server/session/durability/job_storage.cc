@@ -60,18 +60,14 @@ absl::Status CheckOffloadFraction(const v1::StorageSettings& storage) {
                    "from 0 to 1"));
 }
 
-// Records that stay on devices have a second place in host memory alone. What
-// becomes of PLACEMENT_AUTO is not known yet.
+// Parameters of records that stay on devices are newer than the records.
 absl::Status CheckDeviceBudget(const v1::StorageSettings& storage) {
-  if (DeviceBudgetOf(storage) == 0) return absl::OkStatus();
-  const bool is_host = storage.placement() == v1::PLACEMENT_UNSPECIFIED ||
-                       storage.placement() == v1::PLACEMENT_HOST;
-  if (!is_host || IsDurable(storage) || storage.parameters_on_disk()) {
-    return absl::InvalidArgumentError(
-        "device_budget is for records in host memory: placement=\"host\" "
-        "without a durability");
+  if (DeviceBudgetOf(storage) == 0 || !storage.parameters_on_disk()) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "device_budget is for parameters in host memory, not for "
+      "parameters_on_disk: leave one of them out");
 }
 
 // A fraction of 1 that comes later leaves the budget to one that comes then.

@@ -40,24 +40,22 @@ void ExpectInvalid(const absl::Status& status, const std::string& text) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(text));
 }
 
-TEST(JobStorageTest, ADeviceBudgetIsForRecordsInHostMemory) {
-  for (const auto placement : {v1::PLACEMENT_HOST, v1::PLACEMENT_UNSPECIFIED}) {
-    const v1::StorageSettings storage = Keeping(placement);
-    EXPECT_EQ(Check(storage), absl::OkStatus());
-    EXPECT_EQ(DeviceBudgetOf(ResolveStorage(storage, WithDisk())), kBudget);
+TEST(JobStorageTest, ADeviceBudgetIsForParametersInHostMemory) {
+  for (const auto placement : {v1::PLACEMENT_HOST, v1::PLACEMENT_UNSPECIFIED,
+                               v1::PLACEMENT_NVME, v1::PLACEMENT_AUTO}) {
+    for (const auto durability :
+         {v1::DURABILITY_KIND_NONE, v1::DURABILITY_KIND_STEP}) {
+      v1::StorageSettings storage = Keeping(placement);
+      storage.set_durability(durability);
+      EXPECT_EQ(Check(storage), absl::OkStatus());
+      EXPECT_EQ(DeviceBudgetOf(ResolveStorage(storage, WithDisk())), kBudget);
+    }
   }
-  for (const auto placement : {v1::PLACEMENT_NVME, v1::PLACEMENT_AUTO}) {
-    v1::StorageSettings storage = Keeping(placement);
-    ExpectInvalid(Check(storage), "placement=\"host\" without a durability");
-    storage.clear_device_budget_bytes();
-    EXPECT_EQ(Check(storage), absl::OkStatus());
-  }
-  v1::StorageSettings durable = Keeping();
-  durable.set_durability(v1::DURABILITY_KIND_STEP);
-  ExpectInvalid(Check(durable), "placement=\"host\" without a durability");
-  v1::StorageSettings on_disk = Keeping();
+  v1::StorageSettings on_disk = Keeping(v1::PLACEMENT_NVME);
   on_disk.set_parameters_on_disk(true);
-  ExpectInvalid(Check(on_disk), "placement=\"host\" without a durability");
+  ExpectInvalid(Check(on_disk), "not for parameters_on_disk");
+  on_disk.clear_device_budget_bytes();
+  EXPECT_EQ(Check(on_disk), absl::OkStatus());
 }
 
 TEST(JobStorageTest, ADeviceBudgetIsForWhatDevicesUpdate) {
@@ -141,11 +139,12 @@ TEST(JobStorageTest, AChangeIsRefusedAsANewJobIs) {
   request.clear_device_budget_bytes();
   EXPECT_TRUE(ChangeStorage(Keeping(), request, {}).ok());
   v1::StorageSettings on_disk = Keeping(v1::PLACEMENT_NVME);
+  on_disk.set_parameters_on_disk(true);
   on_disk.clear_device_budget_bytes();
   request.Clear();
   request.set_device_budget_bytes(kBudget);
   ExpectInvalid(ChangeStorage(on_disk, request, {}).status(),
-                "placement=\"host\" without a durability");
+                "not for parameters_on_disk");
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ class LostStore final : public storage::StateStore {
       : storage::StateStore(&store->layout(), kTileElements, {}) {}
   bool is_resident() const override { return false; }
   absl::Status status() const override { return absl::OkStatus(); }
-  absl::StatusOr<Pin> PinSubGroup(size_t, Access) override {
+  absl::StatusOr<Pin> PinRecord(size_t, Access) override {
     return absl::DataLossError("a bad disk");
   }
   absl::StatusOr<size_t> BeginPass(absl::Span<const uint8_t>) override {
@@ -169,7 +169,7 @@ TEST_F(SpeculatorTest, ADecidedStepIsNotRolledBack) {
   EXPECT_EQ(undo->kind.load(),
             static_cast<uint64_t>(scheduler::UndoKind::kUpdate));
   // A load anew forgets it: nothing puts old values over the loaded ones.
-  job_.scheduler->ForgetStep();
+  EXPECT_TRUE(job_.scheduler->ForgetStep(/*is_whole=*/true).ok());
   EXPECT_EQ(control.step_speculated.load(), 0);
 }
 

@@ -23,14 +23,6 @@ uint64_t AskedDeviceBudget() {
   return budget == nullptr ? 0 : std::strtoull(budget, nullptr, 0);
 }
 
-// Returns whether records are in host memory alone.
-bool MayStayOnDevices(const v1::StorageSettings& storage) {
-  return (storage.placement() == v1::PLACEMENT_UNSPECIFIED ||
-          storage.placement() == v1::PLACEMENT_HOST) &&
-         (storage.durability() == v1::DURABILITY_KIND_UNSPECIFIED ||
-          storage.durability() == v1::DURABILITY_KIND_NONE);
-}
-
 }  // namespace
 
 v1::StorageSettings AskedStorage(v1::StorageSettings given) {
@@ -55,7 +47,7 @@ v1::StorageSettings ShareWithDevices(v1::StorageSettings given,
   if (AskedDevices() != "none" && optimizer != OptimizerKind::kMuon &&
       !given.has_offload_fraction()) {
     given.set_offload_fraction(0.4);
-    if (InfoOf(optimizer).is_separable && MayStayOnDevices(given)) {
+    if (InfoOf(optimizer).is_separable && !given.parameters_on_disk()) {
       given.set_device_budget_bytes(AskedDeviceBudget());
     }
   }

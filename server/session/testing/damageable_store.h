@@ -55,7 +55,7 @@ class DamageableStore final : public storage::StateStore {
 
   bool is_resident() const override { return false; }
   absl::Status status() const override { return absl::OkStatus(); }
-  absl::StatusOr<Pin> PinSubGroup(size_t sub_group, Access access) override {
+  absl::StatusOr<Pin> PinRecord(size_t sub_group, Access access) override {
     ++pins_;
     const auto error = errors_.find(sub_group);
     if (error != errors_.end()) {

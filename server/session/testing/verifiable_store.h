@@ -42,7 +42,7 @@ class VerifiableStore final : public storage::StateStore {
       : storage::StateStore(layout, kTileElements, {}) {}
   bool is_resident() const override { return false; }
   absl::Status status() const override { return absl::OkStatus(); }
-  absl::StatusOr<Pin> PinSubGroup(size_t, Access) override {
+  absl::StatusOr<Pin> PinRecord(size_t, Access) override {
     return absl::UnimplementedError("");
   }
   absl::StatusOr<size_t> BeginPass(absl::Span<const uint8_t>) override {

@@ -27,7 +27,9 @@ absl::Status LoadRounds::Start() {
   next.load_required_from = std::min(next.load_required_from, first);
   storage::PublishRecord(next, job_.tier->control());
   log_.DropLog();  // not sealed any more, if it was
-  job_.scheduler->ForgetStep();
+  const absl::Status forgotten = job_.AccessRecords(
+      [&] { return job_.scheduler->ForgetStep(/*is_whole=*/first == 0); });
+  if (!forgotten.ok()) return RefuseStart(forgotten);
   // After a restart the job is LOADING, not FAILED. In this engine it is when
   // the state has been cleared.
   job_.tier->control()->step_in_progress.store(0, std::memory_order_release);

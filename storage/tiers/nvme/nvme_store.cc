@@ -105,8 +105,8 @@ absl::Status NvmeStore::status() const {
   return monitor_.failed;
 }
 
-absl::StatusOr<storage::StateStore::Pin> NvmeStore::PinSubGroup(
-    size_t sub_group, Access access) {
+absl::StatusOr<storage::StateStore::Pin> NvmeStore::PinRecord(size_t sub_group,
+                                                              Access access) {
   return Take(static_cast<uint32_t>(sub_group), access, /*is_of_pass=*/false);
 }
 

@@ -93,7 +93,6 @@ class NvmeStore final : public storage::StateStore {
 
   bool is_resident() const override { return false; }
   absl::Status status() const override;
-  absl::StatusOr<Pin> PinSubGroup(size_t sub_group, Access access) override;
   absl::StatusOr<size_t> BeginPass(absl::Span<const uint8_t> wanted) override;
   absl::StatusOr<Pin> PinOfPass(size_t position) override;
 
@@ -138,6 +137,7 @@ class NvmeStore final : public storage::StateStore {
   std::optional<storage::SwapState> swap_state() const override;
 
  private:
+  absl::StatusOr<Pin> PinRecord(size_t sub_group, Access access) override;
   NvmeStore(const Layout* layout, uint64_t sub_group_elements,
             const storage::StateMemory& memory, Options options);
 
