@@ -23,6 +23,7 @@ import torch
 from optstate import errors
 from optstate._torch.nodes import resolution
 from optstate._torch.nodes.agreement import ROUNDS_MAX, NodeAgreement, hash_of
+from optstate._torch.nodes.misplaced import refuse_misplaced
 from optstate._torch.nodes.moves.durability import make_present_step_durable
 from optstate._torch.nodes.norm_members import NormMembers
 from optstate._torch.nodes.places import Places
@@ -91,6 +92,7 @@ class NormGroup(NodeAgreement):
         self._has_duplicates = any(each[1] for each in found)
         self._first_number = members.job_numbers[ranks.rank] * _PARAMETERS_MAX
         self._clip_options = 0
+        self._node = places.node
         self.moves_state = of_job.moves_state
 
     @property
@@ -124,6 +126,13 @@ class NormGroup(NodeAgreement):
             # A loss of power afterwards finds all jobs at one step.
             self.on_all(lambda: self._make_durable(spec))
             self.on_all(lambda: self._move(spec))
+        refuse_misplaced(
+            self.on_first,
+            spec,
+            self._node,
+            lambda: self._position(spec),
+            is_embedded=_is_embedded(spec),
+        )
         super().settle(spec)
 
     def _make_durable(self, spec: SessionSpec) -> None:
@@ -216,8 +225,7 @@ class NormGroup(NodeAgreement):
         return self.on_first(lambda: self._position(spec))
 
     def _position(self, spec: SessionSpec) -> Position | None:
-        # An embedded daemon begins with the session.
-        if (spec.endpoint or os.environ.get("OPTSTATE_ENDPOINT")) == "embedded":
+        if _is_embedded(spec):
             return None
         copies = self._of_job._copies
         return position_of(spec) if copies is None else copies.position(spec)
@@ -285,6 +293,11 @@ class NormGroup(NodeAgreement):
 
     def _note_step(self) -> None:
         self._of_job._note_step()
+
+
+def _is_embedded(spec: SessionSpec) -> bool:
+    """Returns whether the daemon begins with the session, so that it has no job yet."""
+    return (spec.endpoint or os.environ.get("OPTSTATE_ENDPOINT")) == "embedded"
 
 
 def _check_duplicates(
