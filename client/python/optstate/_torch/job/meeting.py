@@ -9,6 +9,7 @@ import torch
 
 from optstate._access import check_same
 from optstate._torch.collective.reducing import check_same_reducing
+from optstate._torch.job.endpoints import address_of, check_endpoints
 from optstate._torch.job.opening import check_names, private_name
 from optstate._torch.job.partition import check_overlap, check_same_keyword, shard_specs
 from optstate._torch.layout import parameter_names
@@ -106,21 +107,23 @@ def _meet_in_job(
     is_sharded = settings.partition == "local" or any(map(is_shard, tensors))
     keywords = (settings.across_nodes, settings.reduction, settings.stale_nodes)
     facts = (job, settings.access, settings.reducing, settings.partition, keywords)
-    begun = ranks.gather((job or private_name(), is_sharded, node_name(), facts))
+    address = address_of(settings.endpoint, is_private=job is None)
+    begun = ranks.gather((job or private_name(), is_sharded, node_name(), address, facts))
     everyones = [facts for *_, facts in begun]
     names_asked, accesses, reducings, partitions, everyones_keywords = map(list, zip(*everyones))
     check_names(names_asked)
     check_same(accesses)
     check_same_reducing(reducings)
     name: str = begun[0][0]
-    places = Places([node for _, _, node, _ in begun], ranks.rank)
+    places = Places([node for _, _, node, _, _ in begun], ranks.rank)
     shares_out = settings.across_nodes == "sharded" and places.several
-    is_sharded = shares_out or any(sharded for _, sharded, _, _ in begun)
+    is_sharded = shares_out or any(sharded for _, sharded, _, _, _ in begun)
     for keyword, asked in zip(
         ("across_nodes", "reduction", "stale_nodes"), zip(*everyones_keywords)
     ):
         check_same_keyword(keyword, asked)
     check_across_nodes(settings, places, is_sharded=is_sharded)
+    check_endpoints([address for _, _, _, address, _ in begun], places)
     if shares_out:
         check_same_keyword("partition", [each or "greedy" for each in partitions])
     if not is_sharded and ranks.world_size > 1:
