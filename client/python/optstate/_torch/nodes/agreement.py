@@ -19,6 +19,7 @@ from optstate._torch.nodes import resolution
 from optstate._torch.nodes.alike import find_unlike
 from optstate._torch.nodes.clipping import Clipping
 from optstate._torch.nodes.copying import StateCopies
+from optstate._torch.nodes.differing import Differences
 from optstate._torch.nodes.moving import Moving
 from optstate._torch.nodes.places import Places
 from optstate._torch.nodes.positions import position_of
@@ -104,6 +105,7 @@ class NodeAgreement:
             if kinds is None or kinds[node] == node
         ]
         self._clipping = Clipping(ranks, self._kind_ranks)
+        self._differences = Differences(ranks, places)
         # Nodes that all hold the same give one that has nothing what they have.
         self._copies = StateCopies(ranks, places, replaces_stale) if kinds is None else None
         # A step whose verdict this rank did not learn, or could not bring.
@@ -139,6 +141,7 @@ class NodeAgreement:
     def check_spec(self, spec: SessionSpec) -> None:
         """Raises, on all ranks, when ranks ask for different jobs: for other options, or, where
         all nodes hold the same, for another layout. Collective on several nodes."""
+        self._differences.note_spec(spec)
         if not self._places.several:
             return
         difference = find_unlike(self._ranks, self._places.names, spec)
@@ -398,6 +401,7 @@ class NodeAgreement:
 
         UnimplementedError: a group is to be clipped by a norm that no daemon has.
         """
+        self._differences.note_options(hyperparams, loss_scale, how)
         if self._kinds is None:
             return how
         if self.is_split and any(group.max_norm for group in hyperparams):
@@ -483,16 +487,12 @@ class NodeAgreement:
         ]
 
     def _difference(self, votes: list[Step | None]) -> str:
+        """Returns why there is no one step that all have prepared. Collective."""
         said = []
         for node, rank in zip(self._places.nodes, self._first_ranks):
             vote = votes[rank]
             assert vote is not None
             said.append(f"{node}: step {vote.step}, digest {vote.digest:016x}")
-            if self._kinds is not None:
-                said[-1] += f", options {vote.alike % (1 << 64):016x}"
-            said += [f"clipping {each % (1 << 64):016x}" for each in vote.clip]
-        return (
-            f"the nodes have prepared different steps ({'; '.join(said)}), and the step is taken"
-            " on none: gradients, options, or loads of state differ between nodes. Average the"
-            " gradients over all ranks (DistributedDataParallel) and give all ranks equal options"
-        )
+        prepared = [vote for vote in votes if vote is not None]
+        kinds = self._kinds_of_votes
+        return self._differences.describe(prepared, kinds, self._loaded, "; ".join(said))

@@ -112,6 +112,7 @@ class NormGroup(NodeAgreement):
         )
 
     def check_spec(self, spec: SessionSpec) -> None:
+        self._differences.note_spec(spec)
         error: Exception | None = None
         try:
             self._of_job.check_spec(spec)
