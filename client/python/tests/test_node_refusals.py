@@ -165,8 +165,8 @@ def _other(connection, rank, endpoints, job, what, across_nodes="replicated", fs
         ("shapes", ['parameter 4: "3.weight" of shape (4, 16)', '"3.weight" of shape (5, 16)']),
         ("count", ["the number of parameters: 6 on rank 0", "5 on rank 1"]),
         ("optimizer", ["the optimizer: adamw on rank 0", "lion on rank 1"]),
-        ("options", ["the options of group 0: "]),
-        ("state", ["state_format: 1 on rank 0", "3 on rank 1"]),
+        ("options", ["the options of group 0: no amsgrad on rank 0", ", amsgrad on rank 1"]),
+        ("state", ["state_dtype: 'float32' on rank 0", "'dynamic8' on rank 1"]),
         ("groups", ["the number of groups: 1 on rank 0", "2 on rank 1"]),
     ],
 )
@@ -185,7 +185,7 @@ def test_ranks_of_another_layout_are_named(what, texts, nodes, job):
     [
         ("optimizer", "the optimizer: adamw on rank 0"),
         ("options", "the options of group 0: "),
-        ("state", "state_format: 1 on rank 0"),
+        ("state", "state_dtype: 'float32' on rank 0"),
         ("scaler", "loss_scaler: None on rank 0"),
     ],
 )
@@ -227,6 +227,8 @@ def test_a_node_that_went_on_alone(nodes, job):
     for kind, text in ranks.run(_train, 2, endpoints, job, 5):
         assert kind == "FailedPreconditionError"
         assert "node0: step 4" in text and "node1: step 2" in text
+        assert "node0 has taken more steps than the others" in text
+        assert 'stale_nodes="replace"' in text and "on node1 alone" in text
         assert "all nodes had step 2, and the last one was 4" in text
     # Each node's state is untouched.
     assert ranks.run(_train, 1, endpoints, job, 4) == [(4, _alone(4))]
@@ -282,3 +284,21 @@ def test_a_decision_about_another_step(own_daemon, job):
     with pytest.raises(optstate.FailedPreconditionError, match="was committed here as"):
         node.session.decide(1, other, Verdict.COMMIT)
     node.session.close()
+
+
+@pytest.mark.parametrize("across", ["replicated", "sharded"])
+def test_a_daemon_that_is_not_there_is_said_to_be_its_nodes(across, nodes, job):
+    """In words about the job that the user has named."""
+    nodes[1].kill()
+    kwargs = {"across_nodes": across, "connect_timeout": 0.5}
+    for kind, text in ranks.run(_without_daemon, 2, _endpoints(nodes), job, kwargs):
+        assert kind == "UnavailableError"
+        assert "the daemon of node1" in text and f'job "{job}"' in text
+        assert "optstate-copy" not in text
+    assert nodes[0].jobs() == []
+
+
+def _without_daemon(connection, rank, endpoints, job, kwargs):
+    with pytest.raises(optstate.UnavailableError) as raised:
+        _make(rank, endpoints, job, small_model(), **kwargs)
+    return type(raised.value).__name__, str(raised.value)

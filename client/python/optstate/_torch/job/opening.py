@@ -19,6 +19,9 @@ from optstate.job_position import find_position
 from optstate.session import Session
 from optstate.session_spec import SessionSpec
 
+# In the daemon's error of a job that has shards of other ranks.
+_OTHER_SHARDS = "a job with other shards"
+
 
 class Existing(NamedTuple):
     """A job that must exist: none is made of its name."""
@@ -49,6 +52,14 @@ def _open(spec: SessionSpec, take_over: Callable[[SessionSpec], bool]) -> Sessio
     kind = Session if spec.held is None else HeldSession
     try:
         return kind.open(spec)
+    except errors.FailedPreconditionError as error:
+        # The daemon knows the one way that other clients have too.
+        if spec.held is None or _OTHER_SHARDS not in str(error) or spec.ephemeral:
+            raise
+        raise errors.FailedPreconditionError(
+            f'{error}. Or say across_nodes="sharded", also on one node, which moves the state to'
+            " these ranks as they attach"
+        ) from None
     except errors.AlreadyExistsError:  # the layout is the same: that was checked before
         if not take_over(spec):
             raise

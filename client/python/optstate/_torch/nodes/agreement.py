@@ -27,6 +27,7 @@ from optstate._torch.nodes.resolution import Position, Step, Verdict
 from optstate._torch.nodes.together import (
     interrupts_afterwards,
     not_brought,
+    of_node,
     raised_on_all,
     undecided,
 )
@@ -190,7 +191,7 @@ class NodeAgreement:
             try:
                 result = what()
             except Exception as failure:
-                error = failure
+                error = of_node(failure, self._places)
         self._ranks.agree(error)
         found = self._ranks.gather(result)
         return [found[rank] for rank in self._first_ranks]

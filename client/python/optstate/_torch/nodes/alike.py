@@ -7,22 +7,25 @@ another digest, which does not say why.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from optstate import _native
 from optstate._torch.optimizer_info import by_kind
 from optstate._torch.ranks import Ranks
 from optstate._torch.tensors import DTYPES
 from optstate.session_spec import SessionSpec
 
-# Fields of a spec that change what a step does.
-_SETTINGS = (
-    "partition",
-    "accumulate",
-    "accumulate_dtype",
-    "state_format",
-    "master_format",
-    "loss_scaler",
-)
+# Fields of a spec that change what a step does: the keyword that gives each, and the names of its
+# numbers.
+_SETTINGS: dict[str, tuple[str, Mapping[str, int]]] = {
+    "partition": ("partition", {**_native.PARTITIONS, "replicated": _native.REPLICATED}),
+    "accumulate": ("accumulate", {}),
+    "accumulate_dtype": ("accumulate_dtype", _native.ACCUMULATE_DTYPES),
+    "state_format": ("state_dtype", _native.STATE_FORMATS),
+    "master_format": ("master", _native.MASTER_FORMATS),
+    "loss_scaler": ("loss_scaler", {}),
+}
 
 # The names and values that are compared, in order.
 Facts = list[tuple[str, str]]
@@ -43,10 +46,25 @@ def _facts(spec: SessionSpec) -> Facts:
         facts.append((f"parameter {index}", text))
     facts.append(("the number of groups", str(len(spec.group_options))))
     facts += [
-        (f"the options of group {index}", f"{bits:#x}")
+        (f"the options of group {index}", _options(spec.optimizer, bits))
         for index, bits in enumerate(spec.group_options)
     ]
-    return facts + [(name, str(getattr(spec, name))) for name in _SETTINGS]
+    return facts + [
+        (keyword, _name_of(getattr(spec, field), names))
+        for field, (keyword, names) in _SETTINGS.items()
+    ]
+
+
+def _options(optimizer: int, bits: int) -> str:
+    """Returns the names of the options that are set."""
+    names = by_kind(optimizer).options
+    said = [name for bit, name in enumerate(names) if bits >> bit & 1]
+    return " and ".join(said) or f"no {' nor '.join(names)}"
+
+
+def _name_of(value: Any, names: Mapping[str, int]) -> str:
+    """Returns a field's value as the keyword takes it."""
+    return next((repr(name) for name, number in names.items() if number == value), str(value))
 
 
 def _difference(one: Facts, other: Facts) -> tuple[str, str, str]:

@@ -207,6 +207,8 @@ def read_note(spec: SessionSpec) -> CopyNote | None:
             return None
     except errors.UnimplementedError:  # a daemon that knows no jobs of several nodes
         return None
+    except errors.UnavailableError as error:  # about a job that the user has named
+        raise errors.UnavailableError(str(error).replace(address.job, spec.job)) from None
     found = _optctl.find_registered(spec.endpoint, address.job)
     if found is None or not found.parameters:
         return None

@@ -199,9 +199,12 @@ def resolve_present(
     except Unresolvable as error:
         if len({position.committed.step for position in there if position is not None}) == 1:
             raise
+        stale = stale_nodes(positions)
+        lacking = " and ".join(names[node] for node in stale) or "the nodes that lack steps"
+        how = 'say stale_nodes="replace", or ' if stale else ""
         raise Unresolvable(
-            f"{error}. Or, if all are of one run, delete the job on the nodes that lack steps"
-            " alone: they then get it from the others"
+            f"{error}. Or, if all are of one run, {how}delete the job on {lacking} alone: they then"
+            " get it from the others"
         ) from None
     return {present[place]: verdict for place, verdict in verdicts.items()}
 
@@ -263,8 +266,16 @@ def _describe(
             text += f", durable step {position.durable_step}"
         said.append(f"{name}: {text}, {position.loads_finished} loads")
     least = min(position.committed.step for position in there)
+    ahead = [name for name, each in zip(names, there) if each.committed.step == latest]
+    why = "none has what the others lack"
+    if least < latest:
+        have = "has" if len(ahead) == 1 else "have"
+        why = (
+            f"{' and '.join(ahead)} {have} taken more steps than the others, which have not"
+            " prepared those"
+        )
     return (
-        f"the nodes are not at one step ({'; '.join(said)}), and none has what the others lack."
+        f"the nodes are not at one step ({'; '.join(said)}), and {why}."
         " Delete the job on all nodes (optctl delete job) and begin it again from a checkpoint; all"
         f" nodes had step {least}, and the last one was {latest}{_durable_on_all(positions)}"
     )

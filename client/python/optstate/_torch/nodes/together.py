@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from optstate import errors
+from optstate._torch.nodes.places import Places
 from optstate.session import StepOutcome
 
 
@@ -75,3 +76,11 @@ def raised_on_all(ranks: Agreeing | None) -> Iterator[None]:
     except Exception as failure:
         error = failure
     ranks.agree(error)
+
+
+def of_node(error: Exception, places: Places) -> Exception:
+    """Returns the error of this rank's daemon for all ranks; one that it does not answer names its
+    node."""
+    if not places.several or not isinstance(error, errors.UnavailableError):
+        return error
+    return errors.UnavailableError(f"the daemon of {places.node}: {error}")
