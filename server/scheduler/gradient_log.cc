@@ -31,10 +31,9 @@ struct Scratch {
 kernels::TileView ViewOf(const GradientLog& log, uint64_t tile,
                          const kernels::TileView& host, Scratch* scratch) {
   kernels::TileView view = host;
-  view.parameter = scratch->bytes;
-  if (std::byte* const master = log.own_master(tile); master != nullptr) {
-    view.parameter = view.master = master;
-  }
+  std::byte* const kept = log.kept_parameter(tile);
+  view.parameter = kept != nullptr ? kept : scratch->bytes;
+  if (host.master == host.parameter) view.master = view.parameter;
   return view;
 }
 
@@ -56,12 +55,12 @@ uint64_t GradientLog::EntriesBegin(const Room& room) {
   return Aligned(sizeof(Header) + room.tiles * sizeof(Tile));
 }
 
-uint64_t GradientLog::MastersBegin(const Room& room) {
+uint64_t GradientLog::ParametersBegin(const Room& room) {
   return EntriesBegin(room) + kSteps * Aligned(room.step_bytes);
 }
 
 uint64_t GradientLog::SpareBegin(const Room& room) {
-  return MastersBegin(room) + Aligned(room.master_bytes);
+  return ParametersBegin(room) + Aligned(room.parameter_bytes);
 }
 
 uint64_t GradientLog::BytesNeeded(const Room& room) {
@@ -87,7 +86,8 @@ void GradientLog::Begin(const Room& room, Content content) {
   // A kill leaves some numbers of the room, which fit the file as well: the
   // others are zeros, or this makes all of them zeros.
   Header* const to = header();
-  to->room = {room.tiles, Aligned(room.step_bytes), Aligned(room.master_bytes)};
+  to->room = {room.tiles, Aligned(room.step_bytes),
+              Aligned(room.parameter_bytes)};
   to->used = {};
   spare_undo()->Clear();
   to->magic = content == Content::kSum ? kMagicOfSums : kMagic;
@@ -104,7 +104,7 @@ absl::Status GradientLog::Check(uint64_t run_count,
   const Room& room = header()->room;
   const uint64_t has = file_.size();
   if (room.tiles > has / sizeof(Tile) || room.step_bytes > has ||
-      room.master_bytes > has || BytesNeeded(room) > has ||
+      room.parameter_bytes > has || BytesNeeded(room) > has ||
       tiles() > room.tiles) {
     return damaged("it has ", has, " bytes, too few for ", tiles(),
                    " tiles of ", room.tiles, " with ", room.step_bytes,
@@ -120,10 +120,10 @@ absl::Status GradientLog::Check(uint64_t run_count,
         entry.run < run_count &&
         fits(entry.offset, EntryBytes(by_run[entry.run].gradient),
              room.step_bytes) &&
-        (by_run[entry.run].own_master == 0
-             ? entry.master_offset == kNoMaster
-             : fits(entry.master_offset, by_run[entry.run].own_master,
-                    room.master_bytes));
+        (by_run[entry.run].parameter == 0
+             ? entry.parameter_offset == kNoParameter
+             : fits(entry.parameter_offset, by_run[entry.run].parameter,
+                    room.parameter_bytes));
     if (!is_whole) {
       return damaged("tile ", tile, " has run ", entry.run, " of ", run_count,
                      " at byte ", entry.offset, " of ", room.step_bytes);
@@ -137,23 +137,25 @@ bool GradientLog::HasRoomFor(const TileBytes& bytes) const {
   const Room& used = header()->used;
   return tiles() < room.tiles &&
          EntryBytes(bytes.gradient) <= room.step_bytes - used.step_bytes &&
-         Aligned(bytes.own_master) <= room.master_bytes - used.master_bytes;
+         Aligned(bytes.parameter) <=
+             room.parameter_bytes - used.parameter_bytes;
 }
 
 bool GradientLog::AddTile(uint64_t run, const TileBytes& bytes) {
   if (!HasRoomFor(bytes)) return false;
   Header* const to = header();
   Room& used = to->used;
-  const uint64_t master_bytes = Aligned(bytes.own_master);
+  const uint64_t parameter_bytes = Aligned(bytes.parameter);
   const uint64_t tile = to->tiles.load(kRelaxed);
   Tile& added = table()[tile];
   added.run = run;
   added.offset = used.step_bytes;
-  added.master_offset = master_bytes == 0 ? kNoMaster : used.master_bytes;
+  added.parameter_offset =
+      parameter_bytes == 0 ? kNoParameter : used.parameter_bytes;
   added.applied.store(0, kRelaxed);
   added.is_resident.store(0, kRelaxed);
   used.step_bytes += EntryBytes(bytes.gradient);
-  used.master_bytes += master_bytes;
+  used.parameter_bytes += parameter_bytes;
   for (uint64_t k = 0; k < kSteps; ++k) {
     EntryFor(tile, k).step.store(0, kRelaxed);
   }
@@ -167,10 +169,10 @@ WorkerUndo* GradientLog::spare_undo() const {
                                        SpareBegin(header()->room));
 }
 
-std::byte* GradientLog::own_master(uint64_t tile) const {
-  const uint64_t offset = table()[tile].master_offset;
-  if (offset == kNoMaster) return nullptr;
-  return file_.data() + MastersBegin(header()->room) + offset;
+std::byte* GradientLog::kept_parameter(uint64_t tile) const {
+  const uint64_t offset = table()[tile].parameter_offset;
+  if (offset == kNoParameter) return nullptr;
+  return file_.data() + ParametersBegin(header()->room) + offset;
 }
 
 void GradientLog::MarkResident(uint64_t tile, uint64_t step,
@@ -180,8 +182,8 @@ void GradientLog::MarkResident(uint64_t tile, uint64_t step,
     EntryFor(tile, k).step.store(0, kRelaxed);
   }
   Tile& marked = table()[tile];
-  if (bytes.own_master != 0) {
-    std::memcpy(own_master(tile), parameter, bytes.own_master);
+  if (bytes.parameter != 0) {
+    std::memcpy(kept_parameter(tile), parameter, bytes.parameter);
   }
   marked.applied.store(step, kRelaxed);
   // An entry is stored before anything hangs on the mark.

@@ -23,8 +23,8 @@ namespace optstate::scheduler {
 // says up to which step the record in host memory is applied, and has an entry
 // for each of the last kSteps steps. An entry is complete when it names a step
 // later than that; the run's stamp says whether the step was taken. A parameter
-// that is its own master is newer in host memory than the rest of its record,
-// so the log has the master that goes with that.
+// that is its own master, or half of one, is newer in host memory than the rest
+// of its record, so the log has the parameter that goes with that.
 //
 // Kills: a process may die between any two stores (see WorkerUndo). An entry is
 // complete before the device is given the update; a tile is marked as resident
@@ -41,7 +41,7 @@ class GradientLog {
 
   struct TileBytes {
     uint64_t gradient = 0;
-    uint64_t own_master = 0;  // 0: the master lies beside the parameter
+    uint64_t parameter = 0;  // 0: it is no part of its master
   };
   // An entry, followed by the gradient.
   struct alignas(kAlignBytes) Entry {
@@ -62,11 +62,11 @@ class GradientLog {
            (gradient_bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
   }
   // The room of a log: for so many tiles, whose entries of one step take
-  // `step_bytes` together, and their masters `master_bytes`.
+  // `step_bytes` together, and their parameters `parameter_bytes`.
   struct Room {
     uint64_t tiles = 0;
     uint64_t step_bytes = 0;
-    uint64_t master_bytes = 0;  // of parameters that are their own masters
+    uint64_t parameter_bytes = 0;  // of those that are parts of their masters
   };
   static uint64_t BytesNeeded(const Room& room);
   // An entry has this for an update.
@@ -112,11 +112,11 @@ class GradientLog {
   // Returns a slot that no worker uses while it updates, for a process that
   // finds all of theirs in use.
   WorkerUndo* spare_undo() const;
-  // Returns the master that goes with the record in host memory; null: it is
-  // there.
-  std::byte* own_master(uint64_t tile) const;
+  // Returns the parameter that goes with the record in host memory; null: the
+  // record has all of its master.
+  std::byte* kept_parameter(uint64_t tile) const;
   // The record is as new as `step`, the run's stamp; entries are to come. Takes
-  // a copy of a parameter that is its own master.
+  // a copy of a parameter that is a part of its master.
   void MarkResident(uint64_t tile, uint64_t step, const void* parameter,
                     const TileBytes& bytes);
   // The record is up to date, and its entries no longer count.
@@ -145,14 +145,14 @@ class GradientLog {
   };
   struct Tile {
     uint64_t run;
-    uint64_t offset;         // of its entry among those of a step
-    uint64_t master_offset;  // kNoMaster: it has none
+    uint64_t offset;            // of its entry among those of a step
+    uint64_t parameter_offset;  // kNoParameter: it has none
     std::atomic<uint64_t> applied;
     std::atomic<uint64_t> is_resident;
     uint64_t reserved[3];
   };
   static_assert(sizeof(Header) == 64 && sizeof(Tile) == 64);
-  static constexpr uint64_t kNoMaster = ~uint64_t{0};
+  static constexpr uint64_t kNoParameter = ~uint64_t{0};
 
   static constexpr uint64_t kMagic = 0x31474F4C44415247;        // "GRADLOG1"
   static constexpr uint64_t kMagicOfSums = 0x32474F4C44415247;  // "GRADLOG2"
@@ -167,16 +167,16 @@ class GradientLog {
   }
   // Returns the first bytes of the entries, the masters and the spare slot.
   static uint64_t EntriesBegin(const Room& room);
-  static uint64_t MastersBegin(const Room& room);
+  static uint64_t ParametersBegin(const Room& room);
   static uint64_t SpareBegin(const Room& room);
 
   absl::Span<std::byte> file_;
 };
 
 // Brings the record of a tile up to `last`: applies what it lacks of the log.
-// `host` has the record's addresses; its parameter, gradients, undo and begin
-// do not count, nor does a master that is the parameter. Returns the step that
-// the record has then.
+// `host` has the record's addresses, and the same one twice where a parameter
+// is its own master; parameter, gradients, undo and begin do not count. Returns
+// the step that the record has then.
 //
 // Threads: thread-safe for different tiles and slots.
 uint64_t Replay(const GradientLog& log, uint64_t tile, uint64_t last,

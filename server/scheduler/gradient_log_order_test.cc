@@ -77,7 +77,7 @@ class SmallJob {
     for (uint64_t run = 0; run < kRuns; ++run) {
       ++room_.tiles;
       room_.step_bytes += GradientLog::EntryBytes(BytesOf(run).gradient);
-      room_.master_bytes += GradientLog::EntryBytes(BytesOf(run).own_master);
+      room_.parameter_bytes += GradientLog::EntryBytes(BytesOf(run).parameter);
     }
     Place();
     FindWanted();
@@ -217,7 +217,7 @@ class SmallJob {
   static GradientLog::TileBytes BytesOf(uint64_t run) {
     const uint64_t bytes =
         static_cast<uint64_t>(kNumels[run]) * SizeInBytes(kDTypes[run]);
-    return {.gradient = bytes, .own_master = IsOwnMaster(run) ? bytes : 0};
+    return {.gradient = bytes, .parameter = IsOwnMaster(run) ? bytes : 0};
   }
   kernels::TileView ViewOf(uint64_t run) const {
     const auto p = static_cast<uint32_t>(run);

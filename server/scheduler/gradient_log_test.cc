@@ -59,7 +59,7 @@ class GradientLogTest : public ::testing::Test {
     GradientLog::Room room = {
         .tiles = 3,
         .step_bytes = 3 * GradientLog::EntryBytes(kBytes.gradient),
-        .master_bytes = 3 * 4096};
+        .parameter_bytes = 3 * 4096};
     file_.resize(GradientLog::BytesNeeded(room) / sizeof(uint64_t) + 1);
     log_ = GradientLog(Bytes());
     log_.Begin(room);
@@ -70,7 +70,7 @@ class GradientLogTest : public ::testing::Test {
                           file_.size() * sizeof(uint64_t));
   }
   GradientLog::TileBytes OwnBytes() const {
-    return {.gradient = kBytes.gradient, .own_master = kNumel * sizeof(float)};
+    return {.gradient = kBytes.gradient, .parameter = kNumel * sizeof(float)};
   }
   std::vector<float> Gradient(uint64_t step) const {
     std::mt19937_64 random(seed_ + step);
@@ -116,7 +116,7 @@ TEST_F(GradientLogTest, ReplayGivesTheBitsOfTheSteps) {
   EXPECT_EQ(lagging.state[0], wanted.state[0]);
   EXPECT_EQ(lagging.state[1], wanted.state[1]);
   EXPECT_EQ(lagging.parameter, wanted.parameter);
-  EXPECT_EQ(std::memcmp(log_.own_master(0), wanted.parameter.data(),
+  EXPECT_EQ(std::memcmp(log_.kept_parameter(0), wanted.parameter.data(),
                         kNumel * sizeof(float)),
             0);
 }
@@ -169,7 +169,7 @@ TEST_F(GradientLogTest, AKilledReplayIsFinishedFromEachOfItsElements) {
     Update(1, &half);
     log_.MarkResident(0, 1, half.parameter.data(), OwnBytes());
     Write(0, 2);
-    auto* const master = reinterpret_cast<float*>(log_.own_master(0));
+    auto* const master = reinterpret_cast<float*>(log_.kept_parameter(0));
     const auto take = [&](const std::vector<float>& from, float* to) {
       std::copy_n(from.data(), begin, to);
     };
@@ -199,10 +199,10 @@ TEST_F(GradientLogTest, ASlotWithoutItsGradientIsDamage) {
 
 TEST_F(GradientLogTest, RoomIsBounded) {
   EXPECT_TRUE(log_.AddTile(1, kBytes));
-  EXPECT_EQ(log_.own_master(0), nullptr);
+  EXPECT_EQ(log_.kept_parameter(0), nullptr);
   EXPECT_FALSE(log_.AddTile(
       2, {.gradient = 3 * GradientLog::EntryBytes(kBytes.gradient)}));
-  EXPECT_FALSE(log_.AddTile(2, {.gradient = 4, .own_master = 3 * 4096 + 64}));
+  EXPECT_FALSE(log_.AddTile(2, {.gradient = 4, .parameter = 3 * 4096 + 64}));
   EXPECT_TRUE(log_.AddTile(2, OwnBytes()));
   EXPECT_TRUE(log_.AddTile(3, kBytes));
   EXPECT_FALSE(log_.AddTile(4, {.gradient = 4}));

@@ -40,11 +40,10 @@ RecordPass::Use RecordPass::UseOf(const SubGroup& sub_group,
   plan_.ForEachParameterIn(
       sub_group, [&](uint32_t p, uint64_t begin, uint64_t end) {
         if (use == Use::kWithRecord || update.updated[p] == 0) return;
-        // A commit writes such a parameter with its record, which a pin keeps
-        // as it is until then.
-        const bool is_written =
-            is_durable &&
-            plan_.layout().master_format(p) == MasterFormat::kParameter;
+        // A commit writes a parameter that is a part of its master with the
+        // record, which a pin keeps as it is until then.
+        const bool is_written = is_durable && plan_.layout().master_format(p) !=
+                                                  MasterFormat::kFloat32;
         ForEachRun(plan_.layout(), p, begin, end,
                    [&](uint64_t run, uint64_t /*begin*/, uint64_t /*numel*/) {
                      if (memory_.recovery.run_stamps[run].load(

@@ -76,8 +76,7 @@ struct Scenario {
   // Says whether records stay on devices, where they may.
   bool keeps_on_devices() const {
     return shares() && InfoOf(optimizer).is_separable &&
-           state_place == StatePlace::kMemory && !speculates() &&
-           master_format != MasterFormat::kSplit;
+           !has_parameters_on_disk() && !speculates();
   }
   // Says whether each answered step survives a loss of power.
   bool durable() const {

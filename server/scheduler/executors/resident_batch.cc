@@ -41,8 +41,16 @@ uint64_t RecordsOffset(uint64_t bytes) {
   return kParametersOffset + BatchMemory::Aligned(bytes);
 }
 
-bool IsOwnMaster(const ResidentTile& tile) {
-  return tile.key.master == MasterFormat::kParameter;
+// Returns the parameter that is a part of the record on the device; null: it is
+// none.
+accelerator::DeviceAddress ParameterThere(const ResidentTile& tile) {
+  const void* there = nullptr;
+  if (tile.key.master == MasterFormat::kParameter) {
+    there = tile.on_device.master;
+  } else if (tile.key.master == MasterFormat::kSplit) {
+    there = tile.on_device.parameter;
+  }
+  return {reinterpret_cast<uint64_t>(there)};
 }
 
 }  // namespace
@@ -177,8 +185,14 @@ absl::Status ResidentBatch::ForEachArray(const Tile& tile,
   };
   const kernels::TileView& host = tile.host;
   const uint64_t numel = host.numel;
-  OPTSTATE_RETURN_IF_ERROR(
-      next(host.master, place.on_device.master, numel * sizeof(float)));
+  const bool is_split = place.key.master == MasterFormat::kSplit;
+  if (is_split) {
+    OPTSTATE_RETURN_IF_ERROR(next(host.parameter, place.on_device.parameter,
+                                  numel * SizeInBytes(place.key.parameter)));
+  }
+  OPTSTATE_RETURN_IF_ERROR(next(
+      host.master, place.on_device.master,
+      numel * (is_split ? SizeInBytes(MasterFormat::kSplit) : sizeof(float))));
   for (int k = 0; k < kStateArraysMax; ++k) {
     if (host.state[k] == nullptr) continue;
     OPTSTATE_RETURN_IF_ERROR(next(host.state[k], place.on_device.state[k],
@@ -216,7 +230,9 @@ void ResidentBatch::Gather(size_t i, WorkerUndo* undo) {
                                              place.log_bytes.gradient);
   }
   kernels::TileView view = place.on_device;
-  view.parameter = DeviceAt<void>(tile.parameter_at);
+  if (place.key.master != MasterFormat::kSplit) {
+    view.parameter = DeviceAt<void>(tile.parameter_at);
+  }
   view.gradients = {DeviceAt<const void*>(kPointersOffset + i * sizeof(void*)),
                     1};
   view.undo = nullptr;
@@ -330,8 +346,7 @@ absl::Status ResidentBatch::CopyRecords() {
   return absl::OkStatus();
 }
 
-// A parameter that is its own master is where the record is. Neighbours are
-// copied together.
+// Neighbours are copied together.
 absl::Status ResidentBatch::CopyParametersBack() {
   ChooseDirect();
   for (size_t i = 0; i < tiles_.size();) {
@@ -384,8 +399,8 @@ uint64_t ResidentBatch::HostParameterBytes(const Tile& tile) {
 }
 
 accelerator::DeviceAddress ResidentBatch::NewParameter(const Tile& tile) const {
-  if (!IsOwnMaster(*tile.tile)) return memory_->device() + tile.parameter_at;
-  return {reinterpret_cast<uint64_t>(tile.tile->on_device.master)};
+  const accelerator::DeviceAddress there = ParameterThere(*tile.tile);
+  return there.is_null() ? memory_->device() + tile.parameter_at : there;
 }
 
 uint64_t ResidentBatch::ParameterBytes(const Tile& tile) {
@@ -406,7 +421,8 @@ absl::Status ResidentBatch::CopyParametersToRanks() {
     uint64_t bytes = 0;
     const auto follows = [&](const Tile& tile) {
       return tile.tile->is_shared() &&
-             IsOwnMaster(*tile.tile) == IsOwnMaster(first) &&
+             ParameterThere(*tile.tile).is_null() ==
+                 ParameterThere(first).is_null() &&
              NewParameter(tile) == from + bytes &&
              records_.SharedAddress(*tile.tile) == to + bytes;
     };

@@ -80,15 +80,18 @@ ResidentRecords::~ResidentRecords() {
 }
 
 bool ResidentRecords::CanStay(const UpdateTask& task) const {
-  return task.key->master != MasterFormat::kSplit &&
-         task.undo == UndoPolicy::kInPlace &&
+  return task.undo == UndoPolicy::kInPlace &&
          (task.view.gradients.size() == 1 ||
           host_.content == GradientLog::Content::kSum);
 }
 
 uint64_t ResidentRecords::RecordBytes(const kernels::UpdateKernelKey& key,
                                       const kernels::TileView& view) {
-  uint64_t bytes = Aligned(view.numel * sizeof(float));
+  uint64_t bytes =
+      key.master == MasterFormat::kSplit
+          ? Aligned(view.numel * SizeInBytes(key.parameter)) +
+                Aligned(view.numel * SizeInBytes(MasterFormat::kSplit))
+          : Aligned(view.numel * sizeof(float));
   for (int k = 0; k < kStateArraysMax; ++k) {
     if (view.state[k] == nullptr) continue;
     bytes += Aligned(view.numel * SizeInBytes(key.state));
@@ -135,8 +138,8 @@ GradientLog::TileBytes ResidentRecords::LogBytesOf(
   const kernels::UpdateKernelKey& key = is_sum ? *task.sum_key : *task.key;
   GradientLog::TileBytes bytes;
   bytes.gradient = task.view.numel * SizeInBytes(key.gradient);
-  if (key.master == MasterFormat::kParameter) {
-    bytes.own_master = task.view.numel * sizeof(float);
+  if (key.master != MasterFormat::kFloat32) {
+    bytes.parameter = task.view.numel * SizeInBytes(key.parameter);
   }
   return bytes;
 }
@@ -171,7 +174,7 @@ ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
   tile.stamp = task.stamp;
   tile.log_bytes = log_bytes;
   tile.can_be_direct =
-      key.master != MasterFormat::kParameter &&
+      key.master == MasterFormat::kFloat32 &&
       CanBeDirect(*place, task.view.parameter,
                   task.view.numel * SizeInBytes(key.parameter));
   TakePlace(task.view, place, &tile);
@@ -188,13 +191,22 @@ void ResidentRecords::TakePlace(const kernels::TileView& host, Place* place,
   kernels::TileView& view = tile->on_device;
   view = host;
   view.gradients = {};
-  view.parameter = nullptr;
-  view.master = (place->memory + place->masters).ForKernel<void>();
-  place->masters += Aligned(numel * sizeof(float));
+  const auto take_front = [place](uint64_t bytes) {
+    const uint64_t at = place->masters;
+    place->masters += Aligned(bytes);
+    return (place->memory + at).ForKernel<void>();
+  };
   const auto take = [this, place](uint64_t bytes) {
     place->states += Aligned(bytes);
     return (place->memory + (device_bytes_ - place->states)).ForKernel<void>();
   };
+  if (tile->key.master == MasterFormat::kSplit) {
+    view.parameter = take_front(numel * SizeInBytes(tile->key.parameter));
+    view.master = take(numel * SizeInBytes(MasterFormat::kSplit));
+  } else {
+    view.parameter = nullptr;
+    view.master = take_front(numel * sizeof(float));
+  }
   for (int k = 0; k < kStateArraysMax; ++k) {
     view.scale[k] = nullptr;
     if (host.state[k] == nullptr) continue;
@@ -357,8 +369,7 @@ bool ResidentRecords::IsDue(const SubGroup& sub_group) {
   const absl::MutexLock lock(&MutexOf(sub_group));
   bool is_due = false;
   ForEachResidentIn(sub_group, [&](const ResidentTile* tile) {
-    is_due = is_due ||
-             (IsDue(*tile, tile->stamp->load() + 1) && Lags(*tile));
+    is_due = is_due || (IsDue(*tile, tile->stamp->load() + 1) && Lags(*tile));
   });
   return is_due;
 }

@@ -41,8 +41,8 @@ struct ResidentTile {
   const kernels::UpdateKernel* kernel_of_ranks = nullptr;
   DType rank_dtype = DType::kFloat32;  // of these
   std::atomic<uint64_t>* stamp = nullptr;
-  // The addresses of its arrays on the device, where it has no parameter, and
-  // its elements.
+  // The addresses of its arrays on the device, and its elements. It has a
+  // parameter there that is half of its master.
   kernels::TileView on_device;
   GradientLog::TileBytes log_bytes;
   // The step that the device's arrays have; kNoStep: they may be of any, or of
@@ -68,8 +68,7 @@ struct ResidentTile {
 // whoever calls gives the addresses, `host`, of a record that is pinned for
 // writing. Only every kSteps-th step needs it.
 //
-// Parameters are in host memory always, newer than the record there. So a
-// record whose masters are the lower halves of its parameters cannot stay.
+// Parameters are in host memory always, newer than the record there.
 //
 // Ranks can have the parameters on the device as well (ShareParameters()): a
 // copy, from the next update of a tile on, and as long as the record stays.
@@ -86,8 +85,9 @@ class ResidentRecords {
   struct Host {
     // Memory with parameters of the job, to which devices are to copy; those
     // that lie elsewhere, or that a device does not register, are copied by
-    // workers. So are those that are their own masters: whoever updates one in
-    // a device's place reads it, whatever a copy that comes late would write.
+    // workers. So are those that are a part of their masters: whoever updates
+    // one in a device's place reads it, whatever a copy that comes late would
+    // write.
     absl::Span<std::byte> parameters;
     // Neighbours of fewer bytes go through a buffer, from which workers copy
     // them: each copy costs the device and the host as much time as some of
@@ -183,8 +183,9 @@ class ResidentRecords {
   struct Place {
     accelerator::Device* device = nullptr;
     accelerator::DeviceAddress memory;
-    // Masters from the front, and states from the back, so that masters of
-    // tiles that were added one after the other are copied at once.
+    // Masters, or the parameters that are half of them, from the front, and all
+    // else from the back, so that those of tiles that were added one after the
+    // other are copied at once.
     uint64_t masters = 0;
     uint64_t states = 0;
     uint64_t elements = 0;

@@ -20,6 +20,7 @@
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "kernels/cast.h"
+#include "kernels/master_format.h"
 #include "kernels/test_keys.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
@@ -54,8 +55,9 @@ namespace optstate::scheduler::residents {
 inline constexpr size_t kPositions = 9;
 inline constexpr size_t kRunsOfPosition = 4;
 inline constexpr size_t kRuns = kPositions * kRunsOfPosition;
-// Returns the run that the tasks of all positions have at this place. Neighbours
-// in the flat space, where runs have their order, are not those of a position.
+// Returns the run that the tasks of all positions have at this place.
+// Neighbours in the flat space, where runs have their order, are not those of a
+// position.
 inline size_t RunAt(size_t place) {
   return place / kRunsOfPosition + place % kRunsOfPosition * kPositions;
 }
@@ -296,8 +298,10 @@ class Job final : public UpdateTasks {
   void Overwrite(uint64_t begin, uint64_t end) {
     for (Run& run : runs_) {
       if (!run.IsIn(begin, end)) continue;
-      std::memcpy(run.wanted->view().master, RandomFloats(run.numel()).data(),
-                  4 * run.numel());
+      const kernels::TileView& view = run.wanted->view();
+      kernels::MasterFromFloat(run.key.master, run.key.parameter,
+                               RandomFloats(run.numel()).data(), view.parameter,
+                               view.master, run.numel());
       // Its states, and the parameter with its master.
       Advance(&run);
       const auto from = run.wanted->all();
@@ -401,6 +405,9 @@ class Job final : public UpdateTasks {
     LayoutSpec spec;
     spec.optimizer = param.keys[0].optimizer;
     spec.state_format = param.keys[0].state;
+    if (param.keys[0].master == MasterFormat::kSplit) {
+      spec.master_format = MasterFormat::kSplit;
+    }
     for (size_t i = 0; i < kRuns; ++i) {
       const kernels::UpdateKernelKey& key = param.keys[i % param.keys.size()];
       spec.groups.push_back({key.options});
@@ -467,7 +474,7 @@ class Job final : public UpdateTasks {
     ++room_.tiles;
     room_.step_bytes +=
         GradientLog::EntryBytes(run.log_gradient_bytes(is_sum()));
-    room_.master_bytes += LinesOf(4 * numel) * sizeof(Line);
+    room_.parameter_bytes += LinesOf(4 * numel) * sizeof(Line);
     record_bytes_ += ResidentRecords::RecordBytes(run.key, run.tested->view());
   }
   void StartProcess() {
@@ -574,6 +581,11 @@ inline kernels::UpdateKernelKey KeyOf(OptimizerKind kind, DType dtype,
   return key;
 }
 
+inline kernels::UpdateKernelKey Halves(kernels::UpdateKernelKey key) {
+  key.master = MasterFormat::kSplit;
+  return key;
+}
+
 inline std::vector<Param> Formats(bool is_cuda) {
   using enum OptimizerKind;
   using enum StateFormat;
@@ -583,6 +595,8 @@ inline std::vector<Param> Formats(bool is_cuda) {
       {"BFloat16", {KeyOf(kAdamW, kHalf, kFloat32)}},
       {"BFloat16States", {KeyOf(kAdamW, kHalf, kBFloat16)}},
       {"Dynamic8", {KeyOf(kAdamW, kHalf, kDynamic8)}},
+      {"Split", {Halves(KeyOf(kAdamW, kHalf, kFloat32))}},
+      {"SplitDynamic8", {Halves(KeyOf(kAdamW, kHalf, kDynamic8))}},
       {"OneState", {KeyOf(kSgd, kOwn, kFloat32, sgd::kHasMomentum)}},
       {"StatesWithAGap",
        {KeyOf(kRmsprop, kHalf, kDynamic8, rmsprop::kCentered)}},

@@ -43,7 +43,9 @@ class Record {
     view_.numel = numel;
     view_.flat_begin = flat_begin;
     view_.parameter = view_.master = Add(parameter_bytes_);
-    if (key.master != MasterFormat::kParameter) view_.master = Add(4 * numel);
+    if (key.master != MasterFormat::kParameter) {
+      view_.master = Add(SizeInBytes(key.master) * numel);
+    }
     const size_t blocks =
         (numel + kQuantizedBlockElements - 1) / kQuantizedBlockElements;
     for (int k = 0; k < kStateArraysMax; ++k) {

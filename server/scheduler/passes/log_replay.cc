@@ -47,8 +47,8 @@ class LogReplay {
       const RunPlace& place = places_[run];
       const kernels::UpdateKernelKey& key = KernelOf(place.parameter).key;
       bytes[run].gradient = place.numel * SizeInBytes(key.gradient);
-      if (key.master == MasterFormat::kParameter) {
-        bytes[run].own_master = place.numel * sizeof(float);
+      if (key.master != MasterFormat::kFloat32) {
+        bytes[run].parameter = place.numel * SizeInBytes(key.parameter);
       }
     }
     return log_.Check(places_.size(), bytes);
@@ -81,11 +81,12 @@ class LogReplay {
       const uint64_t has =
           scheduler::Replay(log_, tile, stamp, *kernel.functions, view, undo);
       if (has == stamp) {
-        // A parameter that is its own master may be half written: the process
-        // died in it. This is the one that goes with the stamp.
-        if (std::byte* const master = log_.own_master(tile);
-            master != nullptr) {
-          std::memcpy(view.parameter, master, view.numel * sizeof(float));
+        // A parameter that is a part of its master may be half written: the
+        // process died in it. This is the one that goes with the stamp.
+        if (const std::byte* const kept = log_.kept_parameter(tile);
+            kept != nullptr) {
+          std::memcpy(view.parameter, kept,
+                      view.numel * SizeInBytes(kernel.key.parameter));
         }
         return absl::OkStatus();
       }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -27,8 +28,10 @@ using ::testing::HasSubstr;
 
 // A job whose records lag behind devices that are gone, and an equal one that
 // takes the same steps at once. Each run is a tile of the log, which has the
-// gradients of one rank, or the sums of those of three.
-class LogReplayTest : public ::testing::TestWithParam<GradientLog::Content> {
+// gradients of one rank, or the sums of those of three. Masters of bfloat16
+// parameters are whole, or halves.
+class LogReplayTest : public ::testing::TestWithParam<
+                          std::tuple<GradientLog::Content, MasterFormat>> {
  protected:
   LogReplayTest() {
     GradientLog::Room room;
@@ -37,13 +40,13 @@ class LogReplayTest : public ::testing::TestWithParam<GradientLog::Content> {
           const GradientLog::TileBytes bytes = BytesOf(p, numel);
           ++room.tiles;
           room.step_bytes += GradientLog::EntryBytes(bytes.gradient);
-          room.master_bytes += GradientLog::EntryBytes(bytes.own_master);
+          room.parameter_bytes += GradientLog::EntryBytes(bytes.parameter);
         });
     file_.resize(GradientLog::BytesNeeded(room) / sizeof(uint64_t) + 1);
     log_ =
         GradientLog(absl::MakeSpan(reinterpret_cast<std::byte*>(file_.data()),
                                    file_.size() * sizeof(uint64_t)));
-    log_.Begin(room, GetParam());
+    log_.Begin(room, std::get<0>(GetParam()));
     ForEachRun([&](uint32_t p, uint64_t run, uint64_t begin, uint64_t numel) {
       const GradientLog::TileBytes bytes = BytesOf(p, numel);
       ASSERT_TRUE(log_.AddTile(run, bytes));
@@ -52,7 +55,12 @@ class LogReplayTest : public ::testing::TestWithParam<GradientLog::Content> {
     });
   }
 
-  static bool is_sum() { return GetParam() == GradientLog::Content::kSum; }
+  static bool is_sum() {
+    return std::get<0>(GetParam()) == GradientLog::Content::kSum;
+  }
+  static SchedulerTestJob::Setup SetupOf() {
+    return {.master = std::get<1>(GetParam())};
+  }
   // Calls visit(parameter, run, begin, numel).
   template <typename Visitor>
   void ForEachRun(const Visitor& visit) const {
@@ -70,9 +78,9 @@ class LogReplayTest : public ::testing::TestWithParam<GradientLog::Content> {
     const kernels::UpdateKernelKey& key =
         is_sum() ? plan.sum_kernel(parameter).key : plan.kernel(parameter).key;
     return {.gradient = numel * SizeInBytes(key.gradient),
-            .own_master = key.master == MasterFormat::kParameter
-                              ? numel * sizeof(float)
-                              : 0};
+            .parameter = key.master == MasterFormat::kFloat32
+                             ? 0
+                             : numel * SizeInBytes(key.parameter)};
   }
   static kernels::TileView View(const SchedulerTestJob& job, uint32_t parameter,
                                 uint64_t begin, uint64_t numel) {
@@ -118,11 +126,11 @@ class LogReplayTest : public ::testing::TestWithParam<GradientLog::Content> {
   }
   // Has the devices have taken the steps that are logged, of which `step` is
   // the last: new are the parameters that they have sent back, and the stamps.
-  // A parameter that is its own master comes from the log.
+  // A parameter that is a part of its master comes from the log.
   void SetStamps(uint64_t step) {
     ForEachRun([&](uint32_t p, uint64_t /*run*/, uint64_t begin,
                    uint64_t numel) {
-      if (BytesOf(p, numel).own_master != 0) return;
+      if (BytesOf(p, numel).parameter != 0) return;
       std::memcpy(View(lagging_, p, begin, numel).parameter,
                   View(wanted_, p, begin, numel).parameter,
                   numel * SizeInBytes(lagging_.plan().kernel(p).key.parameter));
@@ -136,8 +144,8 @@ class LogReplayTest : public ::testing::TestWithParam<GradientLog::Content> {
   bool IsWanted() const { return lagging_.State() == wanted_.State(); }
 
   const uint64_t seed_ = kernels::TestSeed();
-  SchedulerTestJob lagging_{SchedulerTestJob::Setup()};
-  SchedulerTestJob wanted_{SchedulerTestJob::Setup()};
+  SchedulerTestJob lagging_{SetupOf()};
+  SchedulerTestJob wanted_{SetupOf()};
   std::vector<uint64_t> file_;
   GradientLog log_;
 };
@@ -173,14 +181,13 @@ TEST_P(LogReplayTest, AStepThatWasNotTakenIsLeftOut) {
 }
 
 // It died while a device's new parameters were written over a parameter that
-// is its own master.
+// is a part of its master.
 TEST_P(LogReplayTest, AParameterThatIsHalfWrittenIsPutRight) {
   Log(1);
   SetStamps(1);
   ForEachRun([&](uint32_t p, uint64_t /*run*/, uint64_t begin, uint64_t numel) {
-    if (BytesOf(p, numel).own_master == 0) return;
-    std::memset(View(lagging_, p, begin, numel).parameter, 0x7f,
-                numel * sizeof(float) / 2);
+    if (BytesOf(p, numel).parameter == 0) return;
+    std::memset(View(lagging_, p, begin, numel).parameter, 0x7f, numel);
   });
   ASSERT_TRUE(Replay().ok());
   EXPECT_TRUE(IsWanted());
@@ -255,9 +262,12 @@ TEST_P(LogReplayTest, SlotsOfAStepInProgressStay) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Content, LogReplayTest,
-                         ::testing::Values(GradientLog::Content::kGradient,
-                                           GradientLog::Content::kSum));
+INSTANTIATE_TEST_SUITE_P(
+    Content, LogReplayTest,
+    ::testing::Combine(::testing::Values(GradientLog::Content::kGradient,
+                                         GradientLog::Content::kSum),
+                       ::testing::Values(MasterFormat::kFloat32,
+                                         MasterFormat::kSplit)));
 
 }  // namespace
 }  // namespace optstate::scheduler

@@ -61,8 +61,9 @@ std::vector<Needs> NeedsOf(const JobDescription& description) {
   std::vector<Needs> all;
   for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
     const MasterFormat master = layout.master_format(p);
-    if (master == MasterFormat::kSplit) continue;
     const ParameterSpec& parameter = layout.parameters()[p];
+    key.parameter = parameter.dtype;
+    key.master = master;
     for (int k = 0; k < kStateArraysMax; ++k) {
       view.state[k] =
           layout.has_state_array(k, parameter.group) ? &somewhere : nullptr;
@@ -80,8 +81,9 @@ std::vector<Needs> NeedsOf(const JobDescription& description) {
                  ++needs.log.tiles;
                  needs.log.step_bytes +=
                      GradientLog::EntryBytes(numel * gradient_bytes);
-                 if (master != MasterFormat::kParameter) return;
-                 needs.log.master_bytes += AlignedForLog(numel * sizeof(float));
+                 if (master == MasterFormat::kFloat32) return;
+                 needs.log.parameter_bytes +=
+                     AlignedForLog(numel * SizeInBytes(parameter.dtype));
                });
     if (needs.log.tiles > 0) all.push_back(needs);
   }
@@ -95,7 +97,7 @@ Needs SumOf(const std::vector<Needs>& all) {
     sum.parameter_bytes += needs.parameter_bytes;
     sum.log.tiles += needs.log.tiles;
     sum.log.step_bytes += needs.log.step_bytes;
-    sum.log.master_bytes += needs.log.master_bytes;
+    sum.log.parameter_bytes += needs.log.parameter_bytes;
   }
   return sum;
 }
@@ -154,7 +156,7 @@ ResidentSizes ResidentSizesOf(const JobDescription& description,
       sum.log.tiles,
       MostWithin(stays, all, [](const Needs& of) { return of.log.step_bytes; }),
       MostWithin(stays, all,
-                 [](const Needs& of) { return of.log.master_bytes; })};
+                 [](const Needs& of) { return of.log.parameter_bytes; })};
   sizes.log_content = LogContentOf(description);
   sizes.parameter_bytes =
       MostWithin(sizes.device_bytes, all,
@@ -186,14 +188,7 @@ absl::Status CheckResidents(const JobDescription& description) {
         ", which needs whole parameters, cannot stay on a device. Leave "
         "device_budget out"));
   }
-  for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
-    if (layout.master_format(p) != MasterFormat::kSplit) {
-      return absl::OkStatus();
-    }
-  }
-  return absl::UnimplementedError(
-      "device_budget: records with master=\"split\" cannot stay on a device. "
-      "Leave one of the two out");
+  return absl::OkStatus();
 }
 
 }  // namespace optstate::session

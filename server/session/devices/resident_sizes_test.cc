@@ -66,7 +66,7 @@ TEST(ResidentSizesTest, OneDeviceHasAllOfASmallJob) {
   EXPECT_EQ(sizes.device_bytes, kAllBytes);
   EXPECT_EQ(sizes.log.tiles, kTiles);
   EXPECT_EQ(sizes.log.step_bytes, kTiles * kEntryBytes);
-  EXPECT_EQ(sizes.log.master_bytes, kTiles * kTileElements * sizeof(float));
+  EXPECT_EQ(sizes.log.parameter_bytes, kTiles * kTileElements * sizeof(float));
   EXPECT_EQ(sizes.batch_bytes, 2 * sizes.log.step_bytes);
   EXPECT_EQ(sizes.parameter_bytes, kTiles * kTileElements * sizeof(float));
   EXPECT_EQ(GradientLogBytes(WholeJob(), 1),
@@ -83,9 +83,6 @@ TEST(ResidentSizesTest, WithoutAShareOrABudgetNoneStay) {
   ExpectNoneStay(none, 1);
   none = WholeJob();
   none.speculative = true;
-  ExpectNoneStay(none, 1);
-  none = WholeJob();
-  SetLayout(DType::kBFloat16, MasterFormat::kSplit, &none);
   ExpectNoneStay(none, 1);
 }
 
@@ -170,7 +167,7 @@ TEST(ResidentSizesTest, TheLogHasRoomForWhicheverRecordsStay) {
   description.storage.set_device_budget_bytes(200 * kTileBytes);
   const ResidentSizes sizes = ResidentSizesOf(description, 1);
   EXPECT_GE(sizes.log.step_bytes, 200 * kEntryBytes);
-  EXPECT_GE(sizes.log.master_bytes, 200 * kTileElements * sizeof(float));
+  EXPECT_GE(sizes.log.parameter_bytes, 200 * kTileElements * sizeof(float));
   EXPECT_LT(sizes.log.step_bytes, 220 * kEntryBytes);
 }
 
@@ -179,7 +176,7 @@ TEST(ResidentSizesTest, MastersBesideParametersAreNotLogged) {
   SetLayout(DType::kBFloat16, MasterFormat::kFloat32, &description);
   const ResidentSizes sizes = ResidentSizesOf(description, 1);
   EXPECT_EQ(sizes.device_bytes, kAllBytes);
-  EXPECT_EQ(sizes.log.master_bytes, 0u);
+  EXPECT_EQ(sizes.log.parameter_bytes, 0u);
   EXPECT_EQ(sizes.log.step_bytes, kTiles * (128 + kTileElements * 2));
   // Sums of micro-steps are floats.
   description.accumulate = true;
@@ -219,19 +216,15 @@ TEST(ResidentSizesTest, RefusesWhatCannotStay) {
   EXPECT_THAT(rolls_back.message(), HasSubstr("device_budget and speculative"));
   speculative.storage.clear_device_budget_bytes();
   EXPECT_TRUE(CheckResidents(speculative).ok()) << "nothing is to stay";
-  JobDescription split = WholeJob();
-  SetLayout(DType::kBFloat16, MasterFormat::kSplit, &split);
-  const absl::Status halves = CheckResidents(split);
-  EXPECT_TRUE(absl::IsUnimplemented(halves)) << halves;
-  EXPECT_THAT(halves.message(), HasSubstr("master=\"split\""));
-  LayoutSpec mixed;
-  mixed.groups.resize(1);
-  mixed.master_format = MasterFormat::kSplit;
-  mixed.parameters = {Tiles("a", 1, DType::kBFloat16),
-                      Tiles("b", 1, DType::kFloat32)};
-  split.layout = *Layout::Make(std::move(mixed));
-  EXPECT_TRUE(CheckResidents(split).ok()) << "some can stay";
-  EXPECT_EQ(ResidentSizesOf(split, 1).device_bytes, kTileBytes);
+}
+
+TEST(ResidentSizesTest, HalvesOfMastersTakeAsMuchAsWholeOnes) {
+  JobDescription description = WholeJob();
+  SetLayout(DType::kBFloat16, MasterFormat::kSplit, &description);
+  EXPECT_TRUE(CheckResidents(description).ok());
+  const ResidentSizes sizes = ResidentSizesOf(description, 1);
+  EXPECT_EQ(sizes.device_bytes, kAllBytes);
+  EXPECT_EQ(sizes.log.parameter_bytes, kTiles * kTileElements * 2);
 }
 
 TEST(ResidentSizesTest, GradientsOfSeveralRanksAreLoggedAsOneSum) {

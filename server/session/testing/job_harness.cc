@@ -81,10 +81,6 @@ JobHarness::JobHarness(Setup setup)
       disk_(DiskDirectory()) {
   setup_.storage = AskedStorage(setup_.storage);
   setup_.storage = ShareWithDevices(setup_.storage, setup_.layout.optimizer);
-  // No record whose master is a half stays on a device.
-  if (setup_.layout.master_format == MasterFormat::kSplit) {
-    setup_.storage.clear_device_budget_bytes();
-  }
   if (EvictsRecords()) frames_ = ScratchDirectory();
   if (setup_.has_device) MakeDevice();
   Require(Open());
