@@ -213,7 +213,7 @@ class StateTransfer:
         elif self._keeps_job(attachment):
             self._set_groups(groups)
             with attachment.raised_on_all():
-                is_changed = bool(attachment.parameters.changed())
+                is_changed = bool(attachment.parameters.changed(warns=False))
             if attachment.some_rank(is_changed):
                 with attachment.raised_on_all():
                     attachment.parameters.read()
@@ -244,7 +244,9 @@ class StateTransfer:
         with attachment.raised_on_all():
             if served.replaced is not None and is_of_another_step:
                 served.replaced.put_back(put_back)
-            parameters = {*attachment.parameters.changed(), *loaded.lacking_masters()}
+            # A checkpoint's parameters may have come without a trace, as dcp.load() writes them.
+            changed = attachment.parameters.changed(warns=False)
+            parameters = {*changed, *loaded.lacking_masters()}
             served.masters = loaded.unfitting_masters()
         with attachment.raised_on_all(in_load=True):
             attachment.load(loaded.groups, sorted(parameters), loaded.entries)
@@ -265,7 +267,7 @@ class StateTransfer:
         parameters = attachment.parameters
         changed = [
             (parameters.values[index], in_memory(parameters.values[index]).clone())
-            for index in parameters.changed()
+            for index in parameters.changed(warns=False)
         ]
         if changed:
             parameters.read()

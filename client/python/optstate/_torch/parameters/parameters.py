@@ -216,11 +216,11 @@ class Parameters:
         self._direct_pointers = array.array("Q", map(self._pointers.__getitem__, direct))
         self._indirect = indirect
 
-    def changed(self, *, by_content: bool = True) -> list[int]:
+    def changed(self, *, by_content: bool = True, warns: bool = True) -> list[int]:
         """Returns parameters that were written since :meth:`remember` and now differ from
         the daemon's; until it is called, every call returns the same.
 
-        by_content: includes copied parameters that were written without a trace.
+        by_content: includes copied parameters that were written without a trace; warns: of those.
 
         ValueError when parameters share memory now, RuntimeError when they have moved into
         memory that another process's optimizer updates.
@@ -232,7 +232,7 @@ class Parameters:
             return []
         self._check_places(places)
         differing = self._differing(versions, places, in_view, in_copies)
-        self._warn_of_traceless(in_copies.intersection(differing), versions)
+        self._warn_of_traceless(in_copies.intersection(differing) if warns else set(), versions)
         if differing:
             self.locate()
             return differing
