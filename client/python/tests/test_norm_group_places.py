@@ -104,7 +104,7 @@ def test_replicas_that_are_all_elsewhere(nodes, job):
 
 
 def test_shards_whose_nodes_are_all_others(nodes, job):
-    """Those move among the nodes of their ranks, and are not looked for on others."""
+    """Shards move among the nodes of their ranks, and are not looked for on others."""
     across = {"across_nodes": "sharded"}
     _run(nodes, (0, 1), job, (0, 1), 2, **across)
     for said in _run(nodes, (1, 0), job, (0, 1), 3, **across):

@@ -61,7 +61,7 @@ def _load_from(model, optimizer, path):
 
 def _load(connection, rank, endpoint, job, kind, path, steps):
     model, optimizer = _make(kind, endpoint, job)
-    # What dcp.load() writes into the parameters leaves no trace, and is the checkpoint's.
+    # Parameters that dcp.load() writes leave no trace, and are the checkpoint's.
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*without a trace", category=UserWarning)
         _load_from(model, optimizer, path)

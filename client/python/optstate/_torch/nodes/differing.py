@@ -17,9 +17,9 @@ from optstate._torch.ranks import Ranks
 from optstate.session_spec import SessionSpec
 
 # Options that all jobs of a norm_group share; other options are each job's own.
-_OF_ALL_JOBS = ("max_norm", "norm_type", "the loss scale")
-# Where 0 says that there is none.
-_NONE_AT_ZERO = ("max_norm", "max_value", "the loss scale", "max_norm of param_groups")
+_OF_ALL_JOBS = ("max_norm", "norm_type", "loss scale")
+# Options whose 0 says that there is none.
+_NONE_AT_ZERO = ("max_norm", "max_value", "loss scale")
 
 _EQUAL_OPTIONS = "Give all ranks equal options"
 
@@ -33,7 +33,7 @@ class _Facts(NamedTuple):
 
 
 class Differences:
-    """What this rank takes steps with, for the error of ranks that do so otherwise.
+    """How this rank takes its steps, for the error of ranks that do so otherwise.
 
     Threads: one at a time. Collective: describe().
     """
@@ -85,8 +85,8 @@ class Differences:
             options["max_norm"] = how["max_norm"]
             options["norm_type"] = how["norm_type"]
             options["max_value"] = how["max_value"]
-            options["the loss scale"] = loss_scale
-            options["the scale of gradients (GradScaler)"] = how["grad_scale"]
+            options["loss scale"] = loss_scale
+            options["scale of gradients (GradScaler)"] = how["grad_scale"]
         return _Facts("" if self._spec is None else self._spec.job, options, loaded)
 
     def _on(self, rank: int) -> str:
