@@ -89,7 +89,7 @@ def test_each_nodes_durable_step_is_named(across_nodes, pause, nodes, job):
     # Nothing was changed, and it is said again.
     assert _run(nodes, *how) == said
     if across_nodes == "replicated":  # as the text says
-        assert "delete the job on the nodes that lack steps alone" in said
+        assert "delete the job on node1 alone" in said
         nodes[1].run_optctl("delete", "job", job)
         assert _run(nodes, *how) == 3
 
