@@ -191,7 +191,7 @@ class ServedOptimizer(
             records of the share that devices update stay from step to step; only gradients
             and parameters are copied then. By default none. ``optctl set job NAME
             device_budget=8GiB`` changes it while training runs, and 0 there turns it off. Not
-            with parameters_on_disk=True or speculative=True.
+            with speculative=True.
         share_device_memory: tensors on a device where such records stay get their parameters
             from memory there, and their gradients are there for the daemon. It spares the host's
             memory, not time: measure both. Needs shared memory and offload_fraction=0.

@@ -129,13 +129,15 @@ class Daemon:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def start_daemon_with_disks(folder: pathlib.Path, *names: str, **limits: int) -> Daemon:
+def start_daemon_with_disks(
+    folder: pathlib.Path, *names: str, devices: str = "none", **limits: int
+) -> Daemon:
     """A daemon with these directories whose jobs have as few frames as can be by default."""
     lines = ["engine: {workers: 2}", "nvme: {job_host_budget_bytes: 1}"]
     lines += ["limits:", "  operator_reserve_percent: 0"]
     lines += [f"  {name}: {value}" for name, value in limits.items()]
     (folder / "optstated.yaml").write_text("\n".join(lines) + "\n")
-    arguments = ["--config", str(folder / "optstated.yaml")]
+    arguments = ["--config", str(folder / "optstated.yaml"), "--devices", devices]
     for name in names:
         (folder / name).mkdir(mode=0o700)
         arguments += ["--nvme-dir", str(folder / name)]

@@ -257,14 +257,6 @@ def test_gradients_that_the_daemon_sums_are_updated_where_records_stay(device_da
         ({"device_budget": 0}, "device_budget"),
         ({"device_budget": "64MiB"}, "offload_fraction below 1"),
         ({"device_budget": "64MiB", "offload_fraction": 1.0}, "offload_fraction below 1"),
-        (
-            {"device_budget": "64MiB", "offload_fraction": 0.5, "placement": "auto"},
-            'placement="host"',
-        ),
-        (
-            {"device_budget": "64MiB", "offload_fraction": 0.5, "durability": "step"},
-            'placement="host"',
-        ),
     ],
 )
 def test_a_device_budget_that_cannot_be_is_refused(device_daemon, options, text):
