@@ -30,7 +30,7 @@ absl::StatusOr<StateStore::Pin> StateStore::PinSubGroup(size_t sub_group,
   if (lag_ == nullptr || !lag_->Concerns(sub_groups_[sub_group], is_written)) {
     return PinRecord(sub_group, access);
   }
-  // What brings it up to date writes it.
+  // To bring it up to date is to write it.
   OPTSTATE_ASSIGN_OR_RETURN(
       Pin pin, PinRecord(sub_group, is_written ? access : Access::kWrite));
   lag_->MakeCurrent(pin.record(), is_written);

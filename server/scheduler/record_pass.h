@@ -36,10 +36,10 @@ class RecordPass {
     return position < unopened_.size() ? unopened_[position] : nullptr;
   }
   // Pins the record at another position, for writing, when each position is
-  // asked for once. Records that are all in memory are at the position that is named,
-  // because each worker has positions of its own, for the sake of the memory on
-  // its node; of swapped ones the next is taken, because they are read one
-  // after the other.
+  // asked for once. Records that are all in memory are at the position that is
+  // named, because each worker has positions of its own, for the sake of the
+  // memory on its node; of swapped ones the next is taken, because they are
+  // read one after the other.
   absl::StatusOr<storage::StateStore::Pin> Pin(size_t position) {
     return memory_.store->PinOfPass(
         wanted_.empty() ? position

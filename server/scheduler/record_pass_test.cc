@@ -148,7 +148,7 @@ TEST(RecordPassTest, ASwappedRecordThatIsNotNeededIsNotOpened) {
   positions = pass.Begin(job.UpdateOf(kStep));
   ASSERT_TRUE(positions.ok());
   EXPECT_EQ(wanted(), 0);
-  // What is speculated about is kept first, from its record.
+  // Values that are speculated about are kept first, from the record.
   StepUpdate speculative = job.UpdateOf(kStep);
   speculative.speculative = true;
   ASSERT_TRUE(pass.Begin(speculative).ok());

@@ -321,7 +321,7 @@ absl::Status JobRegistrar::LoseShape(const absl::Status& why) {
   step_.micro_steps = MicroSteps();
   load_.round = LoadRound();
   load_.staged.Reset({});
-  // What it cannot do is left to the next engine.
+  // The next engine does what this cannot.
   ReleaseDevices(&job_).IgnoreError();
   job_.DropStore();
   job_.shape.reset();

@@ -26,8 +26,7 @@ absl::Status Updater::MakePass(const StepUpdate& update) {
   update_ = &update;
   do {
     OPTSTATE_ASSIGN_OR_RETURN(const size_t positions, pass_.Begin(update));
-    OPTSTATE_RETURN_IF_ERROR(
-        executor_.Update({0, positions, positions}, this));
+    OPTSTATE_RETURN_IF_ERROR(executor_.Update({0, positions, positions}, this));
   } while (executor_.HasLeftTasks());
   return absl::OkStatus();
 }
@@ -36,8 +35,8 @@ absl::Status Updater::Open(size_t slot, size_t position) {
   if (const SubGroup* unopened = pass_.Unopened(position)) {
     slots_[slot].record.emplace(
         &plan_.layout(), unopened,
-        storage::RecordView::Bases{
-            .parameter_area = memory_.store->parameter_area().data()});
+        storage::RecordView::Bases{.parameter_area =
+                                       memory_.store->parameter_area().data()});
     return absl::OkStatus();
   }
   auto pin = pass_.Pin(position);
