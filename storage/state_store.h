@@ -122,6 +122,9 @@ class StateStore {
   // Says whether every record is in memory always, so that a pin is arithmetic
   // and never fails.
   virtual bool is_resident() const = 0;
+  // Says whether a pin waits for no disk now: there is room in memory for every
+  // record, and no commit is writing them.
+  virtual bool pins_at_once() const { return is_resident(); }
   // Returns the error that ended the store for good, OK while there is none. A
   // record that cannot be read does not end a store.
   virtual absl::Status status() const = 0;

@@ -105,7 +105,9 @@ absl::Status StepScheduler::CatchUp() {
 }
 
 bool StepScheduler::WorkAhead() {
-  if (executor_.lag() == nullptr || !memory_.store->is_resident()) return false;
+  if (executor_.lag() == nullptr || !memory_.store->pins_at_once()) {
+    return false;
+  }
   // A millisecond or so.
   constexpr size_t kSubGroups = 64;
   const size_t begin = next_ahead_;
@@ -113,7 +115,7 @@ bool StepScheduler::WorkAhead() {
   next_ahead_ = std::min(size, begin + kSubGroups);
   pool_.ParallelFor(next_ahead_ - begin, [&](size_t i) {
     if (!executor_.IsDue(memory_.store->sub_groups()[begin + i])) return;
-    // In memory nothing fails.
+    // An error is the next step's as well.
     memory_.store->PinSubGroup(begin + i, storage::StateStore::Access::kRead)
         .IgnoreError();
   });

@@ -164,8 +164,7 @@ class StepScheduler {
   // the last step. See CatchUpRecords().
   absl::Status CatchUp();
   // Brings some of the records up to date that the next pass would. Returns
-  // whether there are more. Nothing for records on disk, which it would have to
-  // wait for.
+  // whether there are more. Nothing while records would have to be waited for.
   bool WorkAhead();
 
   // See Speculation.

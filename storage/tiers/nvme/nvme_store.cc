@@ -100,6 +100,11 @@ absl::StatusOr<storage::DurableCommit> NvmeStore::ReadCommit(
 
 NvmeStore::~NvmeStore() { io_thread_.Stop(); }
 
+bool NvmeStore::pins_at_once() const {
+  const absl::MutexLock lock(&monitor_.mu);
+  return context_.frames() >= context_.records() && !committer_.is_flushing();
+}
+
 absl::Status NvmeStore::status() const {
   const absl::MutexLock lock(&monitor_.mu);
   return monitor_.failed;

@@ -92,6 +92,7 @@ class NvmeStore final : public storage::StateStore {
   ~NvmeStore() override;
 
   bool is_resident() const override { return false; }
+  bool pins_at_once() const override;
   absl::Status status() const override;
   absl::StatusOr<size_t> BeginPass(absl::Span<const uint8_t> wanted) override;
   absl::StatusOr<Pin> PinOfPass(size_t position) override;
