@@ -441,7 +441,8 @@ void JobImpl::Stop() {
   // The next engine may be of an older build, which could not read records that
   // lag behind devices. A step that is being finished keeps what it has.
   if (job_.failure.ok() && !job_.recovery.has_value()) {
-    ReleaseDevices(&job_).IgnoreError();  // the next engine does the rest
+    // The next engine brings the others up to date. No commit may have them.
+    job_.failure = ReleaseDevices(&job_);
   }
   durability_.CommitFinally(load_.round.active());
 }

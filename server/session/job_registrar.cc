@@ -315,14 +315,14 @@ absl::Status JobRegistrar::LoseShape(const absl::Status& why) {
                         "recover ",
                         job_.options.name, ") when there is room"));
   spdlog::error("{}", job_.failure.ToString());
+  // The next engine does what this cannot.
+  ReleaseDevices(&job_).IgnoreError();
   job_.scheduler.reset();
   ranks_.Clear();
   step_.open_step = OpenStep();
   step_.micro_steps = MicroSteps();
   load_.round = LoadRound();
   load_.staged.Reset({});
-  // The next engine does what this cannot.
-  ReleaseDevices(&job_).IgnoreError();
   job_.DropStore();
   job_.shape.reset();
   job_.tier.reset();

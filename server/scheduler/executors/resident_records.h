@@ -206,7 +206,9 @@ class ResidentRecords {
   template <typename Visit>
   void ForEachResidentIn(const SubGroup& sub_group, const Visit& visit) const;
   absl::Mutex& MutexOf(const SubGroup& sub_group) {
-    return mutexes_[sub_group.begin / kTileElements % mutexes_.size()];
+    // Sub-groups begin at multiples of some number of tiles.
+    constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
+    return mutexes_[(sub_group.begin / kTileElements * kGolden) >> 60];
   }
   // Returns whether the device of the place can copy to these bytes itself.
   bool CanBeDirect(const Place& place, const void* parameter,

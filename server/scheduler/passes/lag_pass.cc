@@ -1,6 +1,7 @@
 #include "server/scheduler/passes/lag_pass.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -23,7 +24,12 @@ absl::Status CatchUpRecords(storage::RecordLag* lag, bool is_written,
   // A pass, so that the next records are read meanwhile.
   OPTSTATE_ASSIGN_OR_RETURN(const size_t positions, store->BeginPass(wanted));
   FirstError error;
-  pool->ParallelFor(positions, [&](size_t position) {
+  std::atomic<size_t> next{0};
+  pool->ParallelFor(positions, [&](size_t index) {
+    // Records in memory are on their workers' nodes; others are read in order.
+    const size_t position = store->is_resident()
+                                ? index
+                                : next.fetch_add(1, std::memory_order_relaxed);
     const auto pin = store->PinOfPass(position);
     if (!pin.ok()) return error.Note(pin.status());
     lag->MakeCurrent(pin->record(), is_written);

@@ -230,5 +230,42 @@ INSTANTIATE_TEST_SUITE_P(
         Fault{"Sync", Call::kSync, EIO, absl::StatusCode::kDataLoss, "dmesg"}),
     [](const auto& tested) { return tested.param.name; });
 
+// Records that stay on a device lag behind on disk. One that cannot be read at
+// the engine's end is as old as it was, and no commit names it.
+TEST(JobFailingDiskDeviceTest, AtTheEndNoCommitHasARecordThatLags) {
+  JobHarness::Setup setup =
+      DiskJobSetup(v1::PLACEMENT_NVME, v1::DURABILITY_KIND_EVERY);
+  setup.storage.set_every_steps(100);
+  setup.storage.set_offload_fraction(0);
+  setup.storage.set_device_budget_bytes(uint64_t{64} << 20);
+  setup.devices = "emulated:1";
+  JobHarness job(setup);
+  setup.storage.Clear();
+  setup.devices = "none";
+  JobHarness in_memory(setup);
+  for (JobHarness* each : {&job, &in_memory}) {
+    each->Start(each->RandomTensors(kSeed));
+    Train(each, 1, 3);
+  }
+  const std::string disk = job.disk();
+  failing_call = Call::kRead;
+  failing_error = EIO;
+  failing_disk = &disk;
+  job.job().Stop();
+  job.Close();
+  failing_disk = nullptr;
+  ASSERT_EQ(job.Open(), absl::OkStatus());
+  EXPECT_EQ(job.job().Describe().disk().durable_step(), 0u);
+  job.AttachAll();
+  EXPECT_EQ(job.StateBytes(), in_memory.StateBytes());
+  job.job().Stop();
+  job.Close();
+  job.DropMemory();
+  ASSERT_EQ(job.Open(), absl::OkStatus());
+  job.AttachAll();
+  EXPECT_EQ(job.job().Describe().committed_step(), 3u);
+  EXPECT_EQ(job.StateBytes(), in_memory.StateBytes());
+}
+
 }  // namespace
 }  // namespace optstate::session

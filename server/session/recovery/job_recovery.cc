@@ -21,6 +21,13 @@ absl::Status JobRecovery::AdoptStep() {
   if (mark.load(std::memory_order_acquire) == job_.record().committed_step) {
     mark.store(0, std::memory_order_release);
   }
+  // A load of all of a failed job had begun, which gives its step up: the next
+  // one clears what there is of the state.
+  if (mark.load(std::memory_order_acquire) != 0 &&
+      job_.record().load_touched_from == 0) {
+    OPTSTATE_RETURN_IF_ERROR(job_.scheduler->ForgetStep(/*is_whole=*/true));
+    mark.store(0, std::memory_order_release);
+  }
   const uint64_t step = mark.load(std::memory_order_acquire);
   // No step was decided: all speculative writes are rolled back.
   if (step == 0) {

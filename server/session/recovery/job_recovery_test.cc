@@ -76,6 +76,22 @@ TEST_F(JobRecoveryTest, ARecordedStepIsOver) {
   EXPECT_EQ(control().steps_recovered, 0u);
 }
 
+// The job had failed, and the engine died as a load of all of it began.
+TEST_F(JobRecoveryTest, AStepThatALoadGivesUpIsNotFinished) {
+  DieInStep(/*updates=*/1);
+  storage::StepRecord record = job_.record();
+  record.load_required_from = record.load_touched_from = 0;
+  storage::PublishRecord(record, job_.tier->control());
+  ASSERT_TRUE(Adopt().ok());
+  EXPECT_EQ(job_.phase(), v1::JOB_PHASE_LOADING);
+  EXPECT_EQ(control().step_in_progress, 0u);
+  EXPECT_EQ(control().steps_recovered, 0u);
+  EXPECT_EQ(job_.record().committed_step, 0u);
+  for (uint64_t run = 0; run < job_.layout().run_count(); ++run) {
+    EXPECT_EQ(job_.tier->recovery().run_stamps[run], 0u) << run;
+  }
+}
+
 TEST_F(JobRecoveryTest, WaitsForAllGradientsThatTheStepNeeds) {
   DieInStep(/*updates=*/0);
   ASSERT_TRUE(Adopt().ok());
