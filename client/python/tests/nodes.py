@@ -83,12 +83,11 @@ def run_on(nodes, function, *args):
         networks.close()
 
 
-def train_each(connection, rank, train, endpoints, job, kinds, kwargs, until):
+def train_each(connection, rank, endpoints, per_node, train, job, kinds, kwargs, until):
     """Has each kind of optimizer train a job of its own on all ranks; returns train()'s results.
 
     train: called as train(connection, rank, endpoints, per_node, job, kind, kwargs, until=until).
     """
-    per_node = torch.distributed.get_world_size() // len(endpoints)
     return {
         kind: train(
             connection,
@@ -106,9 +105,9 @@ def train_each(connection, rank, train, endpoints, job, kinds, kwargs, until):
 
 def assert_each_has_the_bits_of_one_node(train, kinds, kwargs, nodes, daemon, job):
     """Nodes of two ranks train as one node of all ranks does, with each kind of optimizer."""
-    world, arguments = 2 * len(nodes), (job, kinds, kwargs, 3)
-    one = ranks.run(train_each, world, train, [daemon.shm], *arguments)
-    several = ranks.run(train_each, world, train, [each.shm for each in nodes], *arguments)
+    world, arguments = 2 * len(nodes), (train, job, kinds, kwargs, 3)
+    one = ranks.run(train_each, world, [daemon.shm], world, *arguments)
+    several = run_on(nodes, train_each, *arguments)
     for kind in kinds:
         parameters, state, *_ = one[0][kind]
         assert any(any(each) for each in state), kind
