@@ -90,7 +90,7 @@ TEST_F(OptctlSetTest, WhatCannotBeSetIsRefusedWithWhatToDo) {
       {"host host_budget=8MiB", kExitRefused, "placement=\"nvme\""},
       {"host device_budget=plenty", kExitUsage, "such as 64MiB"},
       {"host device_budget=8MiB", kExitUsage, "offload_fraction below 1"},
-      {"gpt device_budget=8MiB", kExitUsage, "placement=\"host\""},
+      {"gpt device_budget=8MiB", kExitUsage, "offload_fraction below 1"},
       {"absent host_budget=8MiB", kExitNotFound, "there is no job"},
   };
   for (const auto& [arguments, exit_code, says] : asked) {
