@@ -171,19 +171,11 @@ void DeviceUpdateExecutor::CountPlaces() {
   }
 }
 
-void DeviceUpdateExecutor::DropCopies() {
-  if (residents_ != nullptr) residents_->Drop();
-}
-
 bool DeviceUpdateExecutor::NeedsRecord(uint64_t run, uint64_t step) {
   const ResidentTile* const tile =
       residents_ == nullptr ? nullptr : residents_->Find(run);
   return tile == nullptr || is_lost_[tile->device] ||
          residents_->NeedsRecord(*tile, step);
-}
-
-bool DeviceUpdateExecutor::IsDue(const SubGroup& sub_group) {
-  return residents_ != nullptr && residents_->IsDue(sub_group);
 }
 
 absl::StatusOr<DeviceParameters> DeviceUpdateExecutor::ShareParameters(
@@ -210,11 +202,6 @@ void DeviceUpdateExecutor::Release() {
   if (residents_->AreSettled()) residents_->Forget();
   residents_.reset();
   CountPlaces();
-}
-
-bool DeviceUpdateExecutor::Concerns(const SubGroup& sub_group,
-                                    bool is_written) {
-  return residents_ != nullptr && residents_->Concerns(sub_group, is_written);
 }
 
 void DeviceUpdateExecutor::MakeCurrent(const storage::RecordView& record,

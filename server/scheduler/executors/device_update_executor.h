@@ -178,9 +178,13 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   storage::RecordLag* lag() override {
     return residents_ == nullptr ? nullptr : this;
   }
-  void DropCopies() override;
+  void DropCopies() override {
+    if (residents_ != nullptr) residents_->Drop();
+  }
   bool NeedsRecord(uint64_t run, uint64_t step) override;
-  bool IsDue(const SubGroup& sub_group) override;
+  bool IsDue(const SubGroup& sub_group) override {
+    return residents_ != nullptr && residents_->IsDue(sub_group);
+  }
 
   absl::Status CanUpdate(const Layout& layout,
                          Accumulation accumulation) const override {
@@ -275,7 +279,9 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   void FinishRecord(size_t slot, UpdateTasks* tasks);
   void CloseIfDone(size_t slot, UpdateTasks* tasks);
   // See RecordLag.
-  bool Concerns(const SubGroup& sub_group, bool is_written) override;
+  bool Concerns(const SubGroup& sub_group, bool is_written) override {
+    return residents_ != nullptr && residents_->Concerns(sub_group, is_written);
+  }
   void MakeCurrent(const storage::RecordView& record, bool is_written) override;
   void Observe(uint64_t step, uint64_t run) const;
   void NoteFailure(size_t device, const absl::Status& failure);

@@ -128,7 +128,7 @@ class ResidentRecords {
   bool NeedsRecord(const ResidentTile& tile, uint64_t step) const;
   // Makes the tile ready for its update in a step: the record in host memory is
   // up to date when it is to be copied to the device, and the log has the step.
-  // Of `host` only what NeedsRecord() asks for is used, and the parameter.
+  // Where NeedsRecord() is false, `host` needs no address but the parameter's.
   void Prepare(uint64_t step, const kernels::UpdateFactors& factors,
                absl::Span<const void* const> gradients,
                const kernels::TileView& host, ResidentTile* tile,
