@@ -35,6 +35,8 @@ class CpuShare {
   // Says that the CPU gets elements that were a device's: it has so many less
   // of the whole parameters to come.
   void Charge(uint64_t elements) { cpu_elements_ += elements; }
+  // Says that a whole parameter for which nobody has asked is a device's.
+  void Pass(uint64_t elements) { elements_ += elements; }
 
  private:
   bool HasPlace(const kernels::TileView& view) const;

@@ -48,12 +48,6 @@ absl::Status DeviceUpdateExecutor::Share(
       return absl::InvalidArgumentError(
           "the CPU's part of a flat space without elements is not defined");
     }
-    if (!info.is_separable && residents.device_bytes > 0) {
-      return absl::UnimplementedError(
-          absl::StrCat("records of the optimizer ", info.name,
-                       ", which needs whole parameters, cannot stay on a "
-                       "device"));
-    }
     // Batches have tasks of one of both kinds.
     if (is_whole_ == info.is_separable) rings_.clear();
     is_whole_ = !info.is_separable;
@@ -74,26 +68,34 @@ absl::Status DeviceUpdateExecutor::ShareAnew(
   if (!is_shared()) {
     OPTSTATE_ASSIGN_OR_RETURN(rings.emplace_back(), MakeRing(devices));
   }
-  std::unique_ptr<ResidentRecords> kept;
+  std::unique_ptr<ResidentRecords> records;
+  std::unique_ptr<KeptParameters> kept;
   if (residents.device_bytes > 0) {
-    OPTSTATE_ASSIGN_OR_RETURN(
-        kept, ResidentRecords::Make(devices, residents.device_bytes,
-                                    residents.turn_elements, residents.host));
+    if (is_whole_) {
+      OPTSTATE_ASSIGN_OR_RETURN(
+          kept, KeptParameters::Make(devices, residents.device_bytes));
+    } else {
+      OPTSTATE_ASSIGN_OR_RETURN(
+          records,
+          ResidentRecords::Make(devices, residents.device_bytes,
+                                residents.turn_elements, residents.host));
+    }
     for (size_t i = 0; i < devices.size(); ++i) {
       OPTSTATE_ASSIGN_OR_RETURN(
           rings.emplace_back(),
-          MakeResidentRing(devices[i], i, residents.batch_bytes, kept.get()));
+          MakeResidentRing(devices[i], i, residents.batch_bytes, records.get(),
+                           kept.get()));
     }
   }
   const bool is_first = !is_shared();
   if (!is_first) rings.insert(rings.begin(), std::move(rings_.front()));
   rings_ = std::move(rings);
-  residents_ = std::move(kept);
+  residents_ = std::move(records);
+  kept_ = std::move(kept);
   if (is_first) {
     is_lost_.assign(devices.size(), false);
     loads_.assign(devices.size(), DeviceLoad());
-    const absl::MutexLock lock(&mu_);
-    counters_.devices.assign(devices.size(), DeviceCounters());
+    counts_.BeginDevices(devices.size());
   }
   CountPlaces();
   return absl::OkStatus();
@@ -122,7 +124,7 @@ absl::StatusOr<DeviceUpdateExecutor::Ring> DeviceUpdateExecutor::MakeRing(
 absl::StatusOr<std::unique_ptr<UpdateBatch>> DeviceUpdateExecutor::MakeBatch(
     accelerator::Device* device) const {
   if (is_whole_)
-    return WholeBatch::Make(device, optimizer_, options_.batch_bytes);
+    return WholeBatch::Make(device, optimizer_, options_.batch_bytes, nullptr);
   return DeviceBatch::Make(device, options_.batch_bytes);
 }
 
@@ -134,41 +136,55 @@ uint64_t DeviceUpdateExecutor::BatchBytesFor(const Layout& layout) {
 absl::StatusOr<DeviceUpdateExecutor::Ring>
 DeviceUpdateExecutor::MakeResidentRing(accelerator::Device* device,
                                        size_t index, uint64_t batch_bytes,
-                                       ResidentRecords* records) const {
+                                       ResidentRecords* records,
+                                       KeptParameters* kept) const {
   Ring ring;
   ring.batches.resize(kResidentBatches);
   for (Slot& slot : ring.batches) {
     slot.device = index;
-    OPTSTATE_ASSIGN_OR_RETURN(
-        slot.batch,
-        ResidentBatch::Make(device, records, &gradients_, batch_bytes));
+    if (kept != nullptr) {
+      OPTSTATE_ASSIGN_OR_RETURN(
+          slot.batch,
+          WholeBatch::Make(device, optimizer_, options_.batch_bytes, kept));
+    } else {
+      OPTSTATE_ASSIGN_OR_RETURN(
+          slot.batch,
+          ResidentBatch::Make(device, records, &gradients_, batch_bytes));
+    }
   }
   return ring;
 }
 
 // Counts the memory of batches and of records that stay.
 void DeviceUpdateExecutor::CountPlaces() {
-  const absl::MutexLock lock(&mu_);
-  for (DeviceCounters& counters : counters_.devices) {
-    counters.batches = 0;
-    counters.batch_bytes = 0;
-  }
-  for (const Ring& ring : rings_) {
-    for (const Slot& slot : ring.batches) {
-      DeviceCounters& counters = counters_.devices[slot.device];
-      ++counters.batches;
-      counters.batch_bytes += slot.batch->bytes();
+  counts_.Set([this](Counters& all) {
+    for (DeviceCounters& counters : all.devices) {
+      counters.batches = 0;
+      counters.batch_bytes = 0;
     }
-  }
-  counters_.log_bytes = residents_ != nullptr ? residents_->log_bytes() : 0;
-  for (size_t i = 0; i < counters_.devices.size(); ++i) {
-    DeviceCounters& counters = counters_.devices[i];
-    counters.resident_elements =
-        residents_ != nullptr ? residents_->elements(i) : 0;
-    counters.resident_bytes = residents_ != nullptr ? residents_->bytes(i) : 0;
-    counters.shared_bytes =
-        residents_ != nullptr ? residents_->shared_bytes(i) : 0;
-  }
+    for (const Ring& ring : rings_) {
+      for (const Slot& slot : ring.batches) {
+        DeviceCounters& counters = all.devices[slot.device];
+        ++counters.batches;
+        counters.batch_bytes += slot.batch->bytes();
+      }
+    }
+    all.log_bytes = residents_ != nullptr ? residents_->log_bytes() : 0;
+    for (size_t i = 0; i < all.devices.size(); ++i) {
+      DeviceCounters& counters = all.devices[i];
+      counters.resident_elements = 0;
+      counters.resident_bytes = 0;
+      counters.shared_bytes = 0;
+      if (kept_ != nullptr) {
+        counters.resident_elements = kept_->elements(i);
+        counters.resident_bytes = kept_->bytes(i);
+      } else if (residents_ != nullptr) {
+        counters.resident_elements = residents_->elements(i);
+        counters.resident_bytes = residents_->bytes(i);
+        counters.shared_bytes = residents_->shared_bytes(i);
+      }
+    }
+  });
 }
 
 bool DeviceUpdateExecutor::NeedsRecord(uint64_t run, uint64_t step) {
@@ -197,15 +213,17 @@ absl::StatusOr<DeviceParameters> DeviceUpdateExecutor::ShareParameters(
 }
 
 void DeviceUpdateExecutor::Release() {
-  if (residents_ == nullptr) return;
+  if (lag() == nullptr) return;
   rings_.resize(1);
-  if (residents_->AreSettled()) residents_->Forget();
+  if (residents_ != nullptr && residents_->AreSettled()) residents_->Forget();
   residents_.reset();
+  kept_.reset();
   CountPlaces();
 }
 
 void DeviceUpdateExecutor::MakeCurrent(const storage::RecordView& record,
                                        bool is_written) {
+  if (kept_ != nullptr && is_written) kept_->Drop(record.sub_group());
   if (residents_ == nullptr) return;
   if (WorkerPool::CurrentParticipant() != 0) {
     return residents_->MakeCurrent(record, is_written, undo());
@@ -264,9 +282,31 @@ void DeviceUpdateExecutor::TakeWithoutRecord(size_t slot,
   has_left_ = true;
 }
 
+void DeviceUpdateExecutor::TakeWhole(size_t slot, const UpdateTask& task,
+                                     UpdateTasks* tasks) {
+  const KeptParameter* kept = KeptOf(task);
+  if (kept != nullptr) {
+    cpu_share_.Pass(task.view.numel);
+  } else if (cpu_share_.Has(task)) {
+    return TakeForCpu(slot, task, tasks);
+  }
+  if (!rings_[0].filling().batch->CanHold(task)) {
+    return TakeTooLarge(slot, task, tasks);
+  }
+  if (kept_ != nullptr && kept_->Find(task.parameter) == nullptr &&
+      kept_->Admit(task.parameter, task.whole->Describe(task.parameter)) !=
+          nullptr) {
+    kept = KeptOf(task);
+  }
+  Ring& ring = rings_[kept != nullptr ? 1 + kept->device : 0];
+  // A batch that is empty has room.
+  Add(slot, task, /*tile=*/nullptr, &ring, tasks);
+}
+
 void DeviceUpdateExecutor::Take(size_t slot, const UpdateTask& task,
                                 UpdateTasks* tasks) {
   if (!task.has_record) return TakeWithoutRecord(slot, task, tasks);
+  if (is_whole_) return TakeWhole(slot, task, tasks);
   ResidentTile* tile = TileOf(task);
   if (tile == nullptr && cpu_share_.Has(task)) {
     return TakeForCpu(slot, task, tasks);
@@ -278,14 +318,10 @@ void DeviceUpdateExecutor::Take(size_t slot, const UpdateTask& task,
     if (tile != nullptr && is_lost_[tile->device]) tile = nullptr;
   }
   Ring& ring = tile != nullptr ? rings_[1 + tile->device] : rings_[0];
-  if (ring.filling().batch->CanHold(task) &&
-      Add(slot, task, tile, &ring, tasks)) {
-    return;
-  }
+  if (Add(slot, task, tile, &ring, tasks)) return;
   // A task that is larger than a batch is the CPU's.
   if (tile != nullptr) residents_->Settle(task.view, tile, undo());
-  CountTooLarge(task.view.numel);
-  TakeForCpu(slot, task, tasks);
+  TakeTooLarge(slot, task, tasks);
 }
 
 bool DeviceUpdateExecutor::Add(size_t slot, const UpdateTask& task,
@@ -312,6 +348,13 @@ void DeviceUpdateExecutor::TakeForCpu(size_t slot, const UpdateTask& task,
   if (!part.slots.empty() && part.slots.back() == slot) return;
   part.slots.push_back(slot);
   ++records_[slot].batches;
+}
+
+void DeviceUpdateExecutor::TakeTooLarge(size_t slot, const UpdateTask& task,
+                                        UpdateTasks* tasks) {
+  cpu_share_.Charge(task.view.numel);
+  counts_.CountTooLarge(task.view.numel);
+  TakeForCpu(slot, task, tasks);
 }
 
 void DeviceUpdateExecutor::BeginCpuPart(UpdateTasks* tasks) {
@@ -354,7 +397,7 @@ void DeviceUpdateExecutor::EndWork(UpdateTasks* tasks) {
   if (updated_ != nullptr) {
     options_.pool->Finish();
     CpuPart& part = *std::exchange(updated_, nullptr);
-    CountCpu(ElementsOf(part.held));
+    counts_.CountCpu(ElementsOf(part.held));
     part.held.Clear();
     for (const size_t slot : part.slots) {
       --records_[slot].batches;
@@ -406,9 +449,9 @@ void DeviceUpdateExecutor::FinishOldest(Ring* ring, UpdateTasks* tasks) {
   has_left_ = has_left_ || batch.left_elements() > 0;
   if (is_by_device) {
     if (trace_.has_value()) trace_->Record(oldest.device, batch);
-    CountBatch(oldest.device, batch);
+    counts_.CountBatch(oldest.device, batch);
   } else {
-    CountCpu(batch.elements() - batch.left_elements());
+    counts_.CountCpu(batch.elements() - batch.left_elements());
   }
   for (const size_t slot : batch.slots()) --records_[slot].batches;
   ring->oldest = (ring->oldest + 1) % ring->batches.size();
@@ -441,58 +484,14 @@ void DeviceUpdateExecutor::CloseIfDone(size_t slot, UpdateTasks* tasks) {
   tasks->Close(slot);
 }
 
-// A whole parameter's record tells the observer of each run itself.
-void DeviceUpdateExecutor::Observe(uint64_t step, uint64_t run) const {
-  if (options_.observer == nullptr || is_whole_) return;
-  options_.observer->OnRunUpdated(step, run);
-}
-
-void DeviceUpdateExecutor::NoteFailure(size_t device,
-                                       const absl::Status& failure) {
-  if (absl::IsInternal(failure)) is_lost_[device] = true;
-  const absl::MutexLock lock(&mu_);
-  counters_.failure = failure;
-  counters_.devices[device].failure = failure;
-  counters_.devices[device].is_lost = is_lost_[device];
-}
-
-void DeviceUpdateExecutor::CountBatch(size_t device, const UpdateBatch& batch) {
-  const uint64_t refused = batch.refused_elements();
-  const uint64_t elements = batch.elements() - refused - batch.left_elements();
-  const absl::MutexLock lock(&mu_);
-  counters_.device_elements += elements;
-  counters_.cpu_elements += refused;
-  DeviceCounters& counters = counters_.devices[device];
-  counters.elements += elements;
-  counters.gradient_bytes += batch.bytes_there();
-  counters.refused_elements += refused;
-  counters.bytes_to_device += batch.bytes_to_device();
-  counters.bytes_to_host += batch.bytes_to_host();
-}
-
-void DeviceUpdateExecutor::CountCpu(uint64_t elements) {
-  const absl::MutexLock lock(&mu_);
-  counters_.cpu_elements += elements;
-}
-
-void DeviceUpdateExecutor::CountTooLarge(uint64_t elements) {
-  cpu_share_.Charge(elements);
-  const absl::MutexLock lock(&mu_);
-  counters_.too_large_elements += elements;
-}
-
 void DeviceUpdateExecutor::EndPass() {
   CountPlaces();
-  const absl::MutexLock lock(&mu_);
-  for (size_t i = 0; i < loads_.size(); ++i) {
-    loads_[i].EndPass();
-    counters_.devices[i].recent = loads_[i].Recent();
-  }
-}
-
-DeviceUpdateExecutor::Counters DeviceUpdateExecutor::counters() const {
-  const absl::MutexLock lock(&mu_);
-  return counters_;
+  counts_.Set([this](Counters& counters) {
+    for (size_t i = 0; i < loads_.size(); ++i) {
+      loads_[i].EndPass();
+      counters.devices[i].recent = loads_[i].Recent();
+    }
+  });
 }
 
 }  // namespace optstate::scheduler

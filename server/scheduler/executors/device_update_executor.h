@@ -9,7 +9,6 @@
 #include <optional>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -20,10 +19,12 @@
 #include "server/scheduler/executors/cpu_share.h"
 #include "server/scheduler/executors/cpu_update_executor.h"
 #include "server/scheduler/executors/device_batch.h"
+#include "server/scheduler/executors/device_counts.h"
 #include "server/scheduler/executors/device_kernels.h"
 #include "server/scheduler/executors/device_load.h"
 #include "server/scheduler/executors/device_trace.h"
 #include "server/scheduler/executors/held_tasks.h"
+#include "server/scheduler/executors/kept_parameters.h"
 #include "server/scheduler/executors/resident_batch.h"
 #include "server/scheduler/executors/resident_records.h"
 #include "server/scheduler/executors/shared_gradients.h"
@@ -49,7 +50,8 @@ namespace optstate::scheduler {
 //
 // For an optimizer that needs whole parameters these are the tasks, and a batch
 // has whole ones alone (WholeBatch). One that no batch has room for is the
-// CPU's. Records of such parameters do not stay on devices.
+// CPU's. Devices keep copies of such records (KeptParameters), which those in
+// host memory never lag behind.
 //
 // A device that fails costs time and no bits: the tasks of its batch are done
 // by the CPU's kernels, whose results are equal, and all further ones too when
@@ -84,8 +86,9 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   // The records that are to stay on devices.
   struct Residents {
     uint64_t device_bytes = 0;  // of each device; 0: none stay
-    // The parameters of a batch of them.
+    // The parameters of a batch of tiles.
     uint64_t batch_bytes = kResidentBytes;
+    // Of tiles alone.
     ResidentRecords::Host host;
     uint64_t turn_elements = kTurnElements;
   };
@@ -100,36 +103,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   // parameter.
   static constexpr uint64_t kTurnElements = 64 * kTileElements;
 
-  // Counts the work of one device since Share() gave it its batches.
-  struct DeviceCounters {
-    size_t batches = 0;
-    uint64_t batch_bytes = 0;  // of all; as many are pinned on the host
-    uint64_t elements = 0;     // that it has updated
-    uint64_t bytes_to_device = 0;
-    uint64_t bytes_to_host = 0;
-    uint64_t resident_elements = 0;  // that have a place there
-    uint64_t resident_bytes = 0;     // of their places
-    uint64_t shared_bytes = 0;       // of their parameters, for ranks
-    uint64_t gradient_bytes = 0;     // that ranks had there: not copied there
-    // The CPU has updated these, because a rank had other gradients there than
-    // in its gradient area.
-    uint64_t refused_elements = 0;
-    DeviceLoad::Work recent;
-    // Why it did not do a batch, last.
-    absl::Status failure;
-    bool is_lost = false;
-  };
-  struct Counters {
-    uint64_t device_elements = 0;
-    uint64_t cpu_elements = 0;
-    // The elements of these that were the devices', and that no batch has room
-    // for.
-    uint64_t too_large_elements = 0;
-    uint64_t log_bytes = 0;  // of host memory
-    // Why a device did not do a batch, last; INTERNAL: it is lost.
-    absl::Status failure;
-    std::vector<DeviceCounters> devices;  // as given to Share()
-  };
+  using DeviceCounters = DeviceCounts::DeviceCounters;
+  using Counters = DeviceCounts::Counters;
 
   // Until Share() is called the CPU does all.
   explicit DeviceUpdateExecutor(const Options& options);
@@ -138,10 +113,10 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   // allow, and the devices the others, in turn; 1: the CPU updates all, and the
   // batches are freed. INVALID_ARGUMENT: there is no device, the batches are
   // too small, the fraction is not in [0, 1], or the flat space is empty;
-  // UNIMPLEMENTED, naming it: there is no kernel of the optimizer, or its
-  // records are to stay and cannot; other errors are those of the devices'
-  // memory and streams. After an error all is as before, but that no record
-  // stays on a device. Devices, kernels and the log outlive the executor.
+  // UNIMPLEMENTED, naming it: there is no kernel of the optimizer; other errors
+  // are those of the devices' memory and streams. After an error all is as
+  // before, but that no record stays on a device. Devices, kernels and the log
+  // outlive the executor.
   absl::Status Share(double cpu_fraction, OptimizerKind optimizer,
                      absl::Span<accelerator::Device* const> devices,
                      const DeviceKernels* kernels, const Residents& residents);
@@ -153,13 +128,12 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   // Returns Options::batch_bytes for a job of this layout.
   static uint64_t BatchBytesFor(const Layout& layout);
   // Returns the memory of the host that Share() takes with so many devices,
-  // without the log. `resident_bytes`: Residents::batch_bytes; 0: none stay.
+  // without the log. `resident_bytes`: of a batch of records that stay; 0: none
+  // do.
   static uint64_t HostBytes(size_t devices, uint64_t resident_bytes,
                             uint64_t batch_bytes = kBatchBytes) {
-    const uint64_t resident =
-        resident_bytes == 0 ? 0 : ResidentBatch::HostBytes(resident_bytes);
     return BatchesOf(devices) * batch_bytes +
-           kResidentBatches * devices * resident;
+           kResidentBatches * devices * resident_bytes;
   }
   // Has a device keep the parameters of records that stay there in so much
   // memory besides, for ranks that map it; see ResidentRecords. Between two
@@ -176,10 +150,11 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   void Release();
 
   storage::RecordLag* lag() override {
-    return residents_ == nullptr ? nullptr : this;
+    return residents_ == nullptr && kept_ == nullptr ? nullptr : this;
   }
   void DropCopies() override {
     if (residents_ != nullptr) residents_->Drop();
+    if (kept_ != nullptr) kept_->Drop();
   }
   bool NeedsRecord(uint64_t run, uint64_t step) override;
   bool IsDue(const SubGroup& sub_group) override {
@@ -201,7 +176,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   bool HasLeftTasks() const override { return has_left_; }
   absl::Status Update(const IndexRange& positions, UpdateTasks* tasks) override;
 
-  Counters counters() const;
+  Counters counters() const { return counts_.Get(); }
 
  private:
   // A record that is open.
@@ -239,24 +214,36 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
 
   absl::Status ShareAnew(absl::Span<accelerator::Device* const> devices,
                          const Residents& residents);
-  absl::StatusOr<std::unique_ptr<UpdateBatch>> MakeBatch(
-      accelerator::Device* device) const;
-  // Makes batches for these devices in turn; for records that stay on one.
+  // Makes batches for these devices in turn; for records that stay on one,
+  // tiles or (with `kept`) whole parameters.
   absl::StatusOr<Ring> MakeRing(
       absl::Span<accelerator::Device* const> devices) const;
   absl::StatusOr<Ring> MakeResidentRing(accelerator::Device* device,
                                         size_t index, uint64_t batch_bytes,
-                                        ResidentRecords* records) const;
+                                        ResidentRecords* records,
+                                        KeptParameters* kept) const;
+  absl::StatusOr<std::unique_ptr<UpdateBatch>> MakeBatch(
+      accelerator::Device* device) const;
   void CountPlaces();
   // Puts a task into the batch that is being filled, or into the CPU's part.
   void Take(size_t slot, const UpdateTask& task, UpdateTasks* tasks);
+  void TakeWhole(size_t slot, const UpdateTask& task, UpdateTasks* tasks);
   // Does so with a task without a record, or leaves it.
   void TakeWithoutRecord(size_t slot, const UpdateTask& task,
                          UpdateTasks* tasks);
   void TakeForCpu(size_t slot, const UpdateTask& task, UpdateTasks* tasks);
+  // Notes that a task of the devices' part has become the CPU's.
+  void TakeTooLarge(size_t slot, const UpdateTask& task, UpdateTasks* tasks);
   // Returns the tile of a task whose record stays, or is to, on a device that
   // works; null: it has none, and the record in host memory is up to date.
   ResidentTile* TileOf(const UpdateTask& task);
+  // Returns the copy of a task's parameter that a device which works has, or is
+  // to have; null: there is none.
+  KeptParameter* KeptOf(const UpdateTask& task) {
+    KeptParameter* const kept =
+        kept_ == nullptr ? nullptr : kept_->Find(task.parameter);
+    return kept == nullptr || is_lost_[kept->device] ? nullptr : kept;
+  }
   // Puts a task into a batch of the ring; returns false when it is too large.
   bool Add(size_t slot, const UpdateTask& task, ResidentTile* tile, Ring* ring,
            UpdateTasks* tasks);
@@ -280,16 +267,19 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   void CloseIfDone(size_t slot, UpdateTasks* tasks);
   // See RecordLag.
   bool Concerns(const SubGroup& sub_group, bool is_written) override {
+    if (kept_ != nullptr) return is_written && kept_->Has(sub_group);
     return residents_ != nullptr && residents_->Concerns(sub_group, is_written);
   }
   void MakeCurrent(const storage::RecordView& record, bool is_written) override;
-  void Observe(uint64_t step, uint64_t run) const;
-  void NoteFailure(size_t device, const absl::Status& failure);
-  // Counts what a device has done, and what of it was refused.
-  void CountBatch(size_t device, const UpdateBatch& batch);
-  void CountCpu(uint64_t elements);
-  // Notes that a task of the devices' part has become the CPU's.
-  void CountTooLarge(uint64_t elements);
+  // A whole parameter's record tells the observer of each run itself.
+  void Observe(uint64_t step, uint64_t run) const {
+    if (options_.observer == nullptr || is_whole_) return;
+    options_.observer->OnRunUpdated(step, run);
+  }
+  void NoteFailure(size_t device, const absl::Status& failure) {
+    if (absl::IsInternal(failure)) is_lost_[device] = true;
+    counts_.NoteFailure(device, failure, is_lost_[device]);
+  }
   // Lets what devices did in this pass show in their rates.
   void EndPass();
   WorkerUndo* undo() const {
@@ -310,7 +300,9 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   OptimizerKind optimizer_ = OptimizerKind::kAdamW;
   bool is_whole_ = false;  // tasks are of whole parameters
   SharedGradients gradients_;
-  std::unique_ptr<ResidentRecords> residents_;  // null: none stay
+  // Null: none stay; one of them at most is set.
+  std::unique_ptr<ResidentRecords> residents_;
+  std::unique_ptr<KeptParameters> kept_;
   // The first one has records of the host, the others, one for each device,
   // those that stay there. Empty: the CPU does all.
   std::vector<Ring> rings_;
@@ -334,8 +326,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     const UpdateTask& task = updated_->held[i].task;
     Observe(task.step, task.run);
   };
-  mutable absl::Mutex mu_;
-  Counters counters_ ABSL_GUARDED_BY(mu_);
+  DeviceCounts counts_;
 };
 
 }  // namespace optstate::scheduler

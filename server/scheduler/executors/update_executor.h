@@ -14,6 +14,7 @@
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 #include "proto/types/sub_groups.h"
+#include "server/scheduler/executors/whole_parameter.h"
 #include "server/scheduler/index_range.h"
 #include "storage/record_lag.h"
 
@@ -60,14 +61,6 @@ struct WholeArrays {
   float* state[kStateArraysMax] = {};  // null: it has no elements
 };
 
-// Facts that a whole parameter's update is computed from, besides its arrays.
-// `shape` lives as long as the layout.
-struct WholeParameter {
-  absl::Span<const int64_t> shape;
-  uint64_t state_elements[kStateArraysMax] = {};
-  kernels::UpdateInput input;
-};
-
 // The whole parameters of one open record, which its tasks name: an update that
 // is not separable needs all of one to update an element. Values pass as
 // floats, whatever the formats of the record. Used until the record's Close().
@@ -77,8 +70,8 @@ struct WholeParameter {
 class WholeRecord {
  public:
   virtual WholeParameter Describe(uint32_t parameter) const = 0;
-  // Fills the arrays with the old values, and with the gradient as a
-  // kernels::WholeKernel takes it.
+  // Fills the arrays that are not null with the old values, and with the
+  // gradient as a kernels::WholeKernel takes it.
   virtual void Gather(uint32_t parameter, const WholeArrays& to) const = 0;
   // Stores the new values of the master and the states, then the stamps of all
   // runs. A process that is killed in here leaves all of the update, or nothing
@@ -120,8 +113,8 @@ struct UpdateTask {
   std::atomic<uint64_t>* stamp = nullptr;
   // Set: the task is the whole of `parameter`, whose first run is `run`. Then
   // `view` has its number of elements alone, `key` its optimizer, and the
-  // record does what undo, stamps and an observer need; the kernels and `stamp`
-  // are null.
+  // record does what undo, stamps and an observer need; the kernels are null,
+  // and `stamp`, that of the last run, is only to be read.
   WholeRecord* whole = nullptr;
 };
 

@@ -15,6 +15,7 @@
 #include "server/scheduler/executors/batch_memory.h"
 #include "server/scheduler/executors/device_kernels.h"
 #include "server/scheduler/executors/held_tasks.h"
+#include "server/scheduler/executors/kept_parameters.h"
 #include "server/scheduler/executors/update_batch.h"
 #include "server/scheduler/executors/update_executor.h"
 #include "server/scheduler/worker_undo.h"
@@ -33,21 +34,30 @@ namespace optstate::scheduler {
 // device has as much again for what its blocks tell each other, if the
 // optimizer needs any.
 //
+// With KeptParameters the masters, and the states that the record has as
+// floats, are in their memory on the device in place of the buffer's, and are
+// gathered and copied there only where the copy is not the record's.
+//
 // Threads: as UpdateBatch. Allocates in Make() alone.
 class WholeBatch final : public UpdateBatch {
  public:
   // The bytes of a batch that its tables take.
   static uint64_t TableBytes();
+  // Returns the bytes of a batch that has room for one parameter.
+  static uint64_t BytesOf(OptimizerKind optimizer,
+                          const WholeParameter& parameter);
   // Returns the bytes of a batch that has room for each parameter of a layout
   // alone: at least `bytes_min`, and at most `bytes_max`, in which larger ones
   // have none.
   static uint64_t BytesFor(const Layout& layout, uint64_t bytes_min,
                            uint64_t bytes_max);
 
-  // `device` outlives the batch, which is for parameters of this optimizer.
+  // `device` outlives the batch, which is for parameters of this optimizer. So
+  // does `kept`: with it all parameters have a copy on the device; null: none.
   // RESOURCE_EXHAUSTED: it lacks memory; other errors are those of the device.
   static absl::StatusOr<std::unique_ptr<WholeBatch>> Make(
-      accelerator::Device* device, OptimizerKind optimizer, uint64_t bytes);
+      accelerator::Device* device, OptimizerKind optimizer, uint64_t bytes,
+      KeptParameters* kept);
   WholeBatch(const WholeBatch&) = delete;
   WholeBatch& operator=(const WholeBatch&) = delete;
 
@@ -59,9 +69,7 @@ class WholeBatch final : public UpdateBatch {
   uint64_t step() const override { return tasks_[0].task.step; }
   uint64_t elements() const override { return elements_; }
   uint64_t bytes() const override { return bytes_; }
-  uint64_t bytes_to_device() const override {
-    return inputs_end_ + bytes_to_host();
-  }
+  uint64_t bytes_to_device() const override { return bytes_to_device_; }
   uint64_t bytes_to_host() const override { return bytes_ - arrays_begin_; }
 
   void Gather(size_t i, WorkerUndo* undo) override;
@@ -71,10 +79,7 @@ class WholeBatch final : public UpdateBatch {
   absl::Status Wait() override { return memory_->Wait(); }
   absl::Status Drain() override { return memory_->stream()->Wait(); }
   bool WriteBack(size_t i, WorkerUndo* undo) override;
-  bool UpdateByCpu(size_t i, WorkerUndo* undo) override {
-    tasks_.UpdateByCpu(i, undo);
-    return true;
-  }
+  bool UpdateByCpu(size_t i, WorkerUndo* undo) override;
   void Clear() override;
 
  private:
@@ -86,18 +91,44 @@ class WholeBatch final : public UpdateBatch {
     uint64_t back = 0;
     uint64_t scratch = 0;  // at most front + back
   };
-  // The arrays of a task in the pinned memory, which have the same offsets on
-  // the device, and the offset there of its scratch.
+  // The arrays of a task in the pinned memory: from `begin` on those of its
+  // copy, if it has one, then others, to `end`.
   struct Place {
     WholeArrays arrays;
-    uint64_t scratch_offset = 0;
+    uint64_t begin = 0;
+    uint64_t kept_end = 0;
+    uint64_t end = 0;
+    uint64_t scratch_offset = 0;    // on the device
+    KeptParameter* kept = nullptr;  // null: it has no copy
+    // The copy is the record's: nothing is copied there.
+    bool is_current = false;
+  };
+  // Bytes of the pinned memory that are copied from or to the device.
+  struct Piece {
+    uint64_t host_offset = 0;
+    accelerator::DeviceAddress device;
+    uint64_t bytes = 0;
   };
 
   WholeBatch(std::unique_ptr<BatchMemory> memory, uint64_t bytes,
-             uint64_t device_bytes);
+             uint64_t device_bytes, KeptParameters* kept);
   static Need NeedOf(OptimizerKind optimizer, const WholeParameter& parameter);
-  // Returns the device's address of a place in the pinned memory.
-  float* OnDevice(const float* place) const;
+  // Returns the device's address of an offset in the pinned memory: in the
+  // buffer, or of one of the task's arrays.
+  accelerator::DeviceAddress OnDevice(uint64_t offset) const {
+    return memory_->device() + offset;
+  }
+  accelerator::DeviceAddress OnDevice(const Place& place,
+                                      uint64_t offset) const;
+  uint64_t OffsetOf(const float* at) const {
+    return static_cast<uint64_t>(reinterpret_cast<const std::byte*>(at) -
+                                 memory_->host());
+  }
+  // Sets `pieces_` to the tasks' arrays, those that lie together as one;
+  // without those of copies that are the records'.
+  void ListPieces(bool with_current);
+  void AddPiece(uint64_t begin, uint64_t end,
+                accelerator::DeviceAddress device);
   std::byte* HostAt(uint64_t offset) { return memory_->HostAt(offset); }
   float* FloatsAt(uint64_t offset) {
     return reinterpret_cast<float*>(HostAt(offset));
@@ -106,12 +137,15 @@ class WholeBatch final : public UpdateBatch {
   const uint64_t bytes_;
   const uint64_t device_bytes_;
   const std::unique_ptr<BatchMemory> memory_;
+  KeptParameters* const kept_;
   HeldTasks tasks_;
   std::vector<Place> places_;  // by task
+  std::vector<Piece> pieces_;
   uint64_t elements_ = 0;
   uint64_t inputs_end_ = 0;    // of the bytes from the front
   uint64_t arrays_begin_ = 0;  // of the bytes from the back
   uint64_t scratch_end_ = 0;   // of the bytes behind them
+  uint64_t bytes_to_device_ = 0;
 };
 
 }  // namespace optstate::scheduler

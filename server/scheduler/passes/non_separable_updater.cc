@@ -181,18 +181,15 @@ void NonSeparableUpdater::ForEachTask(
     }
     task.parameter = p;
     task.run = plan_.layout().first_run(p);
+    task.stamp =
+        &memory_.recovery.run_stamps[plan_.layout().first_run(p + 1) - 1];
     task.view.numel = plan_.numel(p);
     visit(task);
   }
 }
 
 WholeParameter NonSeparableUpdater::Describe(uint32_t parameter) const {
-  const ParameterSpec& spec = plan_.layout().parameters()[parameter];
-  WholeParameter description;
-  description.shape = spec.shape;
-  for (int k = 0; k < kStateArraysMax; ++k) {
-    description.state_elements[k] = ElementsOf(plan_.layout(), k, spec);
-  }
+  WholeParameter description = WholeParameterOf(plan_.layout(), parameter);
   description.input = counts_.InputOf(parameter, *update_);
   return description;
 }
@@ -205,11 +202,13 @@ void NonSeparableUpdater::Gather(const storage::RecordView& record,
   GatherGradient(parameter, to.gradient);
   const kernels::TileView view =
       TileViewOf(layout, record, parameter, 0, NumelOf(spec));
-  kernels::MasterToFloat(layout.master_format(parameter), view.parameter,
-                         view.master, to.master, view.numel);
+  if (to.master != nullptr) {
+    kernels::MasterToFloat(layout.master_format(parameter), view.parameter,
+                           view.master, to.master, view.numel);
+  }
   for (int k = 0; k < kStateArraysMax; ++k) {
     const uint64_t elements = ElementsOf(layout, k, spec);
-    if (elements == 0) continue;
+    if (elements == 0 || to.state[k] == nullptr) continue;
     kernels::StateToFloat(ArrayFormat(layout, k),
                           IsNeverNegative(layout.optimizer(), k), view.state[k],
                           view.scale[k], to.state[k], elements);

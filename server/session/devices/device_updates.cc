@@ -78,8 +78,9 @@ absl::StatusOr<size_t> DeviceOfRank(absl::string_view device,
   if (ResidentSizesOf(job.shape->description, devices.size()).parameter_bytes ==
       0) {
     return absl::NotFoundError(
-        "no record of the job stays on a device: it has no device_budget, or "
-        "the CPU updates all");
+        "no record of the job stays on a device for its ranks: it has no "
+        "device_budget, the CPU updates all, or updates need whole "
+        "parameters, whose gradients and results go through host memory");
   }
   // As while the engine makes room for the next one, which has them stay again.
   if (!storage::MayLag(*job.tier->control())) {
@@ -122,8 +123,8 @@ absl::Status TryToShare(const v1::StorageSettings& storage, JobContext* job) {
                                      .log = job->tier->gradient_log(),
                                      .room = sizes.log,
                                      .content = sizes.log_content}})));
-  if (sizes.device_bytes > 0) {
-    job->store->SetLag(job->executor->lag());
+  job->store->SetLag(job->executor->lag());
+  if (sizes.log.tiles > 0) {
     storage::SetLag(sizes.log_content == GradientLog::Content::kSum
                         ? storage::Lag::kSums
                         : storage::Lag::kGradients,
@@ -152,7 +153,7 @@ uint64_t DeviceUpdateBytes(const JobContext& job,
   const size_t devices = job.devices.devices().size();
   if (devices == 0 || OffloadFractionOf(description.storage) == 1) return 0;
   return DeviceUpdateExecutor::HostBytes(
-      devices, ResidentSizesOf(description, devices).batch_bytes,
+      devices, ResidentSizesOf(description, devices).batch_host_bytes,
       DeviceUpdateExecutor::BatchBytesFor(description.layout));
 }
 
@@ -176,6 +177,10 @@ absl::Status SettleRecords(JobContext* job) {
   storage::RecordLag* const lag =
       job->executor == nullptr ? nullptr : job->executor->lag();
   if (lag == nullptr || job->store == nullptr) return absl::OkStatus();
+  if (!storage::MayLag(*job->tier->control())) {
+    job->executor->DropCopies();
+    return absl::OkStatus();
+  }
   return job->AccessRecords([&] {
     return scheduler::CatchUpRecords(lag, /*is_written=*/true, job->store.get(),
                                      &job->pool);

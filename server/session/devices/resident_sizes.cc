@@ -4,14 +4,17 @@
 #include <cmath>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
 #include "proto/types/runs.h"
 #include "server/scheduler/executors/device_update_executor.h"
+#include "server/scheduler/executors/kept_parameters.h"
+#include "server/scheduler/executors/resident_batch.h"
 #include "server/scheduler/executors/resident_records.h"
 #include "server/scheduler/executors/shared_parameters.h"
+#include "server/scheduler/executors/whole_batch.h"
+#include "server/scheduler/executors/whole_parameter.h"
 #include "server/scheduler/gradient_log.h"
 #include "server/session/durability/job_storage.h"
 
@@ -133,15 +136,48 @@ uint64_t MostWithin(uint64_t record_bytes, std::vector<Needs> all,
   return PartOf(total, total == 0 ? 0 : most / static_cast<double>(total));
 }
 
+// Returns the sizes for an optimizer that needs whole parameters, of which
+// devices keep copies.
+ResidentSizes SizesOfWhole(const Layout& layout, uint64_t budget, double part) {
+  using scheduler::KeptParameters;
+  using scheduler::WholeBatch;
+  ResidentSizes sizes;
+  sizes.batch_host_bytes =
+      scheduler::DeviceUpdateExecutor::BatchBytesFor(layout);
+  uint64_t total = 0;
+  uint64_t largest = 0;
+  for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
+    const scheduler::WholeParameter facts =
+        scheduler::WholeParameterOf(layout, p);
+    if (layout.parameters()[p].numel == 0 ||
+        WholeBatch::BytesOf(layout.optimizer(), facts) >
+            sizes.batch_host_bytes) {
+      continue;
+    }
+    const uint64_t bytes = KeptParameters::BytesOf(facts);
+    total += bytes;
+    largest = std::max(largest, bytes);
+  }
+  // A parameter at the border has room.
+  const double exact = static_cast<double>(total) * part;
+  sizes.device_bytes = std::min(
+      budget,
+      std::min(total, static_cast<uint64_t>(std::ceil(exact)) + largest));
+  return sizes.device_bytes == 0 ? ResidentSizes() : sizes;
+}
+
 }  // namespace
 
 ResidentSizes ResidentSizesOf(const JobDescription& description,
                               size_t devices) {
   const uint64_t budget = DeviceBudgetOf(description.storage);
   const double fraction = 1 - OffloadFractionOf(description.storage);
-  if (budget == 0 || fraction == 0 || devices == 0 || description.speculative ||
-      !description.layout.optimizer_info().is_separable) {
+  if (budget == 0 || fraction == 0 || devices == 0 || description.speculative) {
     return {};
+  }
+  if (!description.layout.optimizer_info().is_separable) {
+    return SizesOfWhole(description.layout, budget,
+                        fraction / static_cast<double>(devices));
   }
   const std::vector<Needs> all = NeedsOf(description);
   const Needs sum = SumOf(all);
@@ -164,12 +200,14 @@ ResidentSizes ResidentSizesOf(const JobDescription& description,
   // A parameter has at most twice the bytes of its gradient.
   sizes.batch_bytes = std::min(scheduler::DeviceUpdateExecutor::kResidentBytes,
                                2 * sizes.log.step_bytes);
+  sizes.batch_host_bytes =
+      scheduler::ResidentBatch::HostBytes(sizes.batch_bytes);
   return sizes;
 }
 
 uint64_t GradientLogBytes(const JobDescription& description, size_t devices) {
   const ResidentSizes sizes = ResidentSizesOf(description, devices);
-  if (sizes.device_bytes == 0) return 0;
+  if (sizes.log.tiles == 0) return 0;
   return GradientLog::BytesNeeded(sizes.log);
 }
 
@@ -179,14 +217,6 @@ absl::Status CheckResidents(const JobDescription& description) {
     return absl::FailedPreconditionError(
         "device_budget and speculative: what a step overwrites on a device "
         "cannot be rolled back; leave one of them out");
-  }
-  const Layout& layout = description.layout;
-  if (!layout.optimizer_info().is_separable) {
-    return absl::UnimplementedError(absl::StrCat(
-        "device_budget: records of the optimizer ",
-        layout.optimizer_info().name,
-        ", which needs whole parameters, cannot stay on a device. Leave "
-        "device_budget out"));
   }
   return absl::OkStatus();
 }

@@ -244,5 +244,50 @@ TEST(ResidentSizesTest, GradientsOfSeveralRanksAreLoggedAsOneSum) {
             scheduler::GradientLog::Content::kGradient);
 }
 
+// Returns a job of LAMB with square matrices of so many rows.
+JobDescription JobOfMatrices(const std::vector<int64_t>& rows,
+                             StateFormat state = StateFormat::kFloat32) {
+  LayoutSpec layout;
+  layout.optimizer = OptimizerKind::kLamb;
+  layout.state_format = state;
+  layout.groups.resize(1);
+  for (const int64_t each : rows) {
+    ParameterSpec parameter;
+    parameter.name = "m" + std::to_string(layout.parameters.size());
+    parameter.shape = {each, each};
+    parameter.numel = each * each;
+    layout.parameters.push_back(parameter);
+  }
+  JobDescription description = WholeJob();
+  description.layout = *Layout::Make(std::move(layout));
+  return description;
+}
+
+TEST(ResidentSizesTest, WholeParametersHaveCopiesAndNoLog) {
+  constexpr uint64_t kMatrix = 64 * 64 * sizeof(float);
+  const JobDescription description = JobOfMatrices({64, 64, 64, 64});
+  const ResidentSizes sizes = ResidentSizesOf(description, 1);
+  EXPECT_EQ(sizes.device_bytes, 4 * 3 * kMatrix);
+  EXPECT_EQ(sizes.log.tiles, 0u);
+  EXPECT_EQ(sizes.parameter_bytes, 0u);
+  EXPECT_EQ(GradientLogBytes(description, 1), 0u);
+  EXPECT_EQ(sizes.batch_host_bytes,
+            scheduler::DeviceUpdateExecutor::BatchBytesFor(description.layout));
+  // Half, and room for one at the border.
+  EXPECT_EQ(ResidentSizesOf(description, 2).device_bytes, 3 * 3 * kMatrix);
+  // States of another format than floats are not kept.
+  EXPECT_EQ(ResidentSizesOf(
+                JobOfMatrices({64, 64, 64, 64}, StateFormat::kBFloat16), 1)
+                .device_bytes,
+            4 * kMatrix);
+}
+
+TEST(ResidentSizesTest, AParameterThatNoBatchHasRoomForTakesNoPlace) {
+  const JobDescription description = JobOfMatrices({4096, 64});
+  EXPECT_EQ(ResidentSizesOf(description, 1).device_bytes,
+            3 * 64 * 64 * sizeof(float));
+  ExpectNoneStay(JobOfMatrices({4096}), 1);
+}
+
 }  // namespace
 }  // namespace optstate::session

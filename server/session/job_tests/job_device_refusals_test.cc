@@ -58,16 +58,6 @@ TEST(JobDeviceUpdatesRefusalTest, ABudgetIsForRecordsThatDevicesUpdate) {
   EXPECT_EQ(job.job().Describe().storage().device_budget_bytes(), 0u);
 }
 
-TEST(JobDeviceUpdatesRefusalTest, RecordsOfWholeParametersDoNotStay) {
-  JobHarness::Setup setup = KeepingSetup(1 << 20);
-  setup.layout.optimizer = OptimizerKind::kLamb;
-  const absl::Status refused = RefusalOf(setup);
-  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("lamb"));
-  EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("Leave device_budget out"));
-}
-
 TEST(JobDeviceUpdatesRefusalTest, ADeviceWithoutMemoryIsRefused) {
   const auto runtime =
       accelerator::MakeEmulatedRuntime({.memory_bytes = 1 << 20});

@@ -47,7 +47,7 @@ v1::StorageSettings ShareWithDevices(v1::StorageSettings given,
   if (AskedDevices() != "none" && optimizer != OptimizerKind::kMuon &&
       !given.has_offload_fraction()) {
     given.set_offload_fraction(0.4);
-    if (InfoOf(optimizer).is_separable && !given.parameters_on_disk()) {
+    if (!given.parameters_on_disk()) {
       given.set_device_budget_bytes(AskedDeviceBudget());
     }
   }

@@ -1,0 +1,91 @@
+#include "server/scheduler/executors/kept_parameters.h"
+
+#include <algorithm>
+
+#include "kernels/whole_shape.h"
+#include "proto/types/status_macros.h"
+#include "server/scheduler/executors/batch_memory.h"
+
+namespace optstate::scheduler {
+
+absl::StatusOr<std::unique_ptr<KeptParameters>> KeptParameters::Make(
+    absl::Span<accelerator::Device* const> devices, uint64_t device_bytes) {
+  std::unique_ptr<KeptParameters> made(new KeptParameters);
+  made->device_bytes_ = BatchMemory::Aligned(device_bytes);
+  for (accelerator::Device* const device : devices) {
+    Place& place = made->places_.emplace_back();
+    place.device = device;
+    OPTSTATE_ASSIGN_OR_RETURN(place.memory,
+                              device->Allocate(made->device_bytes_));
+  }
+  return made;
+}
+
+KeptParameters::~KeptParameters() {
+  for (const Place& place : places_) {
+    if (!place.memory.is_null()) place.device->Free(place.memory);
+  }
+}
+
+uint64_t KeptParameters::BytesOf(const WholeParameter& facts) {
+  const auto bytes_of = [](uint64_t elements) {
+    return BatchMemory::Aligned(elements * sizeof(float));
+  };
+  uint64_t bytes = bytes_of(kernels::NumelOf(facts.shape));
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (facts.keeps_floats[k]) bytes += bytes_of(facts.state_elements[k]);
+  }
+  return bytes;
+}
+
+KeptParameter* KeptParameters::Find(uint32_t parameter) {
+  if (parameter >= by_parameter_.size() || by_parameter_[parameter] == 0) {
+    return nullptr;
+  }
+  return &kept_[by_parameter_[parameter] - 1];
+}
+
+KeptParameter* KeptParameters::Admit(uint32_t parameter,
+                                     const WholeParameter& facts) {
+  const uint64_t bytes = BytesOf(facts);
+  const auto least = std::min_element(
+      places_.begin(), places_.end(),
+      [](const Place& a, const Place& b) { return a.used < b.used; });
+  if (bytes > device_bytes_ - least->used) return nullptr;
+  least->used += bytes;
+  KeptParameter& kept = kept_.emplace_back();
+  kept.parameter = parameter;
+  kept.device = static_cast<size_t>(least - places_.begin());
+  kept.memory = least->memory + (device_bytes_ - least->used);
+  kept.elements = kernels::NumelOf(facts.shape);
+  kept.bytes = bytes;
+  least->elements += kept.elements;
+  if (by_parameter_.size() <= parameter) by_parameter_.resize(parameter + 1, 0);
+  by_parameter_[parameter] = static_cast<uint32_t>(kept_.size());
+  return &kept;
+}
+
+void KeptParameters::Drop(const SubGroup& sub_group) {
+  for (uint32_t p = sub_group.first_parameter; p < sub_group.end_parameter;
+       ++p) {
+    if (KeptParameter* const kept = Find(p); kept != nullptr) kept->Drop();
+  }
+}
+
+void KeptParameters::Drop() {
+  for (KeptParameter& kept : kept_) kept.Drop();
+}
+
+bool KeptParameters::Has(const SubGroup& sub_group) {
+  for (uint32_t p = sub_group.first_parameter; p < sub_group.end_parameter;
+       ++p) {
+    const KeptParameter* const kept = Find(p);
+    if (kept != nullptr &&
+        kept->step.load(std::memory_order_relaxed) != KeptParameter::kNoStep) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace optstate::scheduler
