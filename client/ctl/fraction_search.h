@@ -19,9 +19,10 @@ namespace optstate::ctl {
 // The search of the Python package (fraction_search.py) is the same.
 class FractionSearch {
  public:
-  // The first step with a fraction fills buffers and moves records, and does
-  // not count. The fastest of those behind it does.
-  static constexpr size_t kSettlingSteps = 1;
+  // The first steps with a fraction fill buffers and move records, and do not
+  // count: of records that stay on devices each step brings a fourth up to
+  // date, with what they lack since. The fastest of the steps behind them does.
+  static constexpr size_t kSettlingSteps = 4;
   static constexpr size_t kMeasuredSteps = 2;
   static constexpr size_t kTriedMax = 12;
 

@@ -269,7 +269,9 @@ class CudaDevice final : public Device {
     return registered;
   }
   void UnregisterHost(std::byte* begin) override {
-    if (host_.Remove(begin) && Use().ok()) {
+    // Also of a device that is lost: other memory may come to lie there.
+    if (host_.Remove(begin)) {
+      Use().IgnoreError();
       Registrations::OfProcess().Remove(begin);
     }
   }

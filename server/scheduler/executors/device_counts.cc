@@ -1,5 +1,9 @@
 #include "server/scheduler/executors/device_counts.h"
 
+#include "absl/strings/str_cat.h"
+#include "server/observe/peer_log.h"
+#include "spdlog/spdlog.h"
+
 namespace optstate::scheduler {
 
 void DeviceCounts::BeginDevices(size_t devices) {
@@ -9,6 +13,11 @@ void DeviceCounts::BeginDevices(size_t devices) {
 
 void DeviceCounts::NoteFailure(size_t device, const absl::Status& failure,
                                bool is_lost) {
+  observe::LogRepeated(
+      spdlog::level::warn, is_lost ? "a lost device" : "a device's failure",
+      absl::StrCat(device),
+      "the CPU updates in place of a device: device={} lost={} error=\"{}\"",
+      device, is_lost, failure.ToString());
   const absl::MutexLock lock(&mu_);
   counters_.failure = failure;
   counters_.devices[device].failure = failure;

@@ -64,6 +64,9 @@ absl::Status DeviceUpdateExecutor::Share(
 absl::Status DeviceUpdateExecutor::ShareAnew(
     absl::Span<accelerator::Device* const> devices,
     const Residents& residents) {
+  // One that is lost fails whatever is asked of it, as long as the engine
+  // lives.
+  if (is_lost_.size() != devices.size()) is_lost_.assign(devices.size(), false);
   std::vector<Ring> rings;
   if (!is_shared()) {
     OPTSTATE_ASSIGN_OR_RETURN(rings.emplace_back(), MakeRing(devices));
@@ -71,20 +74,31 @@ absl::Status DeviceUpdateExecutor::ShareAnew(
   std::unique_ptr<ResidentRecords> records;
   std::unique_ptr<KeptParameters> kept;
   if (residents.device_bytes > 0) {
+    std::vector<accelerator::Device*> working(devices.size());
+    for (const size_t i : WorkingOf(devices)) working[i] = devices[i];
     if (is_whole_) {
       OPTSTATE_ASSIGN_OR_RETURN(
-          kept, KeptParameters::Make(devices, residents.device_bytes));
+          kept, KeptParameters::Make(working, residents.device_bytes));
     } else {
       OPTSTATE_ASSIGN_OR_RETURN(
           records,
-          ResidentRecords::Make(devices, residents.device_bytes,
+          ResidentRecords::Make(working, residents.device_bytes,
                                 residents.turn_elements, residents.host));
     }
-    for (size_t i = 0; i < devices.size(); ++i) {
+    const auto make =
+        [&](size_t i) -> absl::StatusOr<std::unique_ptr<UpdateBatch>> {
+      if (kept != nullptr) {
+        return WholeBatch::Make(working[i], optimizer_, options_.batch_bytes,
+                                kept.get());
+      }
+      return ResidentBatch::Make(working[i], records.get(), &gradients_,
+                                 residents.batch_bytes);
+    };
+    for (size_t i = 0; i < working.size(); ++i) {
+      const size_t devices_of_ring = working[i] == nullptr ? 0 : 1;
       OPTSTATE_ASSIGN_OR_RETURN(
           rings.emplace_back(),
-          MakeResidentRing(devices[i], i, residents.batch_bytes, records.get(),
-                           kept.get()));
+          Ring::Make(kResidentBatches, {&i, devices_of_ring}, make));
     }
   }
   const bool is_first = !is_shared();
@@ -93,12 +107,20 @@ absl::Status DeviceUpdateExecutor::ShareAnew(
   residents_ = std::move(records);
   kept_ = std::move(kept);
   if (is_first) {
-    is_lost_.assign(devices.size(), false);
     loads_.assign(devices.size(), DeviceLoad());
     counts_.BeginDevices(devices.size());
   }
   CountPlaces();
   return absl::OkStatus();
+}
+
+std::vector<size_t> DeviceUpdateExecutor::WorkingOf(
+    absl::Span<accelerator::Device* const> devices) const {
+  std::vector<size_t> working;
+  for (size_t i = 0; i < devices.size(); ++i) {
+    if (!is_lost_[i]) working.push_back(i);
+  }
+  return working;
 }
 
 absl::StatusOr<DeviceUpdateExecutor::Ring> DeviceUpdateExecutor::MakeRing(
@@ -111,48 +133,23 @@ absl::StatusOr<DeviceUpdateExecutor::Ring> DeviceUpdateExecutor::MakeRing(
         " bytes: at least one is needed, and more than ", table_bytes,
         " bytes"));
   }
-  Ring ring;
-  ring.batches.resize(BatchesOf(devices.size()));
-  for (size_t i = 0; i < ring.batches.size(); ++i) {
-    ring.batches[i].device = i % devices.size();
-    OPTSTATE_ASSIGN_OR_RETURN(ring.batches[i].batch,
-                              MakeBatch(devices[i % devices.size()]));
+  const std::vector<size_t> working = WorkingOf(devices);
+  if (working.empty()) {
+    return absl::InternalError(
+        "the engine has lost all of its devices; the next one may find them");
   }
-  return ring;
-}
-
-absl::StatusOr<std::unique_ptr<UpdateBatch>> DeviceUpdateExecutor::MakeBatch(
-    accelerator::Device* device) const {
-  if (is_whole_)
-    return WholeBatch::Make(device, optimizer_, options_.batch_bytes, nullptr);
-  return DeviceBatch::Make(device, options_.batch_bytes);
+  return Ring::Make(
+      BatchesOf(working.size()), working,
+      [&](size_t i) -> absl::StatusOr<std::unique_ptr<UpdateBatch>> {
+        const uint64_t bytes = options_.batch_bytes;
+        if (!is_whole_) return DeviceBatch::Make(devices[i], bytes);
+        return WholeBatch::Make(devices[i], optimizer_, bytes, nullptr);
+      });
 }
 
 uint64_t DeviceUpdateExecutor::BatchBytesFor(const Layout& layout) {
   if (layout.optimizer_info().is_separable) return kBatchBytes;
   return WholeBatch::BytesFor(layout, kBatchBytes, kWholeBatchBytesMax);
-}
-
-absl::StatusOr<DeviceUpdateExecutor::Ring>
-DeviceUpdateExecutor::MakeResidentRing(accelerator::Device* device,
-                                       size_t index, uint64_t batch_bytes,
-                                       ResidentRecords* records,
-                                       KeptParameters* kept) const {
-  Ring ring;
-  ring.batches.resize(kResidentBatches);
-  for (Slot& slot : ring.batches) {
-    slot.device = index;
-    if (kept != nullptr) {
-      OPTSTATE_ASSIGN_OR_RETURN(
-          slot.batch,
-          WholeBatch::Make(device, optimizer_, options_.batch_bytes, kept));
-    } else {
-      OPTSTATE_ASSIGN_OR_RETURN(
-          slot.batch,
-          ResidentBatch::Make(device, records, &gradients_, batch_bytes));
-    }
-  }
-  return ring;
 }
 
 // Counts the memory of batches and of records that stay.
@@ -172,6 +169,7 @@ void DeviceUpdateExecutor::CountPlaces() {
     all.log_bytes = residents_ != nullptr ? residents_->log_bytes() : 0;
     for (size_t i = 0; i < all.devices.size(); ++i) {
       DeviceCounters& counters = all.devices[i];
+      counters.is_lost = is_lost_[i];
       counters.resident_elements = 0;
       counters.resident_bytes = 0;
       counters.shared_bytes = 0;
@@ -463,6 +461,7 @@ void DeviceUpdateExecutor::FinishOldest(Ring* ring, UpdateTasks* tasks) {
 void DeviceUpdateExecutor::FinishRecord(size_t slot, UpdateTasks* tasks) {
   while (records_[slot].is_open) {
     for (Ring& ring : rings_) {
+      if (ring.batches.empty()) continue;
       const auto held = ring.filling().batch->slots();
       if (std::find(held.begin(), held.end(), slot) != held.end()) {
         SubmitBatch(&ring, tasks);

@@ -16,6 +16,7 @@
 #include "proto/types/layout.h"
 #include "proto/types/sub_groups.h"
 #include "server/observe/trace_recorder.h"
+#include "server/scheduler/executors/batch_ring.h"
 #include "server/scheduler/executors/cpu_share.h"
 #include "server/scheduler/executors/cpu_update_executor.h"
 #include "server/scheduler/executors/device_batch.h"
@@ -192,21 +193,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     HeldTasks held;
     std::vector<size_t> slots;
   };
-  // A batch and its device.
-  struct Slot {
-    std::unique_ptr<UpdateBatch> batch;
-    size_t device = 0;          // index
-    bool is_submitted = false;  // the device has it
-  };
-  // Batches that are submitted and finished in turn: those under way begin at
-  // `oldest`, and the next one is filled.
-  struct Ring {
-    std::vector<Slot> batches;
-    size_t oldest = 0;
-    size_t under_way = 0;
-
-    Slot& filling() { return batches[(oldest + under_way) % batches.size()]; }
-  };
+  using Ring = BatchRing;
+  using Slot = BatchRing::Slot;
 
   // A device has two, while workers gather one and another one is filled.
   static size_t BatchesOf(size_t devices) { return 2 * devices + 2; }
@@ -214,16 +202,11 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
 
   absl::Status ShareAnew(absl::Span<accelerator::Device* const> devices,
                          const Residents& residents);
-  // Makes batches for these devices in turn; for records that stay on one,
-  // tiles or (with `kept`) whole parameters.
+  // Returns the indices of those that are not lost.
+  std::vector<size_t> WorkingOf(
+      absl::Span<accelerator::Device* const> devices) const;
   absl::StatusOr<Ring> MakeRing(
       absl::Span<accelerator::Device* const> devices) const;
-  absl::StatusOr<Ring> MakeResidentRing(accelerator::Device* device,
-                                        size_t index, uint64_t batch_bytes,
-                                        ResidentRecords* records,
-                                        KeptParameters* kept) const;
-  absl::StatusOr<std::unique_ptr<UpdateBatch>> MakeBatch(
-      accelerator::Device* device) const;
   void CountPlaces();
   // Puts a task into the batch that is being filled, or into the CPU's part.
   void Take(size_t slot, const UpdateTask& task, UpdateTasks* tasks);
@@ -304,7 +287,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   std::unique_ptr<ResidentRecords> residents_;
   std::unique_ptr<KeptParameters> kept_;
   // The first one has records of the host, the others, one for each device,
-  // those that stay there. Empty: the CPU does all.
+  // those that stay there: no batches, if it was lost before. Empty: the CPU
+  // does all.
   std::vector<Ring> rings_;
   std::vector<bool> is_lost_;        // by device
   std::vector<DeviceLoad> loads_;    // by device

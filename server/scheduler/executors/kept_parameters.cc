@@ -11,12 +11,13 @@ namespace optstate::scheduler {
 absl::StatusOr<std::unique_ptr<KeptParameters>> KeptParameters::Make(
     absl::Span<accelerator::Device* const> devices, uint64_t device_bytes) {
   std::unique_ptr<KeptParameters> made(new KeptParameters);
-  made->device_bytes_ = BatchMemory::Aligned(device_bytes);
   for (accelerator::Device* const device : devices) {
     Place& place = made->places_.emplace_back();
+    if (device == nullptr) continue;
     place.device = device;
-    OPTSTATE_ASSIGN_OR_RETURN(place.memory,
-                              device->Allocate(made->device_bytes_));
+    const uint64_t room = BatchMemory::Aligned(device_bytes);
+    OPTSTATE_ASSIGN_OR_RETURN(place.memory, device->Allocate(room));
+    place.room = room;
   }
   return made;
 }
@@ -48,18 +49,18 @@ KeptParameter* KeptParameters::Find(uint32_t parameter) {
 KeptParameter* KeptParameters::Admit(uint32_t parameter,
                                      const WholeParameter& facts) {
   const uint64_t bytes = BytesOf(facts);
-  const auto least = std::min_element(
+  const auto most = std::max_element(
       places_.begin(), places_.end(),
-      [](const Place& a, const Place& b) { return a.used < b.used; });
-  if (bytes > device_bytes_ - least->used) return nullptr;
-  least->used += bytes;
+      [](const Place& a, const Place& b) { return a.free() < b.free(); });
+  if (bytes > most->free()) return nullptr;
+  most->used += bytes;
   KeptParameter& kept = kept_.emplace_back();
   kept.parameter = parameter;
-  kept.device = static_cast<size_t>(least - places_.begin());
-  kept.memory = least->memory + (device_bytes_ - least->used);
+  kept.device = static_cast<size_t>(most - places_.begin());
+  kept.memory = most->memory + most->free();
   kept.elements = kernels::NumelOf(facts.shape);
   kept.bytes = bytes;
-  least->elements += kept.elements;
+  most->elements += kept.elements;
   if (by_parameter_.size() <= parameter) by_parameter_.resize(parameter + 1, 0);
   by_parameter_[parameter] = static_cast<uint32_t>(kept_.size());
   return &kept;

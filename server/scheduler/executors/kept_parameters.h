@@ -49,8 +49,8 @@ struct KeptParameter {
 // by one, while no other uses any.
 class KeptParameters {
  public:
-  // Takes so much memory of each device. Errors are those of the devices, which
-  // outlive this.
+  // Takes so much memory of each device; null: that one is lost, and keeps
+  // none. Errors are those of the devices, which outlive this.
   static absl::StatusOr<std::unique_ptr<KeptParameters>> Make(
       absl::Span<accelerator::Device* const> devices, uint64_t device_bytes);
   KeptParameters(const KeptParameters&) = delete;
@@ -80,13 +80,15 @@ class KeptParameters {
   struct Place {
     accelerator::Device* device = nullptr;
     accelerator::DeviceAddress memory;
+    uint64_t room = 0;
     uint64_t used = 0;  // from the back, as batches are filled
     uint64_t elements = 0;
+
+    uint64_t free() const { return room - used; }
   };
 
   KeptParameters() = default;
 
-  uint64_t device_bytes_ = 0;
   std::vector<Place> places_;  // by device
   std::deque<KeptParameter> kept_;
   std::vector<uint32_t> by_parameter_;  // index in kept_ + 1; 0: none

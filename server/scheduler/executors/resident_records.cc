@@ -35,17 +35,18 @@ absl::StatusOr<std::unique_ptr<ResidentRecords>> ResidentRecords::Make(
     absl::Span<accelerator::Device* const> devices, uint64_t device_bytes,
     uint64_t turn_elements, const Host& host) {
   std::unique_ptr<ResidentRecords> made(new ResidentRecords);
-  made->device_bytes_ = Aligned(device_bytes);
   made->turn_elements_ = turn_elements;
   made->host_ = host;
   made->log_ = GradientLog(host.log);
   made->log_.Begin(host.room, host.content);
   for (accelerator::Device* const device : devices) {
     Place& place = made->places_.emplace_back();
+    if (device == nullptr) continue;
     place.device = device;
     OPTSTATE_RETURN_IF_ERROR(made->Register(&place));
     OPTSTATE_ASSIGN_OR_RETURN(place.memory,
-                              device->Allocate(made->device_bytes_));
+                              device->Allocate(Aligned(device_bytes)));
+    place.room = Aligned(device_bytes);
   }
   return made;
 }
@@ -110,16 +111,16 @@ ResidentTile* ResidentRecords::Find(uint64_t run) {
 ResidentRecords::Place* ResidentRecords::PlaceWithRoom(uint64_t flat_begin,
                                                        uint64_t bytes) {
   const uint64_t turn = flat_begin / turn_elements_;
-  if (turn == turn_ && bytes <= device_bytes_ - places_[turn_device_].used()) {
+  if (turn == turn_ && bytes <= places_[turn_device_].free()) {
     return &places_[turn_device_];
   }
-  const auto least = std::min_element(
+  const auto most = std::max_element(
       places_.begin(), places_.end(),
-      [](const Place& a, const Place& b) { return a.used() < b.used(); });
-  if (bytes > device_bytes_ - least->used()) return nullptr;
+      [](const Place& a, const Place& b) { return a.free() < b.free(); });
+  if (bytes > most->free()) return nullptr;
   turn_ = turn;
-  turn_device_ = static_cast<size_t>(least - places_.begin());
-  return &*least;
+  turn_device_ = static_cast<size_t>(most - places_.begin());
+  return &*most;
 }
 
 bool ResidentRecords::CanBeDirect(const Place& place, const void* parameter,
@@ -148,9 +149,8 @@ bool ResidentRecords::HasRoomFor(const UpdateTask& task) const {
   if (!CanStay(task)) return false;
   const uint64_t bytes = RecordBytes(*task.key, task.view);
   if (!log_.HasRoomFor(LogBytesOf(task))) return false;
-  return std::any_of(places_.begin(), places_.end(), [&](const Place& place) {
-    return bytes <= device_bytes_ - place.used();
-  });
+  return std::any_of(places_.begin(), places_.end(),
+                     [&](const Place& place) { return bytes <= place.free(); });
 }
 
 ResidentTile* ResidentRecords::Admit(const UpdateTask& task) {
@@ -196,9 +196,9 @@ void ResidentRecords::TakePlace(const kernels::TileView& host, Place* place,
     place->masters += Aligned(bytes);
     return (place->memory + at).ForKernel<void>();
   };
-  const auto take = [this, place](uint64_t bytes) {
+  const auto take = [place](uint64_t bytes) {
     place->states += Aligned(bytes);
-    return (place->memory + (device_bytes_ - place->states)).ForKernel<void>();
+    return (place->memory + (place->room - place->states)).ForKernel<void>();
   };
   if (tile->key.master == MasterFormat::kSplit) {
     view.parameter = take_front(numel * SizeInBytes(tile->key.parameter));

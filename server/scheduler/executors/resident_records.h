@@ -99,9 +99,9 @@ class ResidentRecords {
     // Sums when tasks may have the gradients of several ranks.
     GradientLog::Content content = GradientLog::Content::kGradient;
   };
-  // Takes memory of each device, at most `device_bytes`. Devices take turns by
-  // so many elements of the flat space. Errors are those of the devices, which
-  // outlive this.
+  // Takes memory of each device, at most `device_bytes`; null: that one is
+  // lost, and no record stays there. Devices take turns by so many elements of
+  // the flat space. Errors are those of the devices, which outlive this.
   static absl::StatusOr<std::unique_ptr<ResidentRecords>> Make(
       absl::Span<accelerator::Device* const> devices, uint64_t device_bytes,
       uint64_t turn_elements, const Host& host);
@@ -183,6 +183,7 @@ class ResidentRecords {
   struct Place {
     accelerator::Device* device = nullptr;
     accelerator::DeviceAddress memory;
+    uint64_t room = 0;
     // Masters, or the parameters that are half of them, from the front, and all
     // else from the back, so that those of tiles that were added one after the
     // other are copied at once.
@@ -193,6 +194,7 @@ class ResidentRecords {
     bool are_parameters_registered = false;
 
     uint64_t used() const { return states + masters; }
+    uint64_t free() const { return room - used(); }
   };
 
   ResidentRecords() = default;
@@ -229,7 +231,6 @@ class ResidentRecords {
   void TakePlace(const kernels::TileView& host, Place* place,
                  ResidentTile* tile) const;
 
-  uint64_t device_bytes_ = 0;
   uint64_t turn_elements_ = 1;
   // The turn of the last tile, and the device that had it.
   uint64_t turn_ = ~uint64_t{0};

@@ -94,10 +94,15 @@ class KeptJob {
       devices_.push_back(*runtime_->Open(i));
       opened_.push_back(devices_.back().get());
     }
+    ShareAgain(share);
+  }
+  void ShareAgain(const Share& share) {
+    kept_.job().store().SetLag(nullptr);
     DeviceUpdateExecutor::Residents residents;
     residents.device_bytes = share.device_bytes;
-    EXPECT_EQ(kept_.executor().Share(share.cpu_fraction, setup.optimizer,
-                                     opened_, EmulatedKernels(), residents),
+    EXPECT_EQ(kept_.executor().Share(share.cpu_fraction,
+                                     kept_.job().layout().optimizer(), opened_,
+                                     EmulatedKernels(), residents),
               absl::OkStatus());
     kept_.job().store().SetLag(kept_.executor().lag());
   }
@@ -281,6 +286,28 @@ TEST(KeptParametersTest, WhatADeviceLeavesIsDoneByTheCpu) {
       EXPECT_FALSE(job.counters().failure.ok()) << commands;
     }
   }
+}
+
+TEST(KeptParametersTest, ALostDeviceKeepsNothingAndOthersDo) {
+  accelerator::EmulatedFaults faults;
+  KeptJob::Share share = {.devices = 2, .faults = &faults};
+  KeptJob job({.optimizer = OptimizerKind::kLamb}, share);
+  job.Update(kStep);
+  faults.LoseAfter(0);
+  job.Update(kStep + 1);
+  uint64_t step = kStep + 2;
+  for (const double fraction : {0.0, 1.0, 0.0}) {
+    share.cpu_fraction = fraction;
+    job.ShareAgain(share);
+    job.Update(step++);
+    job.Update(step++);
+  }
+  const auto counters = job.counters();
+  const size_t lost = counters.devices[0].is_lost ? 0 : 1;
+  EXPECT_TRUE(counters.devices[lost].is_lost);
+  EXPECT_FALSE(counters.devices[1 - lost].is_lost);
+  EXPECT_EQ(counters.devices[lost].resident_elements, 0u);
+  EXPECT_EQ(counters.devices[1 - lost].resident_elements, job.elements());
 }
 
 TEST(KeptParametersTest, AnotherShareBeginsAnew) {

@@ -191,6 +191,31 @@ TEST_P(JobDeviceUpdatesTest, ADeviceThatIsLostCostsNoBits) {
   job_.reset();  // before the runtime
 }
 
+// One that is lost keeps no other from having records, whatever is changed.
+TEST_P(JobDeviceUpdatesTest, OtherDevicesThanALostOneHaveRecords) {
+  accelerator::EmulatedFaults faults;
+  const auto runtime =
+      accelerator::MakeEmulatedRuntime({.devices = 2, .faults = &faults});
+  JobHarness::Setup setup = SetupOf(0, GetParam());
+  setup.device_runtime = runtime.get();
+  setup.storage.set_device_budget_bytes(8 << 20);
+  Start(setup);
+  ExpectSameAfter(1, 2);
+  faults.LoseAfter(1);
+  ExpectSameAfter(3, 6);
+  const auto set = SetBudget(job_.get(), 16 << 20);
+  ASSERT_TRUE(set.ok()) << set.status();
+  ExpectSameAfter(7, 10);
+  size_t lost = 0;
+  const v1::DeviceUpdates updates = UpdatesOf(job_.get());
+  for (const v1::DeviceUse& use : updates.uses()) {
+    lost += use.is_lost() ? 1 : 0;
+    EXPECT_EQ(use.resident_elements() == 0, use.is_lost());
+  }
+  EXPECT_EQ(lost, 1u);
+  job_.reset();  // before the runtime
+}
+
 // A job does not depend on the node's devices.
 TEST_P(JobDeviceUpdatesTest, ANodeThatLostItsDevicesGoesOnByTheCpu) {
   Start(SetupOf(0.2, GetParam()));
