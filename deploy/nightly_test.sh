@@ -61,6 +61,8 @@ says "deploy/test --packages"
 says "{ deploy/setup --build-only --browser || exit 1; }; /usr/bin/python3 -B server/metrics/page/page_test.py --require-browser"
 says "deploy/package --check-reproducible"
 says "deploy/demo --tier nvme --host-budget 64MiB"
+says "demo-on-device deploy/demo --device emulated"
+says "bazel test --//:cuda=off //server:optstated //storage/accelerator/... //server/scheduler/executors/..."
 says "tests/fuzz/run"
 # Bazel ends with status 3 when a test fails, which would be shown as SKIPPED.
 if grep "bazel test" <<<"$out" | grep -qv "|| exit 1$"; then fail "a failed test of a stage is SKIPPED"; fi

@@ -9,9 +9,9 @@
 namespace optstate::ctl {
 namespace {
 
-constexpr size_t kStepsMax =
-    FractionSearch::kTriedMax *
-    (FractionSearch::kSettlingSteps + FractionSearch::kMeasuredSteps);
+constexpr size_t kSteps =
+    FractionSearch::kSettlingSteps + FractionSearch::kMeasuredSteps;
+constexpr size_t kStepsMax = FractionSearch::kTriedMax * kSteps;
 
 using Seconds = std::function<double(double fraction)>;
 
@@ -70,11 +70,11 @@ TEST(FractionSearchTest, TheCpuAloneStaysWhereNothingIsGained) {
 TEST(FractionSearchTest, DisturbedStepsDoNotCount) {
   size_t steps = 0;
   const FractionSearch search = Searched([&](double fraction) {
-    // The first and the second of three steps with a fraction take longer.
-    return ++steps % 3 == 0 ? Shared(1, 0)(fraction) : 50;
+    // All steps with a fraction but the last one take longer.
+    return ++steps % kSteps == 0 ? Shared(1, 0)(fraction) : 50;
   });
   EXPECT_NEAR(search.fraction(), 0.5, 0.03);
-  EXPECT_EQ(steps, 3 * search.tried());
+  EXPECT_EQ(steps, kSteps * search.tried());
 }
 
 TEST(FractionSearchTest, TheEndIsKept) {

@@ -20,6 +20,9 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
+constexpr uint64_t kSteps =
+    FractionSearch::kSettlingSteps + FractionSearch::kMeasuredSteps;
+
 class OffloadSearchTest : public testing::Test {
  protected:
   OffloadSearchTest() {
@@ -95,12 +98,12 @@ TEST_F(OffloadSearchTest, StepsThatSayNothingDoNotCount) {
   const auto found = SearchOffload("gpt", controls_);
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_EQ(found->fraction(), 0.75);
-  EXPECT_EQ(looks, 4 * 3 * found->tried());
+  EXPECT_EQ(looks, 4 * kSteps * found->tried());
 }
 
 TEST_F(OffloadSearchTest, AnInterruptLeavesTheFastestSoFar) {
-  interrupted_at_ =
-      7 + 7;  // two fractions are known, and the third is in force
+  // Two fractions are known, and the third is in force.
+  interrupted_at_ = 7 + 2 * kSteps + 1;
   const absl::Status cut = SearchOffload("gpt", controls_).status();
   EXPECT_TRUE(absl::IsCancelled(cut)) << cut;
   EXPECT_THAT(cut.ToString(), HasSubstr("offload_fraction is 1)"));

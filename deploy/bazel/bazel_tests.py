@@ -6,12 +6,13 @@ Bazel itself reports whole test binaries at the end of the run; its event stream
 files that GoogleTest writes have the cases. A test that could not be built is built once more: a
 compiler that died for want of memory does not die twice. A test that failed runs once more, and
 one that passes then is counted as passed and named at the end as unsteady. COUNTS_FILE gets
-"PASSED FAILED". Exits with 1 when a test failed twice or could not be built, and with Bazel's own
-status when it did not get that far.
+"PASSED FAILED", then a line "TEST<tab>REASON" for each case that was skipped. Exits with 1 when a
+test failed twice or could not be built, and with Bazel's own status when it did not get that far.
 """
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,26 +29,68 @@ _ATTEMPTS = 2
 # How much of a failed test's output is shown.
 _LOG_LINES = 300
 
+# How many lines say why cases were skipped.
+_SKIP_LINES = 12
+
+# The words of reasons that name what a machine lacks. Other reasons are those of parameters: "none
+# are needed".
+_LACKING = re.compile(
+    r"CUDA|GPU|NUMA|install|kernel|root|compiler|sanitizer|may not|in memory"
+    r"|\b(driver|cuobjdump|machine|here|needs|takes)\b"
+)
+
 
 def count_cases(xml_path):
-    """Returns (passed, failed, skipped) of a JUnit-like file; one that is unreadable failed."""
+    """Returns (passed, failed, skips) of a JUnit-like file; one that is unreadable failed.
+
+    skips: the class and the reason of each case that was skipped."""
     try:
         cases = ElementTree.parse(xml_path).iter("testcase")
     except (OSError, ElementTree.ParseError):
-        return 0, 1, 0
+        return 0, 1, []
     # A case that ran once more is there twice, the last run behind.
     last_runs = {(case.get("classname"), case.get("name")): case for case in cases}
-    passed = failed = skipped = 0
+    passed = failed = 0
+    skips = []
     for case in last_runs.values():
         if case.find("failure") is not None or case.find("error") is not None:
             failed += 1
         elif case.get("status") == "notrun":
             pass  # Excluded by a filter, or DISABLED_.
         elif case.find("skipped") is not None or case.get("result") == "skipped":
-            skipped += 1
+            skips.append((case.get("classname", ""), _skip_reason(case.find("skipped"))))
         else:
             passed += 1
-    return passed, failed, skipped
+    return passed, failed, skips
+
+
+def _skip_reason(skipped):
+    text = "" if skipped is None else skipped.get("message") or skipped.text or ""
+    # GoogleTest has the place in front: "some_test.cc:12".
+    return " ".join(re.sub(r"\A\S+:\d+\n", "", text).split())
+
+
+def skip_summary(skips):
+    """Returns the lines that say what machines lacked, for pairs of a test and a reason."""
+    tests = {}  # the test of each case, by reason
+    others = 0
+    for test, reason in skips:
+        if _LACKING.search(reason):
+            tests.setdefault(reason, []).append(test)
+        else:
+            others += 1
+    lines = []
+    for reason, cases in sorted(tests.items(), key=lambda each: -len(each[1])):
+        more = len(set(cases)) - 1
+        where = min(cases) + (f" and {more} more" if more else "")
+        said = reason if len(reason) <= 120 else reason[:117] + "..."
+        lines.append(f"{len(cases):>5} of {where}: {said}")
+    if len(lines) >= _SKIP_LINES:
+        left = len(lines) - (_SKIP_LINES - 2)
+        lines[-left:] = [f"      and {left} more reasons"]
+    if others:
+        lines.append(f"{others:>5} others, which their parameters leave out")
+    return lines
 
 
 class Report:
@@ -55,6 +98,7 @@ class Report:
 
     def __init__(self, colour):
         self._counts = {}  # of each test's last attempt: passed, failed
+        self._skips = {}  # of each test's last attempt: reasons
         self._unsteady = set()
         self._tests = set()
         self._built = set()
@@ -70,6 +114,11 @@ class Report:
     @property
     def failed(self):
         return sum(failed for _, failed in self._counts.values())
+
+    @property
+    def skips(self):
+        """Pairs of a test and a reason."""
+        return [(label, reason) for (label, _), each in self._skips.items() for reason in each]
 
     def take(self, event):
         name = event.get("id", {})
@@ -87,8 +136,8 @@ class Report:
             out["name"]: urllib.parse.unquote(urllib.parse.urlparse(out["uri"]).path)
             for out in result.get("testActionOutput", [])
         }
-        passed, failed, skipped = (
-            count_cases(files["test.xml"]) if "test.xml" in files else (0, 0, 0)
+        passed, failed, skips = (
+            count_cases(files["test.xml"]) if "test.xml" in files else (0, 0, [])
         )
         ok = result["status"] in ("PASSED", "FLAKY")
         if not ok and not failed:
@@ -96,12 +145,13 @@ class Report:
         if failed and name.get("attempt", 1) < _ATTEMPTS:
             self._unsteady.add(label)
         self._counts[label, shard] = (passed, failed)
+        self._skips[label, shard] = [reason for _, reason in skips]
         self._finished.add(label)
         seconds = int(result.get("testAttemptDurationMillis", 0)) / 1000
         self._line(
             ok and not failed,
             f"{label}: {passed} passed, {failed} failed"
-            + (f", {skipped} skipped" if skipped else "")
+            + (f", {len(skips)} skipped" if skips else "")
             + (" (cached)" if result.get("cachedLocally") else f" ({seconds:.1f} s)"),
         )
 
@@ -175,6 +225,7 @@ def main(counts_path, command):
     report.finish()
     with open(counts_path, "w", encoding="utf-8") as counts:
         counts.write(f"{report.passed} {report.failed}\n")
+        counts.writelines(f"{test}\t{reason}\n" for test, reason in report.skips)
     if report.failed:
         return 1
     return _OK if status in (_OK, _NO_TESTS) else status

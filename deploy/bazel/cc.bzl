@@ -134,7 +134,7 @@ def optstate_cc_shared_library(name, deps, version_script, srcs = [], linkopts =
 def optstate_artefact_test(name, artefact, exported_prefix = "", tags = [], **kwargs):
     """Checks that an artefact needs glibc alone and exports symbols with the given prefix alone.
 
-    That is so with --config=release; otherwise the test passes without looking.
+    That is so with --config=release; otherwise the test looks for libraries of CUDA alone.
     """
     native.sh_test(
         name = name,

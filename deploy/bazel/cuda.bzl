@@ -6,7 +6,7 @@
 
 load("@bazel_skylib//rules:common_settings.bzl", "BuildSettingInfo")
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
-load("@cuda//:defs.bzl", "FOUND", "HOME", "VERSION")
+load("@cuda//:defs.bzl", "FOUND", "HOME", "PLACES", "VERSION")
 
 # Machine code for these, and PTX of the last one for later devices.
 ARCHITECTURES = ["80", "90", "100"]
@@ -61,7 +61,7 @@ def _code_of(architecture):
 def _cuda_library_impl(ctx):
     setting = ctx.attr._cuda[BuildSettingInfo].value
     if setting == "on" and not FOUND:
-        fail("--//:cuda=on, and there is no CUDA Toolkit in {}: install one, or set CUDA_HOME".format(HOME))
+        fail("--//:cuda=on, and there is no CUDA Toolkit in {}: install one, or set CUDA_HOME".format(PLACES))
     if setting == "off" or not FOUND:
         return [CcInfo(), DefaultInfo(), OutputGroupInfo(ptx = depset())]
 

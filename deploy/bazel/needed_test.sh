@@ -1,9 +1,9 @@
 #!/bin/bash
 # Usage: needed_test.sh ARTEFACT [EXPORTED_PREFIX [release|development]]
 #
-# A release artefact must need nothing but glibc 2.36 or older. With a prefix, every symbol that
-# the artefact exports must begin with it: torch and grpcio bring other copies of our libraries into
-# the same process.
+# No artefact may need a library of CUDA. A release artefact must need nothing but glibc 2.36 or
+# older. With a prefix, every symbol that the artefact exports must begin with it: torch and grpcio
+# bring other copies of our libraries into the same process.
 set -euo pipefail
 
 artefact=$1
@@ -11,8 +11,17 @@ prefix=${2:-}
 built=${3:-release}
 failed=0
 
+needed() {
+  readelf --dynamic --wide "$artefact" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'
+}
+
+# A machine without a GPU has none of these: what needs them opens them when it runs.
+if libraries=$(needed | grep -E '^lib(cuda|cudart|nccl|nvidia)'); then
+  printf '%s needs these, which are to be opened at run time or linked into it:\n%s\n' "$artefact" "$libraries" >&2
+  exit 1
+fi
 if [[ $built != release ]]; then
-  echo "Nothing to check: $artefact was not built with --config=release"
+  echo "Nothing else to check: $artefact was not built with --config=release"
   exit 0
 fi
 
@@ -24,7 +33,7 @@ while read -r library; do
       failed=1
       ;;
   esac
-done < <(readelf --dynamic --wide "$artefact" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
+done < <(needed)
 
 newest=$(readelf --version-info --wide "$artefact" |
   grep -o 'GLIBC_2\.[0-9]*' | sort --version-sort --unique | tail -n 1)

@@ -87,7 +87,8 @@ absl::Status StepScheduler::MakePass(const Update& update) {
 }
 
 absl::Status StepScheduler::ForgetStep(bool is_whole) {
-  if (is_whole) {
+  // No record of whole parameters lags behind a copy.
+  if (is_whole || non_separable_.has_value()) {
     executor_.DropCopies();
   } else {
     OPTSTATE_RETURN_IF_ERROR(CatchUpRecords(executor_.lag(),
@@ -105,7 +106,8 @@ absl::Status StepScheduler::CatchUp() {
 }
 
 bool StepScheduler::WorkAhead() {
-  if (executor_.lag() == nullptr || !memory_.store->pins_at_once()) {
+  if (executor_.lag() == nullptr || non_separable_.has_value() ||
+      !memory_.store->pins_at_once()) {
     return false;
   }
   // A millisecond or so.

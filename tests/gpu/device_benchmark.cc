@@ -322,6 +322,39 @@ void BM_Copies(benchmark::State& state, size_t bytes) {
   state.counters["ratio"] = (Median(there) + Median(back)) / Median(batches);
 }
 
+// The same one way alone.
+void BM_CopiesOneWay(benchmark::State& state, size_t bytes, bool is_back) {
+  constexpr size_t kBatch = scheduler::DeviceUpdateExecutor::kBatchBytes;
+  const size_t batch = std::min(kBatch, bytes / 4);
+  const Buffers buffers(bytes);
+  std::unique_ptr<DeviceStream> streams[2];
+  for (auto& stream : streams) stream = Take(used.device->MakeStream());
+  const auto copy = [&](DeviceStream* stream, size_t at, size_t size) {
+    Check(is_back ? stream->CopyToHost(buffers.host() + at,
+                                       buffers.device() + at, size)
+                  : stream->CopyToDevice(buffers.device() + at,
+                                         buffers.host() + at, size));
+  };
+  std::vector<double> at_once, batches;
+  for (auto _ : state) {
+    at_once.push_back(SecondsOf([&] {
+      copy(streams[0].get(), 0, bytes);
+      Check(streams[0]->Wait());
+    }));
+    batches.push_back(SecondsOf([&] {
+      size_t i = 0;
+      for (size_t at = 0; at + batch <= bytes; at += batch) {
+        copy(streams[i++ % 2].get(), at, batch);
+      }
+      for (auto& stream : streams) Check(stream->Wait());
+    }));
+  }
+  const double gigabytes = static_cast<double>(bytes) / 1e9;
+  state.counters["batches_GB_per_s"] = gigabytes / Median(batches);
+  state.counters["copy_GB_per_s"] = gigabytes / Median(at_once);
+  state.counters["ratio"] = Median(at_once) / Median(batches);
+}
+
 // The ratio is that of the time of the CPU alone to that of both.
 void BM_Hybrid(benchmark::State& state, double cpu_fraction, size_t records) {
   const int workers =
@@ -430,7 +463,10 @@ void RegisterAll() {
   add("Update/AdamW/bfloat16", BM_Update, key, numel);
   key.state = StateFormat::kBFloat16;
   add("Update/AdamW/bfloat16_state", BM_Update, key, numel);
-  add("Copies", BM_Copies, used.is_cuda ? size_t{256} << 20 : size_t{1} << 22);
+  const size_t copied = used.is_cuda ? size_t{256} << 20 : size_t{1} << 22;
+  add("Copies", BM_Copies, copied);
+  add("CopiesToDevice", BM_CopiesOneWay, copied, /*is_back=*/false);
+  add("CopiesToHost", BM_CopiesOneWay, copied, /*is_back=*/true);
   for (const int percent : {0, 25, 50, 75}) {
     add(absl::StrCat("Hybrid/cpu_percent:", percent), BM_Hybrid,
         percent / 100.0, used.is_cuda ? size_t{256} : size_t{2});

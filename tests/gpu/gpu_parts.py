@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import re
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import time
 import xml.etree.ElementTree
+from typing import NamedTuple
 
 # The files of a kit, below its folder as they are below bazel-bin.
 FILES = (
@@ -18,6 +20,7 @@ FILES = (
     "client/ctl/optctl",
     "kernels/cuda/_nvcc/launch/launch.pic.o",
     "kernels/cuda/_nvcc/launch/launch.ptx",
+    "kernels/cuda/_nvcc/launch/whole_launch.ptx",
     "kernels/cuda/device_kernels_test",
     "kernels/cuda/ptx_kernels_test",
     "kernels/cuda/ptx_test",
@@ -31,8 +34,40 @@ FILES = (
     "tests/gpu/device_job_test",
 )
 
-# The least speed that a GPU must have, by the beginning of a benchmark's name.
-GOALS = {"Update/": 0.9}
+# The least ratios that a GPU must reach, by the beginnings of their names, and the largest ones.
+LEAST = {
+    "Update/": 0.9,
+    "Copies": 0.9,
+    "BesideTorch/": 1.0,
+    "BesideMegatron/": 1.5,
+}
+MOST = {"backward_with_hooks_over_without": 1.03}
+
+
+class Comparison(NamedTuple):
+    """A ratio of a number that two benchmarks have measured."""
+
+    name: str
+    number: str
+    ours: str
+    theirs: str
+
+
+COMPARISONS = (
+    # The two read and write the same bytes.
+    Comparison(
+        "BesideTorch/AdamW/float32",
+        "GB_per_s",
+        "Update/AdamW/float32",
+        "TorchFused/AdamW/float32",
+    ),
+    Comparison(
+        "BesideMegatron/offload:0.5",
+        "tokens_per_s",
+        "Training/optstate/offload:0.5/resident",
+        "Training/megatron/offload:0.5",
+    ),
+)
 
 SKIPPED_STATUS = 77  # of device_benchmark
 
@@ -45,12 +80,21 @@ class Value:
     ratio: float
     numbers: dict[str, float]
     goal: float | None = None
+    is_goal_most: bool = False  # the ratio may be no larger than the goal, else no smaller
+
+    @property
+    def is_missed(self) -> bool:
+        if self.goal is None:
+            return False
+        is_met = self.ratio <= self.goal if self.is_goal_most else self.ratio >= self.goal
+        return not is_met  # a ratio that is NaN meets none
 
     def text(self) -> str:
         goal = ""
         if self.goal is not None:
-            word = "met" if self.ratio >= self.goal else "MISSED"
-            goal = f" (goal {self.goal}: {word})"
+            word = "MISSED" if self.is_missed else "met"
+            bound = f"at most {self.goal}" if self.is_goal_most else f"{self.goal}"
+            goal = f" (goal {bound}: {word})"
         numbers = "".join(f", {key} {value:.4g}" for key, value in self.numbers.items())
         return f"{self.name}: ratio {self.ratio:.3f}{goal}{numbers}"
 
@@ -194,6 +238,7 @@ def python_part(
         ],
         environment=python_environment(kit),
         report=report,
+        has_goals=not dry_run,
     )
     if not (kit / "python" / "optstate").is_dir():
         part.why_not = "the kit has no Python package"
@@ -219,6 +264,7 @@ def training_part(
         [command],
         environment=python_environment(kit),
         report=report,
+        has_goals=not dry_run,
     )
     if not (kit / "python" / "optstate").is_dir():
         part.why_not = "the kit has no Python package"
@@ -299,6 +345,8 @@ def run_command(
     environment["LD_LIBRARY_PATH"] = os.pathsep.join(path for path in libraries if path)
     # Tests make daemons and sockets, whose paths have to be short.
     environment.pop("TEST_TMPDIR", None)
+    # Bazel's report is that of dry_run_test, not of a program that it runs.
+    environment.pop("XML_OUTPUT_FILE", None)
     try:
         process = subprocess.Popen(
             [program, *command[1:]],
@@ -355,9 +403,29 @@ def read_gtest(part: Part, status: int | None, text: str, result: Result) -> Non
     result.failed += len(failures)
     if failures:
         result.note = f"first failure: {failures[0]}"
-    elif skipped:
+    elif skipped and not result.failed:
         reason = re.search(r": Skipped\n(.*)", text)
         result.note = f"skipped: {reason.group(1)}" if reason else "skipped"
+
+
+def value_of(part: Part, name: str, ratio: float, numbers: dict[str, float]) -> Value:
+    """Returns the value with its goal, if the part has goals and the name has one."""
+    for goals, is_most in ((LEAST, False), (MOST, True)):
+        for start, goal in goals.items():
+            if part.has_goals and name.startswith(start):
+                return Value(name, ratio, numbers, goal, is_most)
+    return Value(name, ratio, numbers)
+
+
+def compare(part: Part, results: list[Result]) -> None:
+    """Adds to the last result, of this part, the comparisons that it has made possible."""
+    values = {value.name: value for result in results for value in result.values}
+    for name, number, *sides in COMPARISONS:
+        if name in values or not set(sides) <= values.keys():
+            continue
+        ours, theirs = (values[side].numbers.get(number, math.nan) for side in sides)
+        ratio = ours / theirs if theirs else math.nan
+        results[-1].values.append(value_of(part, name, ratio, {}))
 
 
 def read_pytest(part: Part, status: int | None, text: str, result: Result) -> None:
@@ -369,7 +437,8 @@ def read_pytest(part: Part, status: int | None, text: str, result: Result) -> No
         for measured in case.iter("property"):
             name = measured.get("name", "")
             if name.endswith("_over_without"):
-                result.values.append(Value(name, float(measured.get("value", "nan")), {}))
+                ratio = float(measured.get("value", "nan"))
+                result.values.append(value_of(part, name, ratio, {}))
         if kinds & {"failure", "error"}:
             result.failed += 1
             result.note = f"first failure: {case.get('name')}" if not result.note else result.note
@@ -399,8 +468,5 @@ def read_benchmark(part: Part, status: int | None, text: str, result: Result) ->
             for key, value in one.items()
             if isinstance(value, float) and key not in known
         }
-        goals = [goal for start, goal in GOALS.items() if name.startswith(start) and part.has_goals]
         result.passed += 1
-        result.values.append(
-            Value(name, one.get("ratio", 0.0), numbers, goals[0] if goals else None)
-        )
+        result.values.append(value_of(part, name, one.get("ratio", 0.0), numbers))

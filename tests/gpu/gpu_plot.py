@@ -94,7 +94,7 @@ def draw_bars(bars: list[Value], top: int, shapes: list[str]) -> int:
         x = BARS_LEFT + tick * per_ratio
         shapes += [line(x, top, x, bottom), text(x, bottom + 17, f"{tick:.10g}", "middle")]
     for y, bar in zip(range(top, bottom, BAR_STEP), bars):
-        color = "#4878a8" if bar.ratio >= (bar.goal or 0) else "#c0392b"
+        color = "#c0392b" if bar.is_missed else "#4878a8"
         size = f'width="{bar.ratio * per_ratio:.1f}" height="{BAR_STEP - 8}"'
         shapes.append(f'<rect x="{BARS_LEFT}" y="{y + 4}" {size} fill="{color}"/>')
         shapes.append(text(BARS_LEFT - 8, y + 15, bar.name, "end"))
@@ -103,7 +103,10 @@ def draw_bars(bars: list[Value], top: int, shapes: list[str]) -> int:
             x, goal = BARS_LEFT + bar.goal * per_ratio, f" (goal: {bar.goal:g})"
             shapes.append(line(x, y + 1, x, y + BAR_STEP - 1, "#000", 'stroke-width="2"'))
         shapes.append(text(BARS_RIGHT + 12, y + 15, f"{bar.ratio:.2f}{goal}"))
-    beside = "a copy on the device (Update), copies one by one (Copies), the CPU alone (Hybrid)"
+    beside = (
+        "a copy on the device (Update), copies one by one (Copies), the CPU alone (Hybrid), "
+        "torch's AdamW (BesideTorch)"
+    )
     shapes.append(text(BARS_RIGHT, bottom + 36, f"1 is as fast as {beside}", "end"))
     return bottom + 52
 

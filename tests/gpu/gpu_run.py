@@ -185,6 +185,7 @@ def main() -> int:
                 flush=True,
             )
             results.append(result)
+            gpu_parts.compare(part, results)
             # Whatever comes after, this is kept.
             (out / "results.json").write_text(
                 json.dumps(

@@ -96,10 +96,10 @@ def updated_by_devices(daemon, job):
 @OVERLAP
 @pytest.mark.parametrize("name", ["AdamW", *WHOLE])
 def test_an_engine_that_is_killed_and_a_part_that_changes(cuda_daemon, job, name, overlap):
-    """The next engine loads records anew and maps the memory of the rank anew. Records of
-    optimizers that need whole parameters are copied there and back."""
+    """The next engine loads records anew and maps the memory of the rank anew. Devices keep copies
+    of parameters for optimizers that need them whole, and share nothing with the rank."""
     shapes = [(300, 333), (1025, 64), (7, 3)]
-    options = {"offload_fraction": 0.0} if name in WHOLE else KEPT
+    options = {**KEPT, "share_device_memory": False} if name in WHOLE else KEPT
     pair = Pair(shapes, name=name, endpoint=cuda_daemon.shm, job=job, overlap=overlap, **options)
     for fraction in (0.0, 0.4, 1.0, 0.0):
         pair.optimizer.set_offload_fraction(fraction)

@@ -37,9 +37,9 @@ def model_of(dtype=torch.float32):
     return model.to(dtype)
 
 
-def kept(model, daemon, job, **options):
+def kept(model, daemon, job, kind=optstate.AdamW, **options):
     """An optimizer whose records stay on the daemon's device."""
-    return optstate.AdamW(
+    return kind(
         model.parameters(),
         lr=0.01,
         job=job,
@@ -128,6 +128,7 @@ def test_what_was_asked_for_in_vain_is_said(seed, device_daemon, job, caplog):
         for name, options, why in (
             ("fraction", {"offload_fraction": 0.25}, "the CPU updates 0.25 of the elements"),
             ("budget", {"device_budget": None}, "it has no device_budget"),
+            ("whole", {"kind": optstate.LAMB}, "updates need whole parameters"),
             ("wire", {"endpoint": device_daemon.grpc_unix}, "over grpc parameters are copied"),
         ):
             model = model_of()
@@ -137,6 +138,7 @@ def test_what_was_asked_for_in_vain_is_said(seed, device_daemon, job, caplog):
             optimizer.close()
             said = [each.message for each in caplog.records if why in each.message]
             assert len(said) == 1 and "host memory" in said[0], caplog.text
+            caplog.clear()
 
 
 @pytest.mark.parametrize("why", ["it refuses", "another device"])

@@ -13,7 +13,6 @@ from daemon import Daemon
 from optstate.errors import (
     FailedPreconditionError,
     UnavailableError,
-    UnimplementedError,
 )
 from training import bits, loss_of, train
 
@@ -78,13 +77,19 @@ def test_every_fraction_gives_the_bits_of_the_cpu(device_daemon, name, dtype):
     assert all(same(model, models[0]) for model in models[1:])
 
 
+def matrices_of(dtype):
+    """A model whose parameters Muon updates."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 60, bias=False), torch.nn.Tanh(), torch.nn.Linear(60, 4, bias=False)
+    )
+    return model.to(dtype)
+
+
 def test_matrices_of_muon_have_the_bits_of_the_cpu(device_daemon):
     models = []
     for fraction in (None, 0.0, 0.5):
-        torch.manual_seed(1)
-        model = torch.nn.Sequential(
-            torch.nn.Linear(8, 60, bias=False), torch.nn.Tanh(), torch.nn.Linear(60, 4, bias=False)
-        )
+        model = matrices_of(torch.float32)
         optimizer = optstate.Muon(
             model.parameters(),
             lr=0.01,
@@ -145,9 +150,10 @@ def test_the_script_changes_the_fraction(device_daemon):
         shared.set_offload_fraction(0.5)
 
 
-@pytest.mark.parametrize("name", ["AdamW", "Lion"])
+@pytest.mark.parametrize("name", ["AdamW", "Lion", "LAMB", "Adafactor", "Muon"])
 def test_records_stay_on_devices(device_daemon, name):
-    ours, others = model_of(torch.bfloat16), model_of(torch.bfloat16)
+    new_model = matrices_of if name == "Muon" else model_of
+    ours, others = new_model(torch.bfloat16), new_model(torch.bfloat16)
     kept = getattr(optstate, name)(
         ours.parameters(),
         lr=0.01,
@@ -187,7 +193,7 @@ def test_records_stay_on_devices(device_daemon, name):
     kept.close()
     # A script goes on asking for what it began with, or leaves it out.
     for asked in ("64MiB", 32 << 20, None):
-        again = model_of(torch.bfloat16)
+        again = new_model(torch.bfloat16)
         attached = getattr(optstate, name)(
             again.parameters(),
             lr=0.01,
@@ -268,13 +274,6 @@ def test_what_cannot_be_is_refused(device_daemon):
     model = model_of()
     with pytest.raises(ValueError, match="offload_fraction"):
         optstate.AdamW(model.parameters(), endpoint=device_daemon.shm, offload_fraction=1.5)
-    with pytest.raises(UnimplementedError, match="lamb"):
-        optstate.LAMB(
-            model.parameters(),
-            endpoint=device_daemon.shm,
-            offload_fraction=0.5,
-            device_budget="64MiB",
-        )
 
 
 def test_a_daemon_without_devices_says_what_to_do():

@@ -17,7 +17,9 @@ namespace optstate::scheduler {
 // for the same reason that blocks are large: a copy of some tiles costs what a
 // copy of one does.
 //
-// Whole parameters are counted instead, since one may be larger than a block.
+// Whole parameters are counted instead, since one may be larger than a block:
+// from pass to pass, so that the mean over many is the fraction, or anew in
+// each pass (BeginPass()), so that the same ones are the CPU's.
 //
 // Threads: one at a time.
 class CpuShare {
@@ -35,8 +37,8 @@ class CpuShare {
   // Says that the CPU gets elements that were a device's: it has so many less
   // of the whole parameters to come.
   void Charge(uint64_t elements) { cpu_elements_ += elements; }
-  // Says that a whole parameter for which nobody has asked is a device's.
-  void Pass(uint64_t elements) { elements_ += elements; }
+  // Counts whole parameters anew.
+  void BeginPass() { elements_ = cpu_elements_ = 0; }
 
  private:
   bool HasPlace(const kernels::TileView& view) const;

@@ -64,21 +64,23 @@ absl::Status DeviceUpdateExecutor::Share(
 absl::Status DeviceUpdateExecutor::ShareAnew(
     absl::Span<accelerator::Device* const> devices,
     const Residents& residents) {
-  // One that is lost fails whatever is asked of it, as long as the engine
-  // lives.
-  if (is_lost_.size() != devices.size()) is_lost_.assign(devices.size(), false);
+  if (!is_shared()) {
+    is_lost_.assign(devices.size(), false);
+    loads_.assign(devices.size(), DeviceLoad());
+    counts_.BeginDevices(devices.size());
+  }
+  const std::vector<accelerator::Device*> working = WorkingOf(devices);
   std::vector<Ring> rings;
   if (!is_shared()) {
-    OPTSTATE_ASSIGN_OR_RETURN(rings.emplace_back(), MakeRing(devices));
+    OPTSTATE_ASSIGN_OR_RETURN(rings.emplace_back(), MakeRing(working));
   }
   std::unique_ptr<ResidentRecords> records;
   std::unique_ptr<KeptParameters> kept;
   if (residents.device_bytes > 0) {
-    std::vector<accelerator::Device*> working(devices.size());
-    for (const size_t i : WorkingOf(devices)) working[i] = devices[i];
     if (is_whole_) {
       OPTSTATE_ASSIGN_OR_RETURN(
-          kept, KeptParameters::Make(working, residents.device_bytes));
+          kept, KeptParameters::Make(working, residents.device_bytes,
+                                     residents.parameters));
     } else {
       OPTSTATE_ASSIGN_OR_RETURN(
           records,
@@ -101,49 +103,51 @@ absl::Status DeviceUpdateExecutor::ShareAnew(
           Ring::Make(kResidentBatches, {&i, devices_of_ring}, make));
     }
   }
-  const bool is_first = !is_shared();
-  if (!is_first) rings.insert(rings.begin(), std::move(rings_.front()));
+  if (is_shared()) rings.insert(rings.begin(), std::move(rings_.front()));
   rings_ = std::move(rings);
   residents_ = std::move(records);
   kept_ = std::move(kept);
-  if (is_first) {
-    loads_.assign(devices.size(), DeviceLoad());
-    counts_.BeginDevices(devices.size());
-  }
   CountPlaces();
   return absl::OkStatus();
 }
 
-std::vector<size_t> DeviceUpdateExecutor::WorkingOf(
-    absl::Span<accelerator::Device* const> devices) const {
-  std::vector<size_t> working;
-  for (size_t i = 0; i < devices.size(); ++i) {
-    if (!is_lost_[i]) working.push_back(i);
+// One that is lost fails whatever is asked of it, as long as the engine lives,
+// and may have been lost for a former executor.
+std::vector<accelerator::Device*> DeviceUpdateExecutor::WorkingOf(
+    absl::Span<accelerator::Device* const> devices) {
+  std::vector<accelerator::Device*> working(devices.begin(), devices.end());
+  for (size_t i = 0; i < working.size(); ++i) {
+    const absl::Status status = devices[i]->MakeEvent().status();
+    if (absl::IsInternal(status)) NoteFailure(i, status);
+    if (is_lost_[i]) working[i] = nullptr;
   }
   return working;
 }
 
 absl::StatusOr<DeviceUpdateExecutor::Ring> DeviceUpdateExecutor::MakeRing(
-    absl::Span<accelerator::Device* const> devices) const {
+    absl::Span<accelerator::Device* const> working) const {
   const uint64_t table_bytes =
       is_whole_ ? WholeBatch::TableBytes() : DeviceBatch::TableBytes();
-  if (devices.empty() || options_.batch_bytes <= table_bytes) {
+  if (working.empty() || options_.batch_bytes <= table_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
-        devices.size(), " devices with batches of ", options_.batch_bytes,
+        working.size(), " devices with batches of ", options_.batch_bytes,
         " bytes: at least one is needed, and more than ", table_bytes,
         " bytes"));
   }
-  const std::vector<size_t> working = WorkingOf(devices);
-  if (working.empty()) {
+  std::vector<size_t> indices;
+  for (size_t i = 0; i < working.size(); ++i) {
+    if (working[i] != nullptr) indices.push_back(i);
+  }
+  if (indices.empty()) {
     return absl::InternalError(
         "the engine has lost all of its devices; the next one may find them");
   }
   return Ring::Make(
-      BatchesOf(working.size()), working,
+      BatchesOf(indices.size()), indices,
       [&](size_t i) -> absl::StatusOr<std::unique_ptr<UpdateBatch>> {
         const uint64_t bytes = options_.batch_bytes;
-        if (!is_whole_) return DeviceBatch::Make(devices[i], bytes);
-        return WholeBatch::Make(devices[i], optimizer_, bytes, nullptr);
+        if (!is_whole_) return DeviceBatch::Make(working[i], bytes);
+        return WholeBatch::Make(working[i], optimizer_, bytes, nullptr);
       });
 }
 
@@ -234,6 +238,8 @@ absl::Status DeviceUpdateExecutor::Update(const IndexRange& positions,
                                           UpdateTasks* tasks) {
   has_left_ = false;
   if (!is_shared()) return cpu_.Update(positions, tasks);
+  // A copy counts where a device has the same parameters in each pass.
+  if (kept_ != nullptr) cpu_share_.BeginPass();
   absl::Status status;
   for (size_t i = positions.begin; i < positions.end; ++i) {
     const size_t slot = i % records_.size();
@@ -282,23 +288,16 @@ void DeviceUpdateExecutor::TakeWithoutRecord(size_t slot,
 
 void DeviceUpdateExecutor::TakeWhole(size_t slot, const UpdateTask& task,
                                      UpdateTasks* tasks) {
-  const KeptParameter* kept = KeptOf(task);
-  if (kept != nullptr) {
-    cpu_share_.Pass(task.view.numel);
-  } else if (cpu_share_.Has(task)) {
-    return TakeForCpu(slot, task, tasks);
+  if (cpu_share_.Has(task)) return TakeForCpu(slot, task, tasks);
+  if (rings_[0].filling().batch->CanHold(task)) {
+    const KeptParameter* const kept =
+        kept_ == nullptr
+            ? nullptr
+            : kept_->PlaceOf(task.parameter, *task.whole, is_lost_);
+    Ring& ring = rings_[kept != nullptr ? 1 + kept->device : 0];
+    if (Add(slot, task, /*tile=*/nullptr, &ring, tasks)) return;
   }
-  if (!rings_[0].filling().batch->CanHold(task)) {
-    return TakeTooLarge(slot, task, tasks);
-  }
-  if (kept_ != nullptr && kept_->Find(task.parameter) == nullptr &&
-      kept_->Admit(task.parameter, task.whole->Describe(task.parameter)) !=
-          nullptr) {
-    kept = KeptOf(task);
-  }
-  Ring& ring = rings_[kept != nullptr ? 1 + kept->device : 0];
-  // A batch that is empty has room.
-  Add(slot, task, /*tile=*/nullptr, &ring, tasks);
+  TakeTooLarge(slot, task, tasks);
 }
 
 void DeviceUpdateExecutor::Take(size_t slot, const UpdateTask& task,

@@ -92,6 +92,8 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     // Of tiles alone.
     ResidentRecords::Host host;
     uint64_t turn_elements = kTurnElements;
+    // The number of the layout's; needed for whole ones.
+    size_t parameters = 0;
   };
   static constexpr uint64_t kBatchBytes = uint64_t{8} << 20;
   // The most that a batch of whole parameters has. With LAMB 4 Mi elements have
@@ -202,11 +204,11 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
 
   absl::Status ShareAnew(absl::Span<accelerator::Device* const> devices,
                          const Residents& residents);
-  // Returns the indices of those that are not lost.
-  std::vector<size_t> WorkingOf(
-      absl::Span<accelerator::Device* const> devices) const;
+  // Returns the devices, null in place of those that are lost.
+  std::vector<accelerator::Device*> WorkingOf(
+      absl::Span<accelerator::Device* const> devices);
   absl::StatusOr<Ring> MakeRing(
-      absl::Span<accelerator::Device* const> devices) const;
+      absl::Span<accelerator::Device* const> working) const;
   void CountPlaces();
   // Puts a task into the batch that is being filled, or into the CPU's part.
   void Take(size_t slot, const UpdateTask& task, UpdateTasks* tasks);
@@ -220,13 +222,6 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
   // Returns the tile of a task whose record stays, or is to, on a device that
   // works; null: it has none, and the record in host memory is up to date.
   ResidentTile* TileOf(const UpdateTask& task);
-  // Returns the copy of a task's parameter that a device which works has, or is
-  // to have; null: there is none.
-  KeptParameter* KeptOf(const UpdateTask& task) {
-    KeptParameter* const kept =
-        kept_ == nullptr ? nullptr : kept_->Find(task.parameter);
-    return kept == nullptr || is_lost_[kept->device] ? nullptr : kept;
-  }
   // Puts a task into a batch of the ring; returns false when it is too large.
   bool Add(size_t slot, const UpdateTask& task, ResidentTile* tile, Ring* ring,
            UpdateTasks* tasks);

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -263,10 +264,100 @@ TEST_F(DeviceUpdateExecutorTest, TheOtherDeviceGoesOnWhenOneIsLost) {
   }
 }
 
+// By a former executor of the same process, as that of a job's former shape.
+TEST_F(DeviceUpdateExecutorTest, ADeviceThatWasLostBeforeIsLeftOut) {
+  const auto runtime =
+      accelerator::MakeEmulatedRuntime({.devices = 2, .faults = &faults_});
+  std::unique_ptr<accelerator::Device> opened[2];
+  accelerator::Device* devices[2];
+  for (size_t i = 0; i < 2; ++i) {
+    opened[i] = *runtime->Open(i);
+    devices[i] = opened[i].get();
+  }
+  faults_.LoseAfter(0);
+  const auto stream = devices[0]->MakeStream();
+  const auto memory = devices[0]->Allocate(64);
+  ASSERT_TRUE(stream.ok() && memory.ok());
+  std::byte byte{};
+  while ((*stream)->CopyToHost(&byte, *memory, 1).ok()) {
+    if (!(*stream)->Wait().ok()) break;
+  }
+  ASSERT_TRUE(absl::IsInternal(devices[0]->MakeEvent().status()));
+  DeviceUpdateExecutor executor({.pool = &pool_,
+                                 .undo = absl::MakeSpan(undo_),
+                                 .flat_elements = kRunsInAll * kNumel});
+  ASSERT_EQ(
+      executor.Share(0, OptimizerKind::kAdamW, devices, EmulatedKernels()),
+      absl::OkStatus());
+  ASSERT_TRUE(executor.Update({0, kPositions, kPositions}, &updates_).ok());
+  updates_.CheckValues();
+  const auto counters = executor.counters();
+  EXPECT_EQ(counters.device_elements, kRunsInAll * kNumel);
+  EXPECT_TRUE(counters.devices[0].is_lost);
+  EXPECT_TRUE(absl::IsInternal(counters.devices[0].failure));
+  EXPECT_FALSE(counters.devices[1].is_lost);
+}
+
 TEST_F(DeviceUpdateExecutorTest, ATaskThatFitsInNoBatchIsDoneByTheCpu) {
   const auto counters = UpdateAll(/*bytes=*/1000);
   EXPECT_EQ(counters.cpu_elements, kRunsInAll * kNumel);
   EXPECT_TRUE(counters.failure.ok());
+}
+
+// Kernels of CUDA of which one launch is given an address without memory.
+class BreakingKernels final : public DeviceKernels {
+ public:
+  explicit BreakingKernels(int launches) : launches_(launches) {}
+
+  absl::Status CanUpdate(OptimizerKind kind) const override {
+    return CudaKernels()->CanUpdate(kind);
+  }
+  absl::Status Update(OptimizerKind kind, uint32_t options,
+                      accelerator::DeviceAddress tasks, uint32_t count,
+                      accelerator::DeviceAddress factors,
+                      accelerator::DeviceStream* stream) const override {
+    if (launches_-- == 0) tasks = {64};
+    return CudaKernels()->Update(kind, options, tasks, count, factors, stream);
+  }
+  absl::Status UpdateWhole(OptimizerKind kind, accelerator::DeviceAddress tasks,
+                           uint32_t count, uint32_t rounds,
+                           accelerator::DeviceStream* stream) const override {
+    return CudaKernels()->UpdateWhole(kind, tasks, count, rounds, stream);
+  }
+  absl::Status Digest(accelerator::DeviceAddress tasks, uint32_t count,
+                      accelerator::DeviceAddress digests,
+                      accelerator::DeviceStream* stream) const override {
+    return CudaKernels()->Digest(tasks, count, digests, stream);
+  }
+
+ private:
+  mutable std::atomic<int> launches_;
+};
+
+// Updates until a kernel of the GPU ends with an error, which stays for the
+// process, and ends it: with 0, if the CPU has done the rest.
+[[noreturn]] void LoseTheGpu() {
+  WorkerPool pool(2, /*spin=*/false);
+  std::vector<WorkerUndo> undo(2);
+  WatchedUpdates updates(/*slots=*/2);
+  const BreakingKernels kernels(/*launches=*/3);
+  DeviceExecutor executor(&pool, absl::MakeSpan(undo),
+                          accelerator::MakeCudaRuntime(), &kernels,
+                          {.bytes = kBytesOfTwoRuns});
+  EXPECT_TRUE(executor.Update({0, kPositions, kPositions}, &updates).ok());
+  updates.CheckValues();
+  const auto counters = executor.counters();
+  EXPECT_TRUE(absl::IsInternal(counters.failure)) << counters.failure;
+  EXPECT_TRUE(counters.devices[0].is_lost);
+  EXPECT_GT(counters.cpu_elements, 0u);
+  std::_Exit(testing::Test::HasFailure() ? 1 : 0);
+}
+
+// In a process of its own, whose driver is of no use behind it.
+TEST(DeviceUpdateExecutorDeathTest, AGpuThatIsLostCostsNoBits) {
+  if (const std::string why = WhyNoCuda(); !why.empty()) GTEST_SKIP() << why;
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(LoseTheGpu(), testing::ExitedWithCode(0), "");
 }
 
 class DeviceUpdateExecutorShareTest : public testing::Test {

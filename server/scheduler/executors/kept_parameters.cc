@@ -9,8 +9,9 @@
 namespace optstate::scheduler {
 
 absl::StatusOr<std::unique_ptr<KeptParameters>> KeptParameters::Make(
-    absl::Span<accelerator::Device* const> devices, uint64_t device_bytes) {
-  std::unique_ptr<KeptParameters> made(new KeptParameters);
+    absl::Span<accelerator::Device* const> devices, uint64_t device_bytes,
+    size_t parameters) {
+  std::unique_ptr<KeptParameters> made(new KeptParameters(parameters));
   for (accelerator::Device* const device : devices) {
     Place& place = made->places_.emplace_back();
     if (device == nullptr) continue;
@@ -39,11 +40,16 @@ uint64_t KeptParameters::BytesOf(const WholeParameter& facts) {
   return bytes;
 }
 
-KeptParameter* KeptParameters::Find(uint32_t parameter) {
-  if (parameter >= by_parameter_.size() || by_parameter_[parameter] == 0) {
-    return nullptr;
+KeptParameter* KeptParameters::PlaceOf(uint32_t parameter,
+                                       const WholeRecord& record,
+                                       const std::vector<bool>& is_lost) {
+  KeptParameter* kept = Find(parameter);
+  if (kept != nullptr && is_lost[kept->device]) {
+    GiveUp(parameter);
+    kept = nullptr;
   }
-  return &kept_[by_parameter_[parameter] - 1];
+  if (kept == nullptr) kept = Admit(parameter, record.Describe(parameter));
+  return kept == nullptr || is_lost[kept->device] ? nullptr : kept;
 }
 
 KeptParameter* KeptParameters::Admit(uint32_t parameter,
@@ -54,22 +60,27 @@ KeptParameter* KeptParameters::Admit(uint32_t parameter,
       [](const Place& a, const Place& b) { return a.free() < b.free(); });
   if (bytes > most->free()) return nullptr;
   most->used += bytes;
-  KeptParameter& kept = kept_.emplace_back();
-  kept.parameter = parameter;
+  most->elements += kernels::NumelOf(facts.shape);
+  KeptParameter& kept = kept_[parameter];
   kept.device = static_cast<size_t>(most - places_.begin());
   kept.memory = most->memory + most->free();
-  kept.elements = kernels::NumelOf(facts.shape);
-  kept.bytes = bytes;
-  most->elements += kept.elements;
-  if (by_parameter_.size() <= parameter) by_parameter_.resize(parameter + 1, 0);
-  by_parameter_[parameter] = static_cast<uint32_t>(kept_.size());
+  kept.Drop();
   return &kept;
+}
+
+void KeptParameters::GiveUp(uint32_t parameter) {
+  KeptParameter& kept = kept_[parameter];
+  // Nothing gets a place there any more.
+  places_[kept.device].room = places_[kept.device].used = 0;
+  places_[kept.device].elements = 0;
+  kept.memory = {};
+  kept.Drop();
 }
 
 void KeptParameters::Drop(const SubGroup& sub_group) {
   for (uint32_t p = sub_group.first_parameter; p < sub_group.end_parameter;
        ++p) {
-    if (KeptParameter* const kept = Find(p); kept != nullptr) kept->Drop();
+    kept_[p].Drop();
   }
 }
 
@@ -80,9 +91,8 @@ void KeptParameters::Drop() {
 bool KeptParameters::Has(const SubGroup& sub_group) {
   for (uint32_t p = sub_group.first_parameter; p < sub_group.end_parameter;
        ++p) {
-    const KeptParameter* const kept = Find(p);
-    if (kept != nullptr &&
-        kept->step.load(std::memory_order_relaxed) != KeptParameter::kNoStep) {
+    if (kept_[p].step.load(std::memory_order_relaxed) !=
+        KeptParameter::kNoStep) {
       return true;
     }
   }

@@ -4,26 +4,23 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "proto/types/sub_groups.h"
+#include "server/scheduler/executors/update_executor.h"
 #include "server/scheduler/executors/whole_parameter.h"
 #include "storage/accelerator/device_runtime.h"
 
 namespace optstate::scheduler {
 
-// A whole parameter that has a copy on a device.
+// The place of a whole parameter's copy on a device.
 struct KeptParameter {
-  uint32_t parameter = 0;
   size_t device = 0;  // index
   // The floats of its master and of state arrays, as WholeBatch has them.
   accelerator::DeviceAddress memory;
-  uint64_t elements = 0;
-  uint64_t bytes = 0;
   // The step that the copy has; kNoStep: it may be of any, or of none.
   static constexpr uint64_t kNoStep = ~uint64_t{0};
   std::atomic<uint64_t> step{kNoStep};
@@ -45,14 +42,17 @@ struct KeptParameter {
 // Arrays that a record has in another format than float32 are not kept: their
 // rounding is the CPU's.
 //
-// Threads: Find() and Drop() may be called by many threads at a time; Admit()
-// by one, while no other uses any.
+// Threads: Find(), Has() and Drop() may be called by many threads at a time;
+// PlaceOf() by one, while no other uses that parameter. Allocates in Make()
+// alone.
 class KeptParameters {
  public:
   // Takes so much memory of each device; null: that one is lost, and keeps
-  // none. Errors are those of the devices, which outlive this.
+  // none. `parameters`: of the layout. Errors are those of the devices, which
+  // outlive this.
   static absl::StatusOr<std::unique_ptr<KeptParameters>> Make(
-      absl::Span<accelerator::Device* const> devices, uint64_t device_bytes);
+      absl::Span<accelerator::Device* const> devices, uint64_t device_bytes,
+      size_t parameters);
   KeptParameters(const KeptParameters&) = delete;
   KeptParameters& operator=(const KeptParameters&) = delete;
   ~KeptParameters();
@@ -60,11 +60,15 @@ class KeptParameters {
   // Returns the bytes of a parameter's copy.
   static uint64_t BytesOf(const WholeParameter& facts);
 
-  // Returns the parameter's copy; null: it has no place.
-  KeptParameter* Find(uint32_t parameter);
-  // Gives a parameter without one a place, on the device that has the most room
-  // left; null: there is no room.
-  KeptParameter* Admit(uint32_t parameter, const WholeParameter& facts);
+  // Returns the parameter's place; null: it has none.
+  KeptParameter* Find(uint32_t parameter) {
+    KeptParameter& kept = kept_[parameter];
+    return kept.memory.is_null() ? nullptr : &kept;
+  }
+  // Returns its place on a device that works, by index. One without gets it
+  // where most room is left; null: there is none.
+  KeptParameter* PlaceOf(uint32_t parameter, const WholeRecord& record,
+                         const std::vector<bool>& is_lost);
 
   // Drops the copies of parameters that the sub-group has elements of; all.
   void Drop(const SubGroup& sub_group);
@@ -87,11 +91,12 @@ class KeptParameters {
     uint64_t free() const { return room - used; }
   };
 
-  KeptParameters() = default;
+  explicit KeptParameters(size_t parameters) : kept_(parameters) {}
+  KeptParameter* Admit(uint32_t parameter, const WholeParameter& facts);
+  void GiveUp(uint32_t parameter);
 
-  std::vector<Place> places_;  // by device
-  std::deque<KeptParameter> kept_;
-  std::vector<uint32_t> by_parameter_;  // index in kept_ + 1; 0: none
+  std::vector<Place> places_;        // by device
+  std::vector<KeptParameter> kept_;  // by parameter
 };
 
 }  // namespace optstate::scheduler

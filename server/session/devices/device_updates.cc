@@ -75,12 +75,18 @@ absl::StatusOr<size_t> DeviceOfRank(absl::string_view device,
                                     const JobContext& job) {
   OPTSTATE_RETURN_IF_ERROR(job.device_failure);
   const absl::Span<accelerator::Device* const> devices = job.devices.devices();
-  if (ResidentSizesOf(job.shape->description, devices.size()).parameter_bytes ==
-      0) {
+  const ResidentSizes sizes =
+      ResidentSizesOf(job.shape->description, devices.size());
+  if (sizes.device_bytes > 0 && sizes.log.tiles == 0) {
+    return absl::NotFoundError(absl::StrCat(
+        "updates of the optimizer ", job.layout().optimizer_info().name,
+        " need whole parameters, whose gradients and results go through host "
+        "memory"));
+  }
+  if (sizes.parameter_bytes == 0) {
     return absl::NotFoundError(
-        "no record of the job stays on a device for its ranks: it has no "
-        "device_budget, the CPU updates all, or updates need whole "
-        "parameters, whose gradients and results go through host memory");
+        "no record of the job stays on a device: it has no device_budget, or "
+        "the CPU updates all");
   }
   // As while the engine makes room for the next one, which has them stay again.
   if (!storage::MayLag(*job.tier->control())) {
@@ -122,7 +128,8 @@ absl::Status TryToShare(const v1::StorageSettings& storage, JobContext* job) {
                             .host = {.parameters = job->store->parameter_area(),
                                      .log = job->tier->gradient_log(),
                                      .room = sizes.log,
-                                     .content = sizes.log_content}})));
+                                     .content = sizes.log_content},
+                            .parameters = job->layout().parameters().size()})));
   job->store->SetLag(job->executor->lag());
   if (sizes.log.tiles > 0) {
     storage::SetLag(sizes.log_content == GradientLog::Content::kSum

@@ -144,25 +144,28 @@ ResidentSizes SizesOfWhole(const Layout& layout, uint64_t budget, double part) {
   ResidentSizes sizes;
   sizes.batch_host_bytes =
       scheduler::DeviceUpdateExecutor::BatchBytesFor(layout);
-  uint64_t total = 0;
+  uint64_t total = 0;  // of all parameters
+  uint64_t fitting = 0;
   uint64_t largest = 0;
   for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
     const scheduler::WholeParameter facts =
         scheduler::WholeParameterOf(layout, p);
-    if (layout.parameters()[p].numel == 0 ||
-        WholeBatch::BytesOf(layout.optimizer(), facts) >
-            sizes.batch_host_bytes) {
-      continue;
-    }
+    if (layout.parameters()[p].numel == 0) continue;
     const uint64_t bytes = KeptParameters::BytesOf(facts);
     total += bytes;
+    if (WholeBatch::BytesOf(layout.optimizer(), facts) >
+        sizes.batch_host_bytes) {
+      continue;
+    }
+    fitting += bytes;
     largest = std::max(largest, bytes);
   }
-  // A parameter at the border has room.
+  // What is too large for a batch is the CPU's, as a part of its fraction. A
+  // parameter at the border has room.
   const double exact = static_cast<double>(total) * part;
   sizes.device_bytes = std::min(
       budget,
-      std::min(total, static_cast<uint64_t>(std::ceil(exact)) + largest));
+      std::min(fitting, static_cast<uint64_t>(std::ceil(exact)) + largest));
   return sizes.device_bytes == 0 ? ResidentSizes() : sizes;
 }
 

@@ -287,6 +287,11 @@ TEST(ResidentSizesTest, AParameterThatNoBatchHasRoomForTakesNoPlace) {
   EXPECT_EQ(ResidentSizesOf(description, 1).device_bytes,
             3 * 64 * 64 * sizeof(float));
   ExpectNoneStay(JobOfMatrices({4096}), 1);
+  // It is the CPU's, and so devices have all others.
+  JobDescription shared = JobOfMatrices({4096, 64, 64});
+  shared.storage.set_offload_fraction(0.5);
+  EXPECT_EQ(ResidentSizesOf(shared, 1).device_bytes,
+            2 * 3 * 64 * 64 * sizeof(float));
 }
 
 }  // namespace
