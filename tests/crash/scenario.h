@@ -75,8 +75,7 @@ struct Scenario {
   bool shares() const { return shared && optimizer != OptimizerKind::kMuon; }
   // Says whether records stay on devices, where they may.
   bool keeps_on_devices() const {
-    return shares() && InfoOf(optimizer).is_separable &&
-           !has_parameters_on_disk() && !speculates();
+    return shares() && !has_parameters_on_disk() && !speculates();
   }
   // Says whether each answered step survives a loss of power.
   bool durable() const {

@@ -128,7 +128,7 @@ def test_what_was_asked_for_in_vain_is_said(seed, device_daemon, job, caplog):
         for name, options, why in (
             ("fraction", {"offload_fraction": 0.25}, "the CPU updates 0.25 of the elements"),
             ("budget", {"device_budget": None}, "it has no device_budget"),
-            ("whole", {"kind": optstate.LAMB}, "updates need whole parameters"),
+            ("whole", {"kind": optstate.LAMB}, "lamb need whole parameters"),
             ("wire", {"endpoint": device_daemon.grpc_unix}, "over grpc parameters are copied"),
         ):
             model = model_of()
