@@ -322,7 +322,7 @@ void BM_Copies(benchmark::State& state, size_t bytes) {
   state.counters["ratio"] = (Median(there) + Median(back)) / Median(batches);
 }
 
-// The same one way alone.
+// Batches one way alone, beside one large copy.
 void BM_CopiesOneWay(benchmark::State& state, size_t bytes, bool is_back) {
   constexpr size_t kBatch = scheduler::DeviceUpdateExecutor::kBatchBytes;
   const size_t batch = std::min(kBatch, bytes / 4);

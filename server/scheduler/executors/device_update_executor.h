@@ -89,7 +89,7 @@ class DeviceUpdateExecutor final : public UpdateExecutor,
     uint64_t device_bytes = 0;  // of each device; 0: none stay
     // The parameters of a batch of tiles.
     uint64_t batch_bytes = kResidentBytes;
-    // Of tiles alone.
+    // These are for tiles alone.
     ResidentRecords::Host host;
     uint64_t turn_elements = kTurnElements;
     // The number of the layout's; needed for whole ones.

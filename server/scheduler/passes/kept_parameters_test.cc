@@ -72,7 +72,7 @@ class UpdatedJob {
   NonSeparableUpdater updater_;
 };
 
-// The same job twice: updated by the CPU, and by devices that keep copies.
+// Two equal jobs: one updated by the CPU, one by devices that keep copies.
 class KeptJob {
  public:
   struct Share {

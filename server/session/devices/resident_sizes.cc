@@ -160,7 +160,7 @@ ResidentSizes SizesOfWhole(const Layout& layout, uint64_t budget, double part) {
     fitting += bytes;
     largest = std::max(largest, bytes);
   }
-  // What is too large for a batch is the CPU's, as a part of its fraction. A
+  // The CPU has those that are too large for a batch, as a part of its share. A
   // parameter at the border has room.
   const double exact = static_cast<double>(total) * part;
   sizes.device_bytes = std::min(

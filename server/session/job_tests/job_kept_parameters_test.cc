@@ -108,7 +108,7 @@ TEST_P(JobKeptParametersTest, BudgetAndFractionChangeBetweenSteps) {
   EXPECT_EQ(KeptElements(), kElements);
 }
 
-// Of some parameters, and of all.
+// A load is of some parameters, or of all.
 TEST_P(JobKeptParametersTest, ALoadReplacesWhatDevicesHave) {
   Start(SetupFor(0, kPlenty));
   ExpectSameAfter(1, 2);
