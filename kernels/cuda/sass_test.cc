@@ -22,7 +22,10 @@
 namespace optstate::kernels::cuda {
 namespace {
 
-constexpr char kObject[] = "kernels/cuda/_nvcc/launch/launch.pic.o";
+// The updates of tiles and reductions, and those of whole parameters, which
+// divide doubles and integers too.
+constexpr char kTiles[] = "kernels/cuda/_nvcc/launch/launch.pic.o";
+constexpr char kWhole[] = "kernels/cuda/_nvcc/launch/whole_launch.pic.o";
 
 // Returns the path of cuobjdump: $OPTSTATE_CUOBJDUMP, or in a toolkit, or on
 // PATH; empty: there is none.
@@ -104,16 +107,27 @@ int Count(const Counts& counts, absl::string_view name) {
   return sum;
 }
 
+std::map<std::string, Counts> KernelsOf(const char* object) {
+  const std::string tool = FindCuobjdump();
+  if (tool.empty()) return {};
+  const std::string command = absl::StrCat(tool, " --dump-sass ", object);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> pipe(
+      ::popen(command.c_str(), "r"), &::pclose);
+  if (pipe == nullptr) return {};
+  return ReadKernels(pipe.get());
+}
+
+// Returns the fused multiply-adds of floats.
+int Fused(const Counts& counts) {
+  return Count(counts, "FFMA") + Count(counts, "FFMA2");
+}
+
 class SassTest : public testing::Test {
  protected:
-  // The dump takes seconds, so that it is made once.
+  // The dumps take seconds, so that they are made once.
   static void SetUpTestSuite() {
-    const std::string tool = FindCuobjdump();
-    if (tool.empty()) return;
-    const std::string command = absl::StrCat(tool, " --dump-sass ", kObject);
-    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> pipe(
-        ::popen(command.c_str(), "r"), &::pclose);
-    if (pipe != nullptr) kernels_ = ReadKernels(pipe.get());
+    tiles_ = KernelsOf(kTiles);
+    whole_ = KernelsOf(kWhole);
   }
 
   void SetUp() override {
@@ -125,21 +139,24 @@ class SassTest : public testing::Test {
       GTEST_SKIP() << "there is no cuobjdump in $OPTSTATE_CUOBJDUMP, "
                       "$CUDA_HOME/bin, /usr/local/cuda/bin or on PATH";
     }
-    ASSERT_FALSE(kernels_.empty()) << FindCuobjdump() << " of " << kObject;
+    ASSERT_FALSE(tiles_.empty()) << FindCuobjdump() << " of " << kTiles;
+    ASSERT_FALSE(whole_.empty()) << FindCuobjdump() << " of " << kWhole;
   }
 
-  static inline std::map<std::string, Counts> kernels_;
+  static inline std::map<std::string, Counts> tiles_, whole_;
 };
 
 TEST_F(SassTest, HasEveryArchitecture) {
   for (const char* architecture : {"sm_80 ", "sm_90 ", "sm_100 "}) {
-    EXPECT_TRUE(std::any_of(kernels_.begin(), kernels_.end(),
-                            [&](const auto& kernel) {
-                              return absl::StartsWith(kernel.first,
-                                                      architecture) &&
-                                     Count(kernel.second, "EXIT") > 0;
-                            }))
-        << architecture;
+    for (const auto* kernels : {&tiles_, &whole_}) {
+      EXPECT_TRUE(std::any_of(kernels->begin(), kernels->end(),
+                              [&](const auto& kernel) {
+                                return absl::StartsWith(kernel.first,
+                                                        architecture) &&
+                                       Count(kernel.second, "EXIT") > 0;
+                              }))
+          << architecture;
+    }
   }
 }
 
@@ -149,12 +166,12 @@ TEST_F(SassTest, HasEveryArchitecture) {
 TEST_F(SassTest, NothingIsFusedButWhatRefinesDivisionsAndRoots) {
   int with_division = 0;
   int without = 0;
-  for (const auto& [kernel, counts] : kernels_) {
+  for (const auto& [kernel, counts] : tiles_) {
     EXPECT_EQ(Count(counts, "DFMA"), 0) << kernel;
     const int approximations =
         Count(counts, "MUFU.RCP") + Count(counts, "MUFU.RSQ");
     EXPECT_EQ(Count(counts, "MUFU"), approximations) << kernel;
-    const int fused = Count(counts, "FFMA") + Count(counts, "FFMA2");
+    const int fused = Fused(counts);
     if (approximations == 0) {
       EXPECT_EQ(fused, 0) << kernel;
       ++without;
@@ -169,8 +186,27 @@ TEST_F(SassTest, NothingIsFusedButWhatRefinesDivisionsAndRoots) {
   EXPECT_GT(without, 0);
 }
 
+// A division of integers takes an approximation too, which nothing refines, and
+// one of doubles a check in float.
+TEST_F(SassTest, WholeParametersFuseNothingElseEither) {
+  int with_double = 0;
+  int without = 0;
+  for (const auto& [kernel, counts] : whole_) {
+    const int doubles =
+        Count(counts, "MUFU.RCP64H") + Count(counts, "MUFU.RSQ64H");
+    const int floats = Count(counts, "MUFU.RCP") + Count(counts, "MUFU.RSQ");
+    EXPECT_EQ(Count(counts, "MUFU"), floats + doubles) << kernel;
+    EXPECT_LE(Fused(counts), 6 * floats + doubles) << kernel;
+    EXPECT_LE(Count(counts, "DFMA"), 9 * doubles) << kernel;
+    with_double += doubles > 0 ? 1 : 0;
+    without += floats + doubles == 0 ? 1 : 0;
+  }
+  EXPECT_GT(with_double, 0);
+  EXPECT_GT(without, 0);
+}
+
 TEST_F(SassTest, LoadsAndStoresVectors) {
-  for (const auto& [kernel, counts] : kernels_) {
+  for (const auto& [kernel, counts] : tiles_) {
     if (!absl::StrContains(kernel, "UpdateTiles")) continue;
     EXPECT_GE(Count(counts, "LDG.E.128"), 2) << kernel;
     EXPECT_GE(Count(counts, "STG.E.128"), 1) << kernel;

@@ -20,6 +20,7 @@ FILES = (
     "client/ctl/optctl",
     "kernels/cuda/_nvcc/launch/launch.pic.o",
     "kernels/cuda/_nvcc/launch/launch.ptx",
+    "kernels/cuda/_nvcc/launch/whole_launch.pic.o",
     "kernels/cuda/_nvcc/launch/whole_launch.ptx",
     "kernels/cuda/device_kernels_test",
     "kernels/cuda/ptx_kernels_test",
