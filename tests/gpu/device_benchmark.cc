@@ -285,55 +285,25 @@ void BM_Update(benchmark::State& state, const kernels::UpdateKernelKey& key,
   state.counters["ratio"] = Median(copies) / Median(updates);
 }
 
-// Batches to the device and back, on two streams as the executor's are, beside
-// one large copy each way.
-void BM_Copies(benchmark::State& state, size_t bytes) {
-  constexpr size_t kBatch = scheduler::DeviceUpdateExecutor::kBatchBytes;
-  const size_t batch = std::min(kBatch, bytes / 4);
-  const Buffers buffers(bytes);
-  std::unique_ptr<DeviceStream> streams[2];
-  for (auto& stream : streams) stream = Take(used.device->MakeStream());
-  std::vector<double> there, back, batches;
-  for (auto _ : state) {
-    there.push_back(SecondsOf([&] {
-      Check(streams[0]->CopyToDevice(buffers.device(), buffers.host(), bytes));
-      Check(streams[0]->Wait());
-    }));
-    back.push_back(SecondsOf([&] {
-      Check(streams[0]->CopyToHost(buffers.host(), buffers.device(), bytes));
-      Check(streams[0]->Wait());
-    }));
-    batches.push_back(SecondsOf([&] {
-      size_t i = 0;
-      for (size_t at = 0; at + batch <= bytes; at += batch) {
-        DeviceStream* const stream = streams[i++ % 2].get();
-        Check(stream->CopyToDevice(buffers.device() + at, buffers.host() + at,
-                                   batch));
-        Check(stream->CopyToHost(buffers.host() + at, buffers.device() + at,
-                                 batch));
-      }
-      for (auto& stream : streams) Check(stream->Wait());
-    }));
-  }
-  const double gigabytes = static_cast<double>(bytes) / 1e9;
-  state.counters["to_device_GB_per_s"] = gigabytes / Median(there);
-  state.counters["to_host_GB_per_s"] = gigabytes / Median(back);
-  state.counters["batches_GB_per_s"] = 2 * gigabytes / Median(batches);
-  state.counters["ratio"] = (Median(there) + Median(back)) / Median(batches);
-}
+enum class Way : uint8_t { kToDevice, kToHost, kBoth };
 
-// Batches one way alone, beside one large copy.
-void BM_CopiesOneWay(benchmark::State& state, size_t bytes, bool is_back) {
+// Batches on two streams, as the executor's are, beside one large copy each
+// way.
+void BM_Copies(benchmark::State& state, size_t bytes, Way way) {
   constexpr size_t kBatch = scheduler::DeviceUpdateExecutor::kBatchBytes;
   const size_t batch = std::min(kBatch, bytes / 4);
   const Buffers buffers(bytes);
   std::unique_ptr<DeviceStream> streams[2];
   for (auto& stream : streams) stream = Take(used.device->MakeStream());
   const auto copy = [&](DeviceStream* stream, size_t at, size_t size) {
-    Check(is_back ? stream->CopyToHost(buffers.host() + at,
-                                       buffers.device() + at, size)
-                  : stream->CopyToDevice(buffers.device() + at,
-                                         buffers.host() + at, size));
+    if (way != Way::kToHost) {
+      Check(stream->CopyToDevice(buffers.device() + at, buffers.host() + at,
+                                 size));
+    }
+    if (way != Way::kToDevice) {
+      Check(
+          stream->CopyToHost(buffers.host() + at, buffers.device() + at, size));
+    }
   };
   std::vector<double> at_once, batches;
   for (auto _ : state) {
@@ -349,7 +319,8 @@ void BM_CopiesOneWay(benchmark::State& state, size_t bytes, bool is_back) {
       for (auto& stream : streams) Check(stream->Wait());
     }));
   }
-  const double gigabytes = static_cast<double>(bytes) / 1e9;
+  const double gigabytes =
+      static_cast<double>(bytes) * (way == Way::kBoth ? 2 : 1) / 1e9;
   state.counters["batches_GB_per_s"] = gigabytes / Median(batches);
   state.counters["copy_GB_per_s"] = gigabytes / Median(at_once);
   state.counters["ratio"] = Median(at_once) / Median(batches);
@@ -464,9 +435,9 @@ void RegisterAll() {
   key.state = StateFormat::kBFloat16;
   add("Update/AdamW/bfloat16_state", BM_Update, key, numel);
   const size_t copied = used.is_cuda ? size_t{256} << 20 : size_t{1} << 22;
-  add("Copies", BM_Copies, copied);
-  add("CopiesToDevice", BM_CopiesOneWay, copied, /*is_back=*/false);
-  add("CopiesToHost", BM_CopiesOneWay, copied, /*is_back=*/true);
+  add("Copies", BM_Copies, copied, Way::kBoth);
+  add("CopiesToDevice", BM_Copies, copied, Way::kToDevice);
+  add("CopiesToHost", BM_Copies, copied, Way::kToHost);
   for (const int percent : {0, 25, 50, 75}) {
     add(absl::StrCat("Hybrid/cpu_percent:", percent), BM_Hybrid,
         percent / 100.0, used.is_cuda ? size_t{256} : size_t{2});

@@ -17,6 +17,8 @@
 #include "kernels/cpu/targets.h"
 #include "kernels/test_seed.h"
 #include "kernels/update_kernel.h"
+#include "server/scheduler/executors/breaking_kernels.h"
+#include "server/scheduler/executors/one_task.h"
 #include "server/scheduler/executors/update_executor_suite.h"
 #include "storage/accelerator/cuda_runtime.h"
 #include "storage/accelerator/emulated_faults.h"
@@ -303,36 +305,6 @@ TEST_F(DeviceUpdateExecutorTest, ATaskThatFitsInNoBatchIsDoneByTheCpu) {
   EXPECT_TRUE(counters.failure.ok());
 }
 
-// Kernels of CUDA of which one launch is given an address without memory.
-class BreakingKernels final : public DeviceKernels {
- public:
-  explicit BreakingKernels(int launches) : launches_(launches) {}
-
-  absl::Status CanUpdate(OptimizerKind kind) const override {
-    return CudaKernels()->CanUpdate(kind);
-  }
-  absl::Status Update(OptimizerKind kind, uint32_t options,
-                      accelerator::DeviceAddress tasks, uint32_t count,
-                      accelerator::DeviceAddress factors,
-                      accelerator::DeviceStream* stream) const override {
-    if (launches_-- == 0) tasks = {64};
-    return CudaKernels()->Update(kind, options, tasks, count, factors, stream);
-  }
-  absl::Status UpdateWhole(OptimizerKind kind, accelerator::DeviceAddress tasks,
-                           uint32_t count, uint32_t rounds,
-                           accelerator::DeviceStream* stream) const override {
-    return CudaKernels()->UpdateWhole(kind, tasks, count, rounds, stream);
-  }
-  absl::Status Digest(accelerator::DeviceAddress tasks, uint32_t count,
-                      accelerator::DeviceAddress digests,
-                      accelerator::DeviceStream* stream) const override {
-    return CudaKernels()->Digest(tasks, count, digests, stream);
-  }
-
- private:
-  mutable std::atomic<int> launches_;
-};
-
 // Updates until a kernel of the GPU ends with an error, which stays for the
 // process, and ends it: with 0, if the CPU has done the rest.
 [[noreturn]] void LoseTheGpu() {
@@ -447,39 +419,6 @@ TEST_F(DeviceUpdateExecutorShareTest, WithoutAKernelTheOptimizerIsRefused) {
   EXPECT_TRUE(executor.Share(1, OptimizerKind::kMuon, {}, &kernels).ok())
       << "the CPU has all";
 }
-
-// The update of one view as one task.
-class OneTask final : public UpdateTasks {
- public:
-  OneTask(const kernels::UpdateKernelKey& key,
-          const kernels::UpdateFactors& factors, const kernels::TileView& view)
-      : key_(key),
-        factors_(factors),
-        view_(view),
-        kernel_(*kernels::FindUpdateKernel(key)) {}
-
-  absl::Status Open(size_t, size_t) override { return absl::OkStatus(); }
-  void ForEachTask(size_t,
-                   absl::FunctionRef<void(UpdateTask&)> visit) override {
-    UpdateTask task;
-    task.step = 1;
-    task.view = view_;
-    task.key = &key_;
-    task.kernel = kernel_;
-    task.factors = &factors_;
-    task.stamp = &stamp_;
-    visit(task);
-  }
-  void Close(size_t) override {}
-  bool is_done() const { return stamp_.load() == 1; }
-
- private:
-  const kernels::UpdateKernelKey key_;
-  const kernels::UpdateFactors factors_;
-  const kernels::TileView view_;
-  const kernels::UpdateKernel* const kernel_;
-  std::atomic<uint64_t> stamp_{0};
-};
 
 DeviceExecutor* tested_executor = nullptr;
 uint64_t elements_given = 0;
